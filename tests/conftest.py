@@ -6,9 +6,7 @@ import atexit
 import contextlib
 import ctypes
 import gc
-import hashlib
 import os
-import platform
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -31,16 +29,6 @@ if "xla_backend_optimization_level" not in os.environ.get("XLA_FLAGS", ""):
         quick += " --xla_cpu_use_fusion_emitters=false"
     os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {quick}".strip()
 
-# Compiled programs are shared by all processes of a run and kept for the next one; those of one JAX, Python, set of
-# flags and kind of processor lie together.
-if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
-    machine = platform.machine()
-    with contextlib.suppress(OSError), open("/proc/cpuinfo") as file:
-        machine += "".join(sorted({line for line in file if line.startswith(("flags", "Features", "model name"))}))
-    told = hashlib.sha256(f"{os.environ['XLA_FLAGS']} {machine}".encode()).hexdigest()[:12]
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"))
-    name = f"jax-{version('jax')}-python-{platform.python_version()}-{told}"
-    os.environ["JAX_COMPILATION_CACHE_DIR"] = str(cache / "fedtangent" / "tests" / name)
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.01")
 if "FEDTANGENT_CACHE" not in os.environ:  # no kernel of an earlier run; the workers of this run share it
     os.environ["FEDTANGENT_CACHE"] = tempfile.mkdtemp(prefix="fedtangent-cache-")
@@ -54,6 +42,14 @@ if __package__:  # not in a process that a test starts
     from . import contracts
 
     contracts.install("fedtangent")  # before any of its modules is imported
+
+# Compiled programs are shared by all processes of a run and kept for the next one.
+from fedtangent._src import programs
+
+if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")) / "fedtangent"
+    os.environ["JAX_COMPILATION_CACHE_DIR"] = str(programs.folder_of_machine(cache / "tests"))
+    jax.config.update("jax_compilation_cache_dir", os.environ["JAX_COMPILATION_CACHE_DIR"])
 
 jax.config.update("jax_enable_x64", True)
 jax.config.update("jax_numpy_rank_promotion", "raise")
@@ -72,30 +68,11 @@ MOST_BYTES, MORE_BYTES = 1300 * 2**20, 300 * 2**20
 _TESTED = pytest.StashKey[dict[str, int]]()
 
 
-def discard_oldest(folder: Path, most_bytes: int) -> None:
-    """Remove the files below ``folder`` that were not used for longest, until ``most_bytes`` are left.
-
-    jax_compilation_cache_max_size would do the same at every write, with a lock and a package of its own.
-    """
-    found = []
-    for path in folder.rglob("*"):
-        with contextlib.suppress(OSError):  # removed by another run meanwhile
-            status = path.stat()
-            if path.is_file():
-                found.append((max(status.st_atime, status.st_mtime), status.st_size, path))
-    total = sum(size for _, size, _ in found)
-    for _, size, path in sorted(found, key=lambda entry: entry[0]):
-        if total <= most_bytes:
-            return
-        path.unlink(missing_ok=True)
-        total -= size
-
-
 def pytest_configure(config: pytest.Config) -> None:
     """Bound the kept programs, once a run: in the process that has no controller above it."""
-    ours = Path(os.environ["JAX_COMPILATION_CACHE_DIR"]).parent
-    if ours.parts[-2:] == ("fedtangent", "tests") and not hasattr(config, "workerinput"):
-        discard_oldest(ours, PROGRAMS_BYTES)
+    folder = Path(os.environ["JAX_COMPILATION_CACHE_DIR"])
+    if folder.parts[-3:-1] == ("fedtangent", "tests") and not hasattr(config, "workerinput"):
+        programs.tidy(folder, PROGRAMS_BYTES)
 
 
 def _memory_maps() -> int:

@@ -24,7 +24,7 @@ SOURCE = Path(__file__).parents[1] / "src"
 # way too.
 GROUND = (
     *("types", "pytrees", "checks", "losses", "optimizers", "streams", "papers", "progress"),
-    *("intervals", "liveness", "storage", "timings"),
+    *("intervals", "liveness", "storage", "timings", "programs"),
 )
 FLOW = (
     ("data",),

@@ -15,7 +15,6 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from .conftest import discard_oldest
 from .jax_versions import selected
 
 ROOT = Path(__file__).parents[1]
@@ -209,17 +208,6 @@ def test_coverage_is_measured_in_ci_only(tree: Path, environment: dict[str, str]
     assert ("--cov" in calls[-1]) == bool(environment)
     _, calls = make(tree, "test", "PYTEST_ARGS=tests/test_imports.py", **environment)
     assert "--cov" not in calls[-1] and calls[-1].endswith(" tests/test_imports.py")
-
-
-def test_the_programs_not_used_for_longest_are_discarded(tmp_path: Path):
-    for age, name in enumerate(["new", "old", "older"]):
-        path = tmp_path / f"jax-{name}" / "program"
-        path.parent.mkdir()
-        path.write_bytes(bytes(100))
-        os.utime(path, (1e9 - age, 1e9 - age))
-    discard_oldest(tmp_path, 250)
-    assert [path.parent.name for path in sorted(tmp_path.rglob("program"))] == ["jax-new", "jax-old"]
-    discard_oldest(tmp_path / "nothing here", 0)
 
 
 @pytest.mark.parametrize("name", ["constraints.txt", "setup.cfg"])

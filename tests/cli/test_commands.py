@@ -13,7 +13,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedtangent._src.cli import check_theory, commands, experiment, main, predict
+from fedtangent._src import cli
+from fedtangent._src.cli import check_theory, experiment, main, predict
 from fedtangent._src.comparison.forecast import Curve, Forecast, Plan, Rates
 from fedtangent._src.comparison.verdicts import Verdict
 from fedtangent._src.engine import processes
@@ -30,7 +31,7 @@ NUMBERS = {"bits": "4"}  # what channels and graphs are written with; of the oth
 def meant(line: str) -> list[str]:
     """What a line of a document stands for: nothing that is optional, each of what there is to choose from."""
     parts = re.sub(r"\[.*?\]", "", line).split()
-    if {"ID", "NAME", "..."} & set(parts) or (parts and parts[0] not in commands.names()):
+    if {"ID", "NAME", "..."} & set(parts) or (parts and parts[0] not in list(cli.summaries())):
         return []
     return [" ".join(words) for words in itertools.product(*(part.split("|") for part in parts))]
 
@@ -74,7 +75,7 @@ WHOLE = [line for line in lines_of_the_documents() if not re.search("^list|^chec
 
 def test_the_documents_have_lines_of_every_command() -> None:
     needs_files = {"data"}
-    assert {line.split()[0] for line in lines_of_the_documents()} == set(commands.names()) - needs_files
+    assert {line.split()[0] for line in lines_of_the_documents()} == set(cli.summaries()) - needs_files
     assert any("fedtangent data prepare NAME" in text for text in documents.pages().values())
     assert len(lines_of_the_documents()) > 25 and len(LINES) > 100
 

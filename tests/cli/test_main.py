@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from fedtangent._src import cli
 from fedtangent._src.cli import commands, main, train
 from fedtangent._src.engine import description
 from fedtangent._src.engine.checkpoints.files import locked
@@ -26,6 +27,10 @@ from .asking import asked
 SOURCE = Path(__file__).parents[2] / "src"
 SMALL = ["--num-train", "60", "--num-clients", "3", "--widths", "4", "--num-rounds", "1"]
 SCREENS = 2 * 50
+# Imported only where they are used: together they take longer than all others.
+HEAVY = ("scipy.linalg", "scipy.optimize", "scipy.sparse", "scipy.special", "scipy.stats", "sklearn", "matplotlib")
+HEAVY += ("chex", "flax", "neural_tangents", "tensorflow", "tensorflow_datasets", "pandas", "jinja2", "beartype")
+COMPUTING = ("jax", "numpy", "optax", "tyro", "rich")
 
 
 def test_a_good_run_imports_no_tensorflow_and_leaves_standard_error_clean(tmp_path: Path) -> None:
@@ -45,6 +50,26 @@ def test_a_good_run_imports_no_tensorflow_and_leaves_standard_error_clean(tmp_pa
     assert "TENSORFLOW False" in ended.stdout
     assert ended.stderr == ""
     assert (tmp_path / "results" / "train" / "result.json").is_file()
+
+
+@pytest.mark.parametrize("words", ["--help", "--version", "learn", "train --help", "list", "train --num-rounds -1"])
+def test_an_answer_without_a_run_imports_nothing_heavy(words: str) -> None:
+    program = "import sys\nfrom fedtangent.__main__ import main\ntry: main()\nfinally: print(*sys.modules)"
+    command = [sys.executable, "-c", program, *words.split()]
+    ended = subprocess.run(command, env={**os.environ, "PYTHONPATH": str(SOURCE)}, capture_output=True, text=True)
+    modules = set(ended.stdout.splitlines()[-1].split())
+    assert "fedtangent._src.cli.main" in modules
+    assert modules.isdisjoint(HEAVY), sorted(modules & set(HEAVY))
+    assert modules.isdisjoint(COMPUTING) == (words in ("--help", "--version", "learn"))  # the others read entries
+
+
+@pytest.mark.parametrize("name", list(cli.summaries()))
+def test_help_fits_80_columns(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    page = main.help_page(commands.find(name), [])
+    assert max(map(len, page.splitlines())) <= 80, max(page.splitlines(), key=len)
+    monkeypatch.setenv("COLUMNS", "100")  # control: the page is as wide as the terminal
+    assert max(map(len, main.help_page(commands.find("train"), []).splitlines())) > 80
 
 
 def test_what_there_is_and_the_version(run: Callable) -> None:

@@ -87,7 +87,7 @@ def test_training_metrics_of_a_sample_are_those_of_its_rows_and_named_by_its_siz
     monkeypatch.setattr(examples, "MOST_MEASURED", 7)
     plan = planned(2)
     n, y = len(plan.setting.problem.x_train), np.asarray(plan.setting.problem.y_train)
-    rows, runs = np.random.Generator(np.random.PCG64(0)).choice(n, 7, replace=False), runs_of(plan)
+    rows, runs = plan.examples.train_rows, runs_of(plan)
     curve = runs.curve(plan.rate, False)
     for draw in range(2):
         outputs = np.asarray(runs.flows[0].predict_train(runs.starts.train[draw], 3)).mean(axis=0)

@@ -14,7 +14,7 @@ import pytest
 
 import fedtangent as ft
 from fedtangent._src.data.dataset import Dataset, SourceInfo
-from fedtangent._src.data.examples import Examples, clients_of, run_examples
+from fedtangent._src.data.examples import Examples, clients_of, run_examples, sampled
 from fedtangent._src.models import cnn, lstm, mlp
 from fedtangent._src.types import Model, Partition
 
@@ -116,6 +116,26 @@ def test_metrics_of_more_than_ten_thousand_training_examples_are_of_a_random_sam
     assert len(np.unique(few)) == 50 and 0 < np.mean(labels[few]) < 1
     whole = run_examples((x[:10_000], labels[5_000:15_000]), np.arange(10_000) % 7)
     assert whole.train_name == "train" and whole.train.x is whole.data.x
+
+
+def test_the_sample_of_many_training_examples_does_not_depend_on_the_order_of_the_rows() -> None:
+    """Rows of whole numbers with many copies, in two orders: the same examples as often; each copy by itself."""
+    rng = np.random.default_rng(3)
+    x, y = rng.integers(0, 4, (30_000, 3)).astype(float), rng.integers(0, 2, 30_000)
+    order = rng.permutation(30_000)
+
+    def counts(x: np.ndarray, y: np.ndarray) -> np.ndarray:
+        rows = sampled(10_000, x, y)
+        return np.bincount((x[rows] @ [1, 4, 16] + 64 * y[rows]).astype(int), minlength=128)
+
+    drawn = counts(x, y)
+    np.testing.assert_array_equal(counts(x[order], y[order]), drawn)
+    assert drawn.sum() == 10_000 and (counts(x[:20_000], y[:20_000]) != drawn).any()
+    expected = np.bincount((x @ [1, 4, 16] + 64 * y).astype(int), minlength=128) / 3
+    deviations = (drawn - expected) / np.sqrt(expected * 2 / 3)  # of counts in a sample without replacement
+    assert np.abs(deviations).max() < 4 and 0.8 < np.std(deviations) < 1.2
+    whole_kinds = np.isin(np.arange(128), rng.choice(128, 43)) * 3 * expected  # control: equal rows drawn as one
+    assert np.abs((whole_kinds - expected) / np.sqrt(expected * 2 / 3)).max() > 10
 
 
 @pytest.mark.parametrize("dtype", [np.uint8, np.int64, np.float16, np.float64])

@@ -357,7 +357,7 @@ def test_metrics_of_a_sample_of_the_training_examples_are_named_by_its_size(monk
     run = ft.simulate(fed_avg, (x, labels, x, labels), [np.arange(30), np.arange(30, 60)], num_rounds=2, start=start)
     first = run.history.evaluations[0].metrics
     assert list(first) == ["train 30 of 60", "test"] and first["test"]["accuracy"] == 0.5
-    rows = np.random.Generator(np.random.PCG64(0)).choice(60, 30, replace=False)
+    rows = examples.sampled(30, x, labels)
     assert first["train 30 of 60"]["accuracy"] == np.mean(labels[rows] == 0) != np.mean(labels[:30] == 0)
     assert "train 30 of 60.accuracy" in run.history.curves() and "test accuracy" in repr(run.history)
     assert trained.status(run) == "finished"

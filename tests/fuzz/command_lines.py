@@ -14,7 +14,7 @@ import numpy as np
 from case import Case, drawn
 from hypothesis import strategies as st
 
-from fedtangent._src import entries
+from fedtangent._src import cli, entries
 from fedtangent._src.cli import commands, main
 from fedtangent._src.cli.arguments import Option
 from fedtangent._src.engine import description
@@ -90,7 +90,7 @@ def texts(one: Option, files: list[str]) -> st.SearchStrategy[str]:
 def command_lines(draw: Any, files: list[str]) -> list[str]:
     """A command and some of its options, small where nothing else is drawn."""
     rarely = st.integers(0, 19).map(lambda n: n == 0)
-    name = draw(st.sampled_from(["train"] * 8 + ["predict"] * 4 + ["compare"] * 3 + commands.names()))
+    name = draw(st.sampled_from(["train"] * 8 + ["predict"] * 4 + ["compare"] * 3 + list(cli.summaries())))
     if draw(rarely):
         return draw(st.lists(st.sampled_from([name, *WORDS, "--help", "--version", "--seed"]), max_size=4))
     chosen = {}

@@ -9,7 +9,9 @@ import numpy as np
 import pytest
 from jax import lax
 
+import fedtangent as ft
 from fedtangent._src.models import gemm_convolution
+from fedtangent._src.models.gemm import with_fast_convolutions
 
 LAYOUT = ("NHWC", "HWIO", "NHWC")
 CASES = {
@@ -218,3 +220,98 @@ def test_bad_input(case):
     x, w, options, message = BAD[case]
     with pytest.raises(ValueError, match=message):
         gemm_convolution(x, w, (1, 1), "SAME", **{"dimension_numbers": LAYOUT, **options})
+
+
+RNG = np.random.default_rng(5)
+
+
+def _convolved(x, w, layout="NHWC", **options):
+    return lax.conv_general_dilated(x, w, (1, 1), "SAME", dimension_numbers=(layout, "HWIO", layout), **options)
+
+
+def _channels_first(p, x):
+    return _convolved(jnp.moveaxis(x, -1, 1), p["w"], "NCHW")
+
+
+def _strided_kernel_first(p, x):
+    w = jnp.transpose(p["w"], (3, 2, 0, 1))
+    numbers, padding = ("NHWC", "OIHW", "HWNC"), ((2, 0), (1, 1))
+    return lax.conv_general_dilated(x, w, (2, 1), padding, rhs_dilation=(1, 2), dimension_numbers=numbers)
+
+
+def _in_a_loop(p, x):
+    return lax.scan(lambda h, _: (jnp.tanh(_convolved(h, p["w"])), ()), x, None, 3)[0]
+
+
+def _in_a_branch(p, x):
+    return lax.cond(x.sum() > 0, lambda x: _convolved(x, p["w"]), lambda x: 2 * x, x)
+
+
+def _in_a_while(p, x):
+    return lax.while_loop(lambda c: c[0] < 2, lambda c: (c[0] + 1, _convolved(c[1], p["w"])), (0, x))[1]
+
+
+NETWORKS = {
+    "channels first": _channels_first,
+    "strides, dilation, kernel and result in other orders": _strided_kernel_first,
+    "groups": lambda p, x: _convolved(x, p["w"][:, :, :1], feature_group_count=3),
+    "in a loop": _in_a_loop,
+    "in a branch": _in_a_branch,
+    "compiled": lambda p, x: jax.jit(lambda x: 1 + jax.jit(_convolved)(x, p["w"]))(x),
+    "checkpointed": lambda p, x: jax.checkpoint(lambda w, x: jnp.sin(_convolved(x, w)))(p["w"], x),
+    "a closed-over kernel": lambda p, x: jax.jit(lambda x: _convolved(x, KERNEL) * p["w"].sum())(x),
+}
+KERNEL = jnp.asarray(RNG.normal(size=(3, 3, 3, 3)), jnp.float32)
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_a_users_network_has_fast_convolutions_and_the_same_derivatives(name):
+    """Values, gradients, forward derivatives, and gradients under vmap over kernels; no convolution of JAX is left."""
+
+    def own(p, x):
+        return NETWORKS[name](p, x).reshape(5, -1)
+
+    fast = with_fast_convolutions(own)
+    p, x = {"w": KERNEL / 3}, jnp.asarray(RNG.normal(size=(5, 6, 4, 3)), jnp.float32)
+
+    def numbers(apply):
+        def objective(p, x):
+            return jnp.sum(jnp.sin(apply(p, x)) ** 2)
+
+        many = jax.tree.map(lambda w: jnp.stack([w, 2 * w, -w]), p)
+        tangents = jax.jvp(lambda p: apply(p, x), (p,), (jax.tree.map(jnp.cos, p),))
+        each = jax.vmap(jax.grad(objective), in_axes=(0, None))(many, x)
+        return apply(p, x), jax.jit(jax.grad(objective, argnums=(0, 1)))(p, x), tangents, each
+
+    for ours, theirs in zip(jax.tree.leaves(numbers(fast)), jax.tree.leaves(numbers(own)), strict=True):
+        assert closeness(ours, theirs) < 1e-6
+    assert "conv_general_dilated" in str(jax.make_jaxpr(own)(p, x))  # the control
+    assert "conv_general_dilated" not in str(jax.make_jaxpr(fast)(p, x))
+
+
+def test_an_operation_that_is_no_convolution_of_real_numbers_stays():
+    """Whole numbers, a loop without derivatives, a function with derivatives of its own, the package's networks."""
+    whole = jnp.arange(72, dtype=jnp.int32).reshape(1, 6, 4, 3)
+    ones = {"w": jnp.ones((3, 3, 3, 3), jnp.int32)}
+
+    def of_integers(p, x):
+        return _convolved(x, p["w"]).astype(jnp.float32).reshape(1, -1)
+
+    np.testing.assert_array_equal(with_fast_convolutions(of_integers)(ones, whole), of_integers(ones, whole))
+
+    def in_a_while(p, x):
+        return _in_a_while(p, x).reshape(2, -1)
+
+    x = jnp.asarray(RNG.normal(size=(2, 6, 4, 3)), jnp.float32)
+    p = {"w": KERNEL / 3}
+    assert closeness(with_fast_convolutions(in_a_while)(p, x), in_a_while(p, x)) < 1e-6
+
+    @jax.custom_jvp
+    def own(x):
+        return _convolved(x, KERNEL)
+
+    own.defjvp(lambda primals, tangents: (own(*primals), 7 * _convolved(tangents[0], KERNEL)))
+    derivative = jax.jvp(lambda x: with_fast_convolutions(lambda p, x: own(x).reshape(2, -1))({}, x), (x,), (x,))[1]
+    assert closeness(derivative, 7 * _convolved(x, KERNEL).reshape(2, -1)) < 1e-6
+    model = ft.models.cnn((6, 4, 3), 2, (2,), (), 3, convolution="lax")
+    assert with_fast_convolutions(model.apply) is model.apply

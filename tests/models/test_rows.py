@@ -12,6 +12,7 @@ import pytest
 from flax import nnx
 
 import fedtangent as ft
+from fedtangent._src.data.dataset import SourceInfo
 from fedtangent._src.entries import catalogue
 from fedtangent._src.measures.loss_surface import mean_loss
 from fedtangent._src.models import rows
@@ -143,3 +144,41 @@ def _drawn(work: ft.Work) -> jax.Array:
 
     update_key = streams.slot_keys(streams.keys(5).train, jnp.int32(0), jnp.int32(0))[0]
     return drawn_batches(work, update_key, jnp.int32(6), 6, 2)
+
+
+class OfTokens(nn.Module):
+    """Reads tokens by an embedding, a table or a one-hot vector of ``symbols``."""
+
+    reads: str
+    symbols: int = 80
+
+    @nn.compact
+    def __call__(self, x: jax.Array) -> jax.Array:
+        if self.reads == "embedding":
+            h = nn.Embed(self.symbols, 4)(x)
+        elif self.reads == "one hot":
+            h = nn.Dense(4)(jax.nn.one_hot(x, self.symbols))
+        else:
+            table = self.param("table", nn.initializers.normal(), (self.symbols, 4))
+            h = table[x] if self.reads == "table" else jnp.take(table, x, axis=0, mode="clip")
+        return nn.Dense(2)(jnp.tanh(h).reshape(len(x), -1))
+
+
+@pytest.mark.parametrize("reads", ["embedding", "one hot", "table", "clipped"])
+def test_a_network_of_unknown_vocabulary_that_lacks_a_token_of_the_data_is_refused(reads: str) -> None:
+    """JAX reads beyond a table without an error. Tokens below 80 are read; 80 is the first that is not."""
+    model = ft.models.from_flax(OfTokens(reads), jax.ShapeDtypeStruct((1, 5), jnp.int32), 2)
+    x, y, clients = np.zeros((6, 5), np.int32), np.arange(6) % 2, np.arange(6) % 3
+    recipe = ft.fed_avg(model, ft.schedules.all_clients(3), 0.1, loss="cross_entropy")
+    for largest in (1, 79, 80, 89):
+        x[3, 2] = largest
+        tokens = ft.data.Dataset("text", x, y, x, y, 2, None, SourceInfo("", "", ""), "tokens")
+        for data in (tokens, tokens._replace(x_train=0 * x)):
+            if largest < 80:
+                ft.simulate(recipe, data, clients, num_rounds=1, seed=0)
+                continue
+            with pytest.raises(ValueError, match=f"reads the token {largest} of the data as (NaN|another), must have"):
+                ft.simulate(recipe, data, clients, num_rounds=1, seed=0)
+    said = ft.fed_avg(model._replace(vocabulary=90), ft.schedules.all_clients(3), 0.1, loss="cross_entropy")
+    x[3, 2] = 89
+    ft.simulate(said, tokens._replace(x_train=x), clients, num_rounds=1, seed=0)

@@ -23,6 +23,10 @@ import numpy as np
 from jax.sharding import Mesh
 from jaxtyping import Bool, Float, Int, Int32, Num, Shaped
 
+from fedtangent._src import programs
+
+programs.keep()  # here, because every module that compiles a program imports this one
+
 Array = jax.Array
 AnyArray = jax.Array | np.ndarray
 EitherArray = TypeVar("EitherArray", bound=AnyArray)  # a function's argument and result are of one kind

@@ -39,6 +39,8 @@ class OutputOptions:
     """Replace the run in OUTPUT."""
     config: Path | None = option(None, may_differ=True)
     """Repeat the run of this config.json; further options replace its own."""
+    programs: str | None = option(None, may_differ=True)
+    """Folder that keeps compiled programs, or off (default: a cache)."""
 
 
 @dataclasses.dataclass(frozen=True)

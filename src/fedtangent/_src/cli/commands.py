@@ -10,9 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
-import importlib.util
 import itertools
-import pkgutil
 import re
 import typing
 from collections.abc import Mapping, Sequence
@@ -21,6 +19,7 @@ from types import ModuleType
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from fedtangent._src import cli
+from fedtangent._src.cli import PROGRAM
 from fedtangent._src.cli import arguments as flat
 from fedtangent._src.cli.arguments import Option, OutputOptions
 from fedtangent._src.data import files
@@ -28,8 +27,7 @@ from fedtangent._src.engine import description
 from fedtangent._src.engine.description import Description, Descriptions
 from fedtangent._src.entries import Groups, Values, check_limits, lasting
 
-PROGRAM = "fedtangent"
-ANEW = ("output", "overwrite", "config", "resume")  # options of a config.json that do not belong to the run
+ANEW = ("output", "overwrite", "config", "programs", "resume")  # options of a config.json that do not belong to the run
 DESCRIBED = Description, Descriptions  # types of the argument of ``prepare`` that describes a run, or several runs
 VARIED = ("algorithm", "partition", "schedule")  # choices whose options may have several values, a run for each
 
@@ -82,24 +80,14 @@ class ParsedLine(NamedTuple):
     identity: Values  # values of the options that tell one run from another
 
 
-def names() -> list[str]:
-    """Returns the names of the commands: modules of this package with a ``run_job``."""
-    modules = [importlib.import_module(f"{cli.__name__}.{info.name}") for info in pkgutil.iter_modules(cli.__path__)]
-    return [m.__name__.rpartition(".")[2].replace("_", "-") for m in modules if hasattr(m, "run_job")]
-
-
 def find(name: str, *arguments: str) -> Command:
-    """Returns the command called ``name``; raises ``ValueError`` for an unknown name.
+    """Returns the command called ``name``.
 
     Args:
-        name: Name of the command.
+        name: Name of the command, one of ``cli.summaries``.
         *arguments: Words of the command line, which decide between the two forms of a command.
     """
-    place = f"{cli.__name__}.{name.replace('-', '_')}"
-    exists = name.replace("-", "_").isidentifier() and importlib.util.find_spec(place) is not None
-    module = importlib.import_module(place) if exists else None
-    if module is None or not hasattr(module, "run_job"):
-        raise ValueError(f"command: got {name!r}, allowed are {', '.join(names())}")
+    module = importlib.import_module(f"{cli.__name__}.{name.replace('-', '_')}")
     plain = _command(name, module, module.prepare)
     if not hasattr(module, "prepare_run"):
         return plain

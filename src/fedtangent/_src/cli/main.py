@@ -17,13 +17,13 @@ import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import IO
+from typing import IO, TYPE_CHECKING
 
-from fedtangent._src.cli import commands
-from fedtangent._src.cli.arguments import Option, page
-from fedtangent._src.cli.commands import PROGRAM, Command, ParsedLine, read
-from fedtangent._src.engine import description, processes
-from fedtangent._src.entries import catalogue
+from fedtangent._src.cli import PROGRAM, summaries
+
+if TYPE_CHECKING:  # they import JAX, which --help and --version do without
+    from fedtangent._src.cli.arguments import Option
+    from fedtangent._src.cli.commands import Command, ParsedLine
 
 ABOUT = "Federated learning in the kernel regime: simulation and theory side by side."
 MANY = 16  # so many names to choose from are not listed in a help text
@@ -62,24 +62,32 @@ def _let_go(stream: IO[str]) -> None:
 def run(arguments: list[str]) -> int:
     """Executes one command and returns its exit code."""
     import fedtangent
-    from fedtangent._src.engine.checkpoints.files import locked
-    from fedtangent._src.federated.wire.key_server import written_at_the_end
 
     if arguments == ["--version"]:
         print(f"{PROGRAM} {fedtangent.__version__}")
         return 0
+    if not arguments or arguments[0] in ("-h", "--help"):
+        return _overview(to_stdout=bool(arguments))
+    if arguments[0] not in summaries():
+        return _refused(ValueError(f"command: got {arguments[0]!r}, allowed are {', '.join(summaries())}"))
+    from fedtangent._src import programs
+    from fedtangent._src.cli import commands
+    from fedtangent._src.engine import processes
+    from fedtangent._src.engine.checkpoints.files import locked
+    from fedtangent._src.federated.wire.key_server import written_at_the_end
+
     fedtangent.enable_x64()
     if "" not in sys.path:  # for modules in the working folder that --model and --algorithm may name
         sys.path.append("")
     with contextlib.ExitStack() as locks:
         try:
-            if not arguments or arguments[0] in ("-h", "--help"):
-                return _overview(to_stdout=bool(arguments))
             command = commands.find(*arguments)
             if {"-h", "--help"} & set(arguments):
                 print(help_page(command, [word for word in arguments[1:] if word not in ("-h", "--help")]))
                 return 0
-            line = read(command, arguments[1:])
+            line = commands.read(command, arguments[1:])
+            if line.values.get("programs") is not None:
+                programs.keep(line.values["programs"])
             if "host_devices" in line.values:  # before anything else uses a device
                 processes.use_cores(line.values["host_devices"])
             is_alone = not line.values.get("distributed", False)
@@ -100,6 +108,7 @@ def _performed(line: ParsedLine, job: object) -> int:
     import jax
 
     from fedtangent._src.comparison.followed import NotFollowed
+    from fedtangent._src.engine import processes
     from fedtangent._src.engine.checkpoints import CheckpointError
     from fedtangent._src.output.files import Ended, write_end
 
@@ -132,6 +141,8 @@ def _performed(line: ParsedLine, job: object) -> int:
 
 def _folder(line: ParsedLine) -> Path | None:
     """Returns the output folder of the command; None if this process does not write."""
+    from fedtangent._src.engine import processes
+
     folder = line.values.get("output")
     return None if folder is None or not processes.is_main() else Path(folder)
 
@@ -168,6 +179,11 @@ def help_page(command: Command, arguments: Sequence[str]) -> str:
         arguments: Further words of the line, such as ``--algorithm fed_prox``: the page shows the options of the
             entries that they choose.
     """
+    from fedtangent._src.cli import commands
+    from fedtangent._src.cli.arguments import page
+    from fedtangent._src.engine import description
+    from fedtangent._src.entries import catalogue
+
     line = commands.begun(command, arguments)
     groups = commands.groups_of(command, line.chosen)
     options = commands.options_by_name(groups)
@@ -197,9 +213,7 @@ def _place(one: Option) -> str:
 def _overview(to_stdout: bool) -> int:
     """Prints the list of commands to standard output or standard error, and returns the exit code."""
     lines = [f"usage: {PROGRAM} COMMAND [OPTIONS]", ABOUT, "commands:"]
-    for name in commands.names():
-        about = inspect.cleandoc(commands.find(name).module.__doc__ or "").splitlines()[0].rpartition("``: ")[2]
-        lines.append(f"  {name:<14} {about}")
+    lines += [f"  {name:<14} {about}" for name, about in summaries().items()]
     lines += ["options:", "  --help         this page; of a command, its own", "  --version      the version"]
     print("\n".join(lines), file=sys.stdout if to_stdout else sys.stderr)
     return 0 if to_stdout else 2

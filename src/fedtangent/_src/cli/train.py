@@ -50,7 +50,7 @@ class TrainOptions:
     diagnostics: str = "none"
     """Measure at evaluations: none, kernel, or laziness (distance from the linearised network)."""
     diagnostics_examples: int = option(256, used_with="diagnostics")
-    """Examples that it measures (laziness: of each split)."""
+    """Examples it measures (laziness: of each split)."""
     log: str = option("none", may_differ=True)
     """none, or tensorboard: evaluations also go to OUTPUT/tensorboard."""
     resume: bool = option(False, may_differ=True)

@@ -14,7 +14,7 @@ from jaxtyping import Float, Int
 from fedtangent._src import streams
 from fedtangent._src.checks import instance, nearest
 from fedtangent._src.comparison.settings import Problem, Scale, Setting
-from fedtangent._src.data.examples import Examples, sampled
+from fedtangent._src.data.examples import Examples
 from fedtangent._src.engine.loop import Evaluation
 from fedtangent._src.federated.local import Work, drawn_batches
 from fedtangent._src.federated.schedule import drawn_cohorts
@@ -84,7 +84,7 @@ def setting_of(
     points = "train" if examples.test is None else "test"
     (x_train, y_train), (x_test, y_test) = examples.in_float64(), examples.in_float64(points, most_points)
     dataset, num_points = examples.dataset, len(getattr(examples.dataset, f"y_{points}"))
-    classes = getattr(dataset, f"y_{points}")[sampled(num_points, most_points)] if dataset.num_classes else None
+    classes = getattr(dataset, f"y_{points}")[examples.sample(points, most_points)] if dataset.num_classes else None
     loss = examples.loss if isinstance(rule, str) else rule.loss
     fewest, most = min(clients.sizes), max(clients.sizes)
     labels = None if classes is None else np.asarray(classes, np.int32)

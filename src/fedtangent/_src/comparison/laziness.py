@@ -349,7 +349,7 @@ def laziness_diagnostics(built: Built, evaluate_every: int, num_examples: int = 
     check_linearisable(built.model, built.data.x[:2])
     kernels = kernel_diagnostics(algorithm, built.model, built.data, run.seed, num_examples, run.seed)
     test = built.examples.train if built.examples.test is None else built.examples.test
-    x = jnp.concatenate([kernels.watched.x, test.x[sampled(test.num_examples, num_examples)]])
+    x = jnp.concatenate([kernels.watched.x, test.x[sampled(num_examples, test.x, test.targets)]])
     rounds = tuple(np.cumsum(stretches(run.num_rounds, min(evaluate_every, run.num_rounds))).tolist())
     paths = linearised_paths(algorithm, built.model, built.data, x, rounds)
     limit, why = None, ""

@@ -11,8 +11,8 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+import scipy
 from jaxtyping import Float, Int, Num
-from scipy.special import softmax
 
 from fedtangent._src import data as datasets
 from fedtangent._src.checks import finite
@@ -102,7 +102,7 @@ class Problem:
         Returns:
             One number for each network, [...].
         """
-        predictions = softmax(outputs, axis=-1) if targets_of(self.loss) == "classes" else outputs
+        predictions = scipy.special.softmax(outputs, axis=-1) if targets_of(self.loss) == "classes" else outputs
         targets = self.y_test if split == "test" else self.y_train
         return np.asarray(np.mean((predictions - targets) ** 2, axis=(-2, -1)))
 

@@ -35,10 +35,8 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
+import scipy
 from jaxtyping import Float, Int, Num
-from scipy.optimize import brentq
-from scipy.stats import norm
-from scipy.stats import t as student
 
 from fedtangent._src.intervals import Interval
 from fedtangent._src.types import AnyArray, ArrayLike
@@ -101,7 +99,9 @@ def mean_error(pairs: Sequence[Pair], scale: float, away: Float[np.ndarray, "m C
         return Interval.about(float(np.sqrt(square)), 0.0)
     # Few networks: their scatter may be underestimated, which widens the interval but does not move it.
     parts = np.array([np.sum(of_width**2) for of_width in rows])
-    wider = (_quantile(parts, np.array([len(of_width) - 1 for of_width in rows])) / norm.ppf(1 - LEVEL / 2)) ** 2
+    wider = (
+        _quantile(parts, np.array([len(of_width) - 1 for of_width in rows])) / scipy.stats.norm.ppf(1 - LEVEL / 2)
+    ) ** 2
     bounds = norm_interval(square + (wider - 1) * variances.sum(), wider * variances)
     return Interval(float(np.sqrt(max(square - variances.sum(), 0.0))), *bounds)
 
@@ -123,7 +123,7 @@ def norm_interval(square: float, variances: Float[np.ndarray, "n"]) -> tuple[flo
     def bound(level: float) -> float:
         if share_beyond(square, variances, 0.0) >= level:
             return 0.0
-        return float(brentq(lambda a: share_beyond(square, variances, a) - level, 0.0, farthest))
+        return float(scipy.optimize.brentq(lambda a: share_beyond(square, variances, a) - level, 0.0, farthest))
 
     return bound(LEVEL / 2), bound(1 - LEVEL / 2)
 
@@ -146,12 +146,12 @@ def share_beyond(square: float, variances: Float[np.ndarray, "n"], mean: float) 
         factor = np.exp(log_factor)
         return float(np.sum(scaled / (1 - scaled + factor * scaled)) + noncentral / factor**2 - square / most)
 
-    factor = np.exp(brentq(slope, -40.0, 80.0))  # 1 - 2 x the saddlepoint, in units of the widest axis
+    factor = np.exp(scipy.optimize.brentq(slope, -40.0, 80.0))  # 1 - 2 x the saddlepoint, in units of the widest axis
     saddle, shares = (1 - factor) / 2, scaled / (1 - scaled + factor * scaled)
     curvature = 2 * np.sum(shares**2) + 4 * noncentral / factor**3
     exponent = saddle * square / most + np.sum(np.log1p(-2 * saddle * scaled)) / 2 - noncentral * saddle / factor
     w, u = np.sign(saddle) * np.sqrt(2 * max(exponent, 0.0)), saddle * np.sqrt(curvature)
-    return float(norm.sf(w) + (norm.pdf(w) * (1 / u - 1 / w) if abs(w) > 1e-6 else 0.0))
+    return float(scipy.stats.norm.sf(w) + (scipy.stats.norm.pdf(w) * (1 / u - 1 / w) if abs(w) > 1e-6 else 0.0))
 
 
 def variance_ratio(pairs: Sequence[Pair], exact: Float[np.ndarray, "K"], law: Float[np.ndarray, "K"]) -> Interval:
@@ -204,7 +204,7 @@ def _interval(value: float, parts: Float[np.ndarray, "W"], freedoms: Num[np.ndar
 def _quantile(parts: Float[np.ndarray, "W"], freedoms: Num[np.ndarray, "W"]) -> float:
     """Returns Student's quantile for a sum of estimated variances (Welch, 1947; Satterthwaite, 1946)."""
     shares = parts / parts.sum() if parts.any() else np.full(len(parts), 1 / len(parts))
-    return float(student.ppf(1 - LEVEL / 2, 1 / np.sum(shares**2 / freedoms)))
+    return float(scipy.stats.t.ppf(1 - LEVEL / 2, 1 / np.sum(shares**2 / freedoms)))
 
 
 def worst(estimates: Sequence[Interval], target: float, margin: float) -> Interval:

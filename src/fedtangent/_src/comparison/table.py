@@ -6,8 +6,8 @@ import math
 from typing import NamedTuple
 
 import numpy as np
+import scipy
 from jaxtyping import Float
-from scipy.special import log_softmax, logsumexp
 
 from fedtangent._src.comparison.predicted import Predicted
 from fedtangent._src.comparison.settings import Problem, Setting
@@ -64,7 +64,7 @@ def _scores(
         return scores(mean, variance, problem.y_test)
     if targets_of(problem.loss) != "classes":
         return None, None
-    log_probability = logsumexp(log_softmax(draws, axis=-1), axis=0) - math.log(len(draws))
+    log_probability = scipy.special.logsumexp(scipy.special.log_softmax(draws, axis=-1), axis=0) - math.log(len(draws))
     return float(-np.mean(np.sum(np.where(problem.y_test > 0, problem.y_test * log_probability, 0), axis=-1))), None
 
 

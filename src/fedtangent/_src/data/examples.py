@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import os
 import warnings
 from collections.abc import Iterable, Mapping, Sequence, Sized
@@ -11,7 +12,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Float, Float32, Float64, Int, Num, Shaped
+from jaxtyping import Float, Float32, Float64, Int, Num, Shaped, UInt64
 
 from fedtangent._src import checks, losses
 from fedtangent._src.data import dataset as datasets
@@ -21,7 +22,7 @@ from fedtangent._src.data.named import load
 from fedtangent._src.data.partition.drawn import generator
 from fedtangent._src.data.partition.given import Clients, by_user, of
 from fedtangent._src.losses import Loss
-from fedtangent._src.types import Array, ArrayLike, FederatedData, Model, Partition
+from fedtangent._src.types import AnyArray, Array, ArrayLike, FederatedData, Model, Partition
 
 MOST_MEASURED = 10_000  # training examples that metrics are measured on; more are sampled
 SPLITS = ("train", "test")
@@ -90,10 +91,14 @@ class Examples:
         """Number of outputs C of a model for the data."""
         return self.dataset.num_outputs
 
-    @property
+    @functools.cached_property
     def train_rows(self) -> slice | Int[np.ndarray, "m"]:
         """Indices of the training examples that metrics are measured on: all, or 10,000 drawn at random."""
-        return sampled(len(self.dataset.x_train), MOST_MEASURED)
+        return self.sample("train", MOST_MEASURED)
+
+    def sample(self, split: str, most: int | None) -> slice | Int[np.ndarray, "m"]:
+        """Returns the indices of the examples that ``in_float64`` returns; its arguments are the same."""
+        return sampled(most, *_columns(self.dataset, split))
 
     @property
     def train_name(self) -> str:
@@ -135,8 +140,8 @@ class Examples:
         if split == "test" and self.test is None:
             raise ValueError("split: got 'test', must be 'train': the data have no test examples")
         dataset = self.dataset
-        rows = sampled(len(getattr(dataset, f"x_{split}")), most)
-        x, y = (getattr(dataset, f"{axis}_{split}")[rows] for axis in "xy")
+        rows = self.sample(split, most)
+        x, y = (column[rows] for column in _columns(dataset, split))
         inputs, (targets, labels) = inputs_on_device(x), _targets_of(self.loss, y, dataset.num_classes)
         if labels is not None and callable(self.loss):
             raise ValueError(
@@ -403,23 +408,49 @@ def _on_device(dataset: Dataset, classes: tuple[str, ...] | None, loss: str | Lo
 
 def _split_of(dataset: Dataset, split: str, loss: str | Loss, most: int | None = None) -> Split:
     """Returns examples, a sample of ``most`` (None: all), on the device, with targets as the loss takes them."""
-    rows = sampled(len(getattr(dataset, f"x_{split}")), most)
-    x, y = (getattr(dataset, f"{axis}_{split}")[rows] for axis in "xy")
+    columns = _columns(dataset, split)
+    rows = sampled(most, *columns)
+    x, y = (column[rows] for column in columns)
     targets, labels = _targets_of(loss, y, dataset.num_classes)
     on_device = None if labels is None else jnp.asarray(labels)
     return Split(jnp.asarray(inputs_on_device(x)), jnp.asarray(targets), on_device)
 
 
-def sampled(num_examples: int, most: int | None) -> slice | Int[np.ndarray, "most"]:
-    """Draws the indices of ``most`` of the examples at random, always the same ones, in ascending order.
+def _columns(dataset: Dataset, split: str) -> tuple[np.ndarray, np.ndarray]:
+    return getattr(dataset, f"x_{split}"), getattr(dataset, f"y_{split}")
+
+
+def sampled(most: int | None, *columns: Shaped[AnyArray, "n ..."]) -> slice | Int[np.ndarray, "most"]:
+    """Draws the indices of ``most`` of the examples at random, always the same examples, in ascending order.
+
+    Examples are drawn by a random hash of their numbers, so the sample does not depend on the order of the rows. Of
+    equal examples each is drawn by itself.
 
     Args:
-        num_examples: Number of examples.
         most: Size of the sample; if there are no more examples, or for None, all of them are selected.
+        columns: Arrays of the examples' numbers: inputs, targets.
     """
+    num_examples = len(columns[0])
     if most is None or num_examples <= most:
         return slice(None)
-    return np.sort(generator(0).choice(num_examples, most, replace=False))
+    digests, rng = np.zeros(num_examples, np.uint64), generator(0)
+    for column in columns:
+        words = np.ascontiguousarray(inputs_on_device(np.asarray(column))).reshape(num_examples, -1).view(np.uint16)
+        weights = rng.integers(2**64, size=words.shape[1], dtype=np.uint64)
+        for part in np.array_split(np.arange(num_examples), -(-words.size // 2**24)):
+            digests[part] += words[part].astype(np.uint64) @ weights
+    order = np.argsort(digests, kind="stable")
+    _, first, count = np.unique(digests[order], return_index=True, return_counts=True)
+    copy = np.arange(num_examples, dtype=np.uint64) - np.repeat(first, count).astype(np.uint64)
+    chances = _mixed(digests[order] + copy * np.uint64(0x9E3779B97F4A7C15))
+    return np.sort(order[np.argsort(chances, kind="stable")[:most]])
+
+
+def _mixed(words: UInt64[np.ndarray, "n"]) -> UInt64[np.ndarray, "n"]:
+    """Computes SplitMix64's last steps (Steele et al., 2014): nearby words become unrelated ones."""
+    for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
+        words = (words ^ (words >> np.uint64(shift))) * np.uint64(factor)
+    return words ^ (words >> np.uint64(31))
 
 
 def inputs_on_device(x: np.ndarray) -> np.ndarray:

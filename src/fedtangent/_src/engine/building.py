@@ -21,6 +21,7 @@ from fedtangent._src.federated.algorithms.entry import FinishedRun, Supplied
 from fedtangent._src.federated.wire.key_server import generate_keys, hand_out, open_key_file, with_key_exchange
 from fedtangent._src.models.dense import mlp
 from fedtangent._src.models.entry import check_kind
+from fedtangent._src.models.rows import check_reads
 from fedtangent._src.types import Algorithm, FederatedData, Model, Partition, Schedule
 
 KEY_FILE = "FEDTANGENT_KEY_FILE"
@@ -82,6 +83,7 @@ def build(described: Description) -> Built:
     clients, at_server = _at_server(described, loaded, clients)
     model = _built(described.model, loaded.input_shape, loaded.num_outputs)
     examples = run_examples(loaded, clients, how.options.loss, model)
+    check_reads(model, examples.test and examples.test.x)
     schedule = _faulty(run, _built(described.schedule, clients.num_clients, run.seed), clients.sizes)
     if "validation" in at_server:
         rows = at_server["validation"]

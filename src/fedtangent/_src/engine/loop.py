@@ -17,7 +17,6 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import NamedTuple, Protocol, runtime_checkable
 
-import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -72,6 +71,8 @@ _SECONDS = 1.0  # duration of a chunk in a run with checkpoints, which so reacts
 @partial(jax.jit, static_argnames=("algorithm", "engine"), inline=True)
 def _step(algorithm: Algorithm, engine: Engine, state: PyTree, data: FederatedData) -> tuple[PyTree, PyTree]:
     """Computes one round; checks, when traced, that the state keeps its shapes and infos have a row for each slot."""
+    import chex  # here: it is heavy, and needed only when a round is traced
+
     after, info = algorithm.step(state, data, engine)
     chex.assert_trees_all_equal_shapes_and_dtypes(after, state)
     chex.assert_shape([*info["cohort"], info["examples"]], (algorithm.schedule.num_slots,))

@@ -25,6 +25,7 @@ from fedtangent._src.engine.history import Measurement, Run
 from fedtangent._src.engine.loop import Evaluation
 from fedtangent._src.engine.processes import is_main, replicate, stop_signals
 from fedtangent._src.measures import uncertainty
+from fedtangent._src.models.rows import check_reads
 from fedtangent._src.optimizers import check_rate
 from fedtangent._src.progress import headline, progress_of
 from fedtangent._src.pytrees import is_key
@@ -135,7 +136,9 @@ def examples_of(algorithm: Algorithm, data: Any, clients: Any = None) -> Example
             "clients: got None, must be a Partition, a list of index arrays or the user of each training example, "
             "unless data is FederatedData"
         )
-    return run_examples(data, clients, training.loss, training.model)
+    examples = run_examples(data, clients, training.loss, training.model)
+    check_reads(training.model, examples.test and examples.test.x)
+    return examples
 
 
 def _refuse_clients(data: object, clients: object) -> None:

@@ -6,7 +6,6 @@ from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple
 
-import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -20,7 +19,7 @@ from fedtangent._src.federated.local import client_view
 from fedtangent._src.federated.predict import Personal, mean_of_models
 from fedtangent._src.federated.schedule import WEIGHTINGS
 from fedtangent._src.federated.wire.channel import lossless
-from fedtangent._src.models.rows import check_independent_rows
+from fedtangent._src.models.rows import check_independent_rows, check_reads
 from fedtangent._src.types import (
     Accept,
     Aggregate,
@@ -258,8 +257,10 @@ def _message_shape(composed: _Composed, data: FederatedData, engine: Engine) -> 
 
 def _check_examples(model: Model, data: FederatedData) -> None:
     """Raises ``ValueError`` for symbols that the model does not read, and labels beyond its number of outputs."""
-    if model.vocabulary and not isinstance(data.x, jax.core.Tracer):
-        tokens("data: x", data.x, model.vocabulary)
+    if not isinstance(data.x, jax.core.Tracer):
+        if model.vocabulary:
+            tokens("data: x", data.x, model.vocabulary)
+        check_reads(model, data.x)
     if isinstance(data.y, jax.core.Tracer) or not jnp.issubdtype(data.y.dtype, jnp.integer) or data.y.size == 0:
         return
     largest = int(jnp.max(data.y))
@@ -289,6 +290,8 @@ def _step(composed: _Composed, state: State, data: FederatedData, engine: Engine
 
 def _draw(composed: _Composed, state: State, data: FederatedData) -> tuple[Cohort, PyTree]:
     """Returns the round's cohort, with its weights, and the schedule's next state."""
+    import chex  # here: it is heavy, and needed only when a round is traced
+
     cohort, schedule_state = composed.schedule.sample(state.schedule_key, state.schedule, state.round)
     chex.assert_shape(cohort, (composed.schedule.num_slots,))
     chex.assert_type((cohort.client, cohort.model, cohort.weight), (jnp.int32, jnp.int32, float))
@@ -312,6 +315,7 @@ def _train_slot(
     composed: _Composed, expected: PyTree, engine: Engine
 ) -> Callable[[PyTree, Slots], tuple[Slots, PyTree, TrainedSlots]]:
     """Returns the training of a slot: ``(data, state, broadcasts), row -> row, message, trained``, for the engine."""
+    import chex
 
     def train(common: tuple[FederatedData, State, PyTree], row: Slots) -> tuple[Slots, PyTree, TrainedSlots]:
         data, state, broadcasts = common

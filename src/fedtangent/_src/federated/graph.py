@@ -8,8 +8,8 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
+import scipy
 from jaxtyping import Bool, Float, Float64, Int, Num, Shaped
-from scipy.sparse.csgraph import connected_components
 
 from fedtangent._src import checks
 from fedtangent._src.checks import real_array, whole
@@ -60,7 +60,7 @@ def from_adjacency(matrix: Shaped[np.ndarray, "N N"], name: str = "graph") -> Gr
     if adjacency.diagonal().any():
         node = int(np.flatnonzero(adjacency.diagonal())[0])
         raise ValueError(f"adjacency: the node {node} is its own neighbour, the diagonal must be 0")
-    parts, _ = connected_components(adjacency, directed=False)
+    parts, _ = scipy.sparse.csgraph.connected_components(adjacency, directed=False)
     if parts > 1:
         raise ValueError(f"{name}: is not connected, its {len(adjacency)} nodes fall into {parts} components")
     return Graph(name, adjacency)
@@ -112,7 +112,7 @@ def erdos_renyi(num_nodes: int, probability: float, seed: int) -> Graph:
     if not 0 <= probability <= 1:
         raise ValueError(f"probability: got {probability}, must be from 0 to 1")
     upper = np.triu(np.random.default_rng(checks.seed(seed)).random((number, number)) < probability, 1)
-    parts, _ = connected_components(upper | upper.T, directed=False)
+    parts, _ = scipy.sparse.csgraph.connected_components(upper | upper.T, directed=False)
     if parts > 1:
         raise ValueError(
             f"erdos_renyi({number}, {probability}): seed {seed} draws a graph that is not connected, of {parts} "

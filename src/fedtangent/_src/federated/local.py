@@ -17,6 +17,7 @@ from jaxtyping import Bool, Float, Int, Int32, Shaped
 from fedtangent._src import pytrees
 from fedtangent._src.checks import whole
 from fedtangent._src.losses import Loss
+from fedtangent._src.models.gemm import with_fast_convolutions
 from fedtangent._src.optimizers import Optimizer, Sgd, at_round
 from fedtangent._src.types import Array, Client, Descend, FederatedData, Key, Local, Model, OfParameters, PyTree, Settle
 
@@ -92,10 +93,12 @@ _LocalStep = Callable[[PyTree, Array, Array, Array], PyTree]  # (carry, x, y, ma
 
 
 def _gradient(model: Model, loss: Loss, problem: LocalProblem) -> _Gradient:
+    apply = with_fast_convolutions(model.apply)
+
     def objective(
         params: PyTree, x: Shaped[Array, "B ..."], y: Shaped[Array, "B ..."], mask: Bool[Array, "B"]
     ) -> Float[Array, ""]:
-        return loss(pytrees.wide(model.apply(params, x)), y, mask)
+        return loss(pytrees.wide(apply(params, x)), y, mask)
 
     def gradient(
         params: PyTree, x: Shaped[Array, "B ..."], y: Shaped[Array, "B ..."], mask: Bool[Array, "B"]

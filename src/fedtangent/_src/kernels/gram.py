@@ -10,8 +10,8 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 import jax
 import jax.numpy as jnp
 import numpy as np
+import scipy
 from jaxtyping import Float, Float64, Int, Shaped
-from scipy.linalg import lapack
 
 from fedtangent._src.checks import finite, number, real_array, symmetric
 from fedtangent._src.models.kernels import KERNELS, AnalyticKernel, Kernels, Tick, check_get
@@ -248,7 +248,7 @@ def is_semidefinite(matrix: Float64[np.ndarray, "n n"], shift: float) -> bool:
     """
     shifted = matrix.copy()
     shifted[np.diag_indices_from(shifted)] += shift
-    return bool(shift == 0 or not lapack.dpotrf(shifted, lower=1)[1])
+    return bool(shift == 0 or not scipy.linalg.lapack.dpotrf(shifted, lower=1)[1])
 
 
 def spaced(count: int, most: int) -> Int[np.ndarray, "_"]:
@@ -330,8 +330,8 @@ def _well_conditioned_factor(theta: Float64[np.ndarray, "n n"], jitter: float) -
     shifted = theta.copy()
     shifted[np.diag_indices_from(shifted)] += jitter
     norm = float(np.max(np.sum(np.abs(shifted), axis=0)))
-    lower, failed = lapack.dpotrf(shifted, lower=1, clean=1)
+    lower, failed = scipy.linalg.lapack.dpotrf(shifted, lower=1, clean=1)
     if failed:
         return None
-    reciprocal, _ = lapack.dpocon(lower, norm, uplo="L")
+    reciprocal, _ = scipy.linalg.lapack.dpocon(lower, norm, uplo="L")
     return lower if reciprocal >= MIN_RECIPROCAL_CONDITION else None

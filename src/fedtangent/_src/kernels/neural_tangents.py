@@ -30,7 +30,7 @@ from typing import NamedTuple, Protocol, Unpack, runtime_checkable
 import jax
 import jax.numpy as jnp
 import numpy as np
-import scipy.linalg
+import scipy
 from jax import lax
 from jax.extend.core import Jaxpr, JaxprEqn, Literal, Var
 from jax.tree_util import PyTreeDef

@@ -21,8 +21,8 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+import scipy
 from jaxtyping import Float, Int, Num
-from scipy.special import ndtri
 
 from fedtangent._src.checks import class_labels, number, real_array, whole
 from fedtangent._src.intervals import Interval
@@ -315,7 +315,7 @@ def _confidence(
 def _normal_quantile(level: float, dtype: jnp.dtype) -> Float[Array, ""]:
     """Returns the two-sided normal quantile of ``level``."""
     number("level", level, above=0, below=1)
-    return jnp.asarray(ndtri(0.5 + level / 2), dtype)
+    return jnp.asarray(scipy.special.ndtri(0.5 + level / 2), dtype)
 
 
 def _noise(variance: ArrayLike, shape: tuple[int, ...], dtype: jnp.dtype) -> Float[Array, "n C"]:

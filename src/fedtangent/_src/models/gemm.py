@@ -16,16 +16,18 @@ from __future__ import annotations
 import functools
 import itertools
 from collections.abc import Callable, Sequence
-from typing import NamedTuple, Protocol, TypedDict, Unpack, runtime_checkable
+from typing import NamedTuple, Protocol, TypedDict, Unpack, cast, runtime_checkable
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.core import ShapedArray
-from jax.extend.core import Primitive
+from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Primitive, Var
 from jax.interpreters import ad, batching, mlir
+from jaxtyping import Float, Shaped
 
-from fedtangent._src.types import AnyArray, Array
+from fedtangent._src.models.rows import module_of
+from fedtangent._src.types import AnyArray, Apply, Array, PyTree
 
 Precision = lax.PrecisionLike
 DimensionNumbers = lax.ConvGeneralDilatedDimensionNumbers
@@ -342,3 +344,107 @@ def gemm_convolution(
     w = rhs.reshape((*rhs.shape[:-1], groups, -1))
     out = jax.vmap(functools.partial(_forward.bind, geometry=geometry), in_axes=-2, out_axes=-2)(x, w)
     return out.reshape((*out.shape[:-2], -1))
+
+
+# ---- in the user's networks ---------------------------------------------------------------------------------------
+
+
+def with_fast_convolutions(apply: Apply) -> Apply:
+    """Returns ``apply`` whose convolutions are computed by ``gemm_convolution``, equal to rounding, on a CPU.
+
+    A user's network is traced and evaluated with its convolutions exchanged, those in its loops, branches, ``jit`` and
+    ``checkpoint`` too; convolutions inside a function with derivatives of its own stay. The package's networks already
+    have the convolution that they were built with.
+
+    Args:
+        apply: ``(params, x [n, ...]) -> outputs [n, C]``.
+    """
+    if module_of(apply).startswith("fedtangent.") or jax.default_backend() != "cpu":
+        return apply
+
+    def faster(params: PyTree, x: Shaped[AnyArray, "n ..."]) -> Float[Array, "n C"]:
+        traced = jax.make_jaxpr(apply)(params, x)
+        if not _has_convolution(traced.jaxpr):
+            return apply(params, x)
+        return cast("Array", _evaluate(traced, *jax.tree.leaves((params, x)))[0])
+
+    return faster
+
+
+def _parts(eqn: JaxprEqn) -> dict[str, list[Jaxpr | ClosedJaxpr]]:
+    """Returns the programs inside an operation, by the parameter that has them."""
+    as_lists = {name: list(v) if isinstance(v, tuple | list) else [v] for name, v in eqn.params.items()}
+    return {name: v for name, v in as_lists.items() if v and all(isinstance(p, Jaxpr | ClosedJaxpr) for p in v)}
+
+
+def _of(program: Jaxpr | ClosedJaxpr) -> Jaxpr:
+    return program.jaxpr if isinstance(program, ClosedJaxpr) else program
+
+
+def _has_convolution(jaxpr: Jaxpr) -> bool:
+    return any(
+        _is_exchanged(eqn) or any(_has_convolution(_of(part)) for parts in _parts(eqn).values() for part in parts)
+        for eqn in jaxpr.eqns
+    )
+
+
+def _is_exchanged(eqn: JaxprEqn) -> bool:
+    if eqn.primitive is not lax.conv_general_dilated_p:
+        return False
+    x, w, out = (cast("ShapedArray", v.aval) for v in (*eqn.invars, *eqn.outvars))
+    is_floating = x.dtype == w.dtype == out.dtype and jnp.issubdtype(x.dtype, jnp.floating)
+    return bool(is_floating and 3 <= x.ndim <= 5 and eqn.params["batch_group_count"] == 1)
+
+
+def _exchanged(eqn: JaxprEqn, x: AnyArray, w: AnyArray) -> Array:
+    """Computes one convolution with ``gemm_convolution``, whatever the order of its axes."""
+    (batch, channels, *places), (outputs, inputs, *window), of_result = eqn.params["dimension_numbers"]
+    given = {name: eqn.params[name] for name in ("lhs_dilation", "rhs_dilation", "feature_group_count", "precision")}
+    last = gemm_convolution(
+        jnp.transpose(x, (batch, *places, channels)),
+        jnp.transpose(w, (*window, inputs, outputs)),
+        eqn.params["window_strides"],
+        eqn.params["padding"],
+        dimension_numbers=channels_last(x.ndim),
+        **given,
+    )
+    order = [of_result[0], *of_result[2:], of_result[1]]  # of the axes of ``last`` in the result
+    return jnp.transpose(last, [order.index(axis) for axis in range(x.ndim)])
+
+
+def _evaluate(program: ClosedJaxpr, *arguments: Array) -> list[object]:
+    """Evaluates a traced function with its convolutions exchanged."""
+    jaxpr = program.jaxpr
+    values = dict(zip((*jaxpr.constvars, *jaxpr.invars), (*program.consts, *arguments), strict=True))
+
+    def read(v: Var | Literal) -> object:
+        return v.val if isinstance(v, Literal) else values[v]
+
+    for eqn in jaxpr.eqns:
+        operands = [read(v) for v in eqn.invars]
+        if _is_exchanged(eqn):
+            x, w = cast("list[Array]", operands)
+            results = [_exchanged(eqn, x, w)]
+        else:
+            bound = eqn.primitive.get_bind_params(eqn.params | _rewritten(eqn))
+            functions, options = bound if isinstance(bound, tuple) else ([], bound)  # older JAX passes functions apart
+            result = eqn.primitive.bind(*functions, *operands, **options)
+            results = result if eqn.primitive.multiple_results else [result]
+        values.update(zip(eqn.outvars, results, strict=True))
+    return [read(v) for v in jaxpr.outvars]
+
+
+def _rewritten(eqn: JaxprEqn) -> dict[str, object]:
+    """Returns the parameters of an operation whose programs have convolutions, with these exchanged."""
+    if eqn.primitive.name.startswith("custom_"):
+        return {}
+    changed: dict[str, object] = {}
+    for name, parts in _parts(eqn).items():
+        if any(_has_convolution(_of(part)) for part in parts):
+            programs = [part if isinstance(part, ClosedJaxpr) else ClosedJaxpr(part, []) for part in parts]
+            fast = [
+                jax.make_jaxpr(functools.partial(_evaluate, p))(*(v.aval for v in p.jaxpr.invars)) for p in programs
+            ]
+            made = [new if isinstance(old, ClosedJaxpr) else new.jaxpr for old, new in zip(parts, fast, strict=True)]
+            changed[name] = tuple(made) if isinstance(eqn.params[name], tuple | list) else made[0]
+    return changed

@@ -1,4 +1,4 @@
-"""A network's output for an example must depend on that example only: batches are padded, and kernels are in blocks."""
+"""What is measured of a user's network: its rows do not influence each other, and it reads all tokens of the data."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float, Shaped
 
-from fedtangent._src.types import Apply, Array, Key, Model
+from fedtangent._src.types import AnyArray, Apply, Array, Key, Model, PyTree
 
 ROWS = 8
 _measured: weakref.WeakSet[Apply] = weakref.WeakSet()  # functions whose rows did not influence each other
@@ -72,9 +72,7 @@ def change_by_others(model: Model, shape: tuple[int, ...], dtype: np.dtype) -> t
 
     @jax.jit
     def outputs(key: Key, x: Shaped[Array, "n ..."]) -> Float[Array, "2 C"]:
-        leaves, structure = jax.tree.flatten(model.init(key))
-        near = [w + jax.random.normal(jax.random.fold_in(key, i), w.shape, w.dtype) / 8 for i, w in enumerate(leaves)]
-        params = jax.tree.unflatten(structure, near)
+        params = _near_the_start(model, key)
         return jnp.stack([model.apply(params, x)[-1], model.apply(params, x[-1:])[0]])
 
     with jax.ensure_compile_time_eval():  # also where a user's function is traced
@@ -86,3 +84,38 @@ def change_by_others(model: Model, shape: tuple[int, ...], dtype: np.dtype) -> t
     largest = np.abs(first[np.isfinite(first)]).max(initial=0)
     rounding = float(jnp.finfo(results[0].dtype).eps)
     return math.inf if np.isnan(change) else float(change) / (largest if largest > 0 else 1.0), rounding
+
+
+def _near_the_start(model: Model, key: Key) -> PyTree:
+    """Returns parameters of ``init`` with noise, so that weights that start at 0 hide nothing."""
+    leaves, structure = jax.tree.flatten(model.init(key))
+    near = [w + jax.random.normal(jax.random.fold_in(key, i), w.shape, w.dtype) / 8 for i, w in enumerate(leaves)]
+    return jax.tree.unflatten(structure, near)
+
+
+def check_reads(model: Model, *inputs: Shaped[AnyArray, "n ..."] | None) -> None:
+    """Raises ``ValueError`` if a network of unknown vocabulary does not tell the largest token from others.
+
+    JAX reads beyond the end of a table without an error: the last row, or NaN; a one-hot vector is then 0. So outputs
+    for this token are compared with those for the token before it, and for -2: a table reads -2 as its last but one,
+    and only a one-hot vector of neither is the same.
+
+    Args:
+        model: The network.
+        inputs: Examples; nothing is asked of real numbers, and None are no examples.
+    """
+    tokens = [np.asarray(x) for x in inputs if x is not None and x.size and jnp.issubdtype(x.dtype, jnp.integer)]
+    largest = max((int(x.max()) for x in tokens), default=0)
+    if model.vocabulary is not None or largest == 0:
+        return
+    tried = np.array([largest, largest - 1, -2, 0], np.int32)
+    x = np.broadcast_to(tried.reshape(-1, *(1 for _ in tokens[0].shape[1:])), (len(tried), *tokens[0].shape[1:]))
+    with jax.ensure_compile_time_eval():
+        outputs = np.asarray(jax.jit(lambda key: model.apply(_near_the_start(model, key), x))(jax.random.key(0)))
+    is_nan, same = np.isnan(outputs).any(axis=1), (outputs == outputs[0]).all(axis=1)
+    if (is_nan[0] and not is_nan[3]) or (same[1:3].any() and not same[3]):
+        read_as = "NaN" if is_nan[0] else "another"
+        raise ValueError(
+            f"model: got {model.name}, which reads the token {largest} of the data as {read_as}, must have at least "
+            f"{largest + 1} symbols; if it has, state them: model._replace(vocabulary=..)"
+        )

@@ -14,7 +14,7 @@ from functools import partial
 from typing import NamedTuple
 
 import numpy as np
-from scipy.stats import chi2
+import scipy
 
 import fedtangent as ft
 from fedtangent._src.comparison.verdicts import Verdict
@@ -163,7 +163,7 @@ def _pooled(name: str, when: str, cases: Sequence[PosteriorCase]) -> lab.Row:
     distances = [case.distances[when] for case in cases]
     freedom = sum(case.law.rank * len(d.squared) for case, d in zip(cases, distances, strict=True))
     ratio = float(sum(np.sum(d.squared) for d in distances)) / freedom
-    low, high = (float(chi2.ppf(q, freedom)) / freedom for q in (OUTSIDE / 2, 1 - OUTSIDE / 2))
+    low, high = (float(scipy.stats.chi2.ppf(q, freedom)) / freedom for q in (OUTSIDE / 2, 1 - OUTSIDE / 2))
     shares, largest = _reference(cases, len(distances[0].squared))
     return {
         "model": name,

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
-from scipy.stats import t as student
+import scipy
 
 import fedtangent as ft
 from fedtangent._src.comparison.statistics import LEVEL
@@ -213,7 +213,7 @@ def allowed(runs: int, comparisons: int) -> float:
         runs: Number of runs behind a standard error.
         comparisons: Number of comparisons.
     """
-    return float(student.ppf(1 - LEVEL / comparisons / 2, runs - 1))
+    return float(scipy.stats.t.ppf(1 - LEVEL / comparisons / 2, runs - 1))
 
 
 def apart(simulated: Estimate, exact: Estimate) -> float:

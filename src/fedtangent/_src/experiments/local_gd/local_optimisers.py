@@ -18,7 +18,7 @@ from typing import NamedTuple
 import jax.numpy as jnp
 import numpy as np
 import optax
-from scipy.optimize import linprog
+import scipy
 
 import fedtangent as ft
 from fedtangent import theory
@@ -148,7 +148,7 @@ def largest_margin(signed: np.ndarray) -> np.ndarray:
     n, d = signed.shape
     objective, limits = np.append(np.zeros(d), -1.0), np.hstack([-signed, np.ones((n, 1))])
     bounds = [(-1, 1)] * d + [(None, None)]
-    return np.asarray(linprog(objective, limits, np.zeros(n), bounds=bounds, method="highs").x[:-1])
+    return np.asarray(scipy.optimize.linprog(objective, limits, np.zeros(n), bounds=bounds, method="highs").x[:-1])
 
 
 def _classified(settings: OptimiserSettings, seed: int) -> list[Ended]:

@@ -16,8 +16,8 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
+import scipy
 from jaxtyping import Float64
-from scipy.sparse.linalg import LinearOperator, cg, eigsh
 
 from fedtangent._src.checks import finite, real_array
 from fedtangent._src.theory import checks
@@ -142,20 +142,24 @@ def spectrum(weights: Sequence[ArrayLike], x: ArrayLike) -> tuple[float, float]:
 
     def solved(column: np.ndarray) -> np.ndarray:
         """Applies the inverse by conjugate gradients, preconditioned with the singular values of X."""
-        solution, status = cg(operator(conditioned), column.ravel() / scales, rtol=TOLERANCE, maxiter=MOST_STEPS)
+        solution, status = scipy.sparse.linalg.cg(
+            operator(conditioned), column.ravel() / scales, rtol=TOLERANCE, maxiter=MOST_STEPS
+        )
         if status != 0:
             raise RuntimeError(f"conjugate gradients did not end within {MOST_STEPS} steps")
         return np.asarray(solution / scales)
 
-    def operator(function: Callable[[np.ndarray], np.ndarray]) -> LinearOperator:
-        return LinearOperator(shape=(size, size), matvec=function, dtype=np.float64)
+    def operator(function: Callable[[np.ndarray], np.ndarray]) -> scipy.sparse.linalg.LinearOperator:
+        return scipy.sparse.linalg.LinearOperator(shape=(size, size), matvec=function, dtype=np.float64)
 
     whole = operator(lambda column: scales * conditioned(scales * column.ravel()))
     start = np.random.default_rng(0).standard_normal(size)
-    largest = eigsh(whole, 1, v0=start, return_eigenvectors=False)
+    largest = scipy.sparse.linalg.eigsh(whole, 1, v0=start, return_eigenvectors=False)
     if narrow:
         return 0.0, float(largest[0])
-    least = eigsh(whole, 1, sigma=0.0, OPinv=operator(solved), v0=start / scales, return_eigenvectors=False)
+    least = scipy.sparse.linalg.eigsh(
+        whole, 1, sigma=0.0, OPinv=operator(solved), v0=start / scales, return_eigenvectors=False
+    )
     return float(least[0]), float(largest[0])
 
 

@@ -29,8 +29,8 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
+import scipy
 from jaxtyping import Float64
-from scipy.linalg import eigh
 
 from fedtangent._src.checks import instance, number, whole
 from fedtangent._src.theory.checks import Assumption, assumption, failing, report
@@ -276,7 +276,7 @@ def _norm(matrix: Matrix) -> float:
 def _squared_norm(x: Matrix) -> float:
     """Computes ``|X|^2`` from the smaller Gram matrix, much cheaper than the singular values of X."""
     gram = x @ x.T if len(x) < x.shape[1] else x.T @ x
-    return float(eigh(gram, eigvals_only=True, subset_by_index=(len(gram) - 1, len(gram) - 1))[0])
+    return float(scipy.linalg.eigh(gram, eigvals_only=True, subset_by_index=(len(gram) - 1, len(gram) - 1))[0])
 
 
 def _tails(weights: Weights) -> list[Matrix]:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 import numpy as np
+import scipy
 from jax.scipy.sparse.linalg import cg
 from jaxtyping import Float64
-from scipy.linalg import lapack
 
 from fedtangent._src.checks import real_array, whole
 from fedtangent._src.kernels.gram import KernelBlocks, SingularKernelError, jittered_cholesky, product
@@ -65,7 +65,7 @@ def gp_limit(
         return Gaussian(large.at_test(_solved(large, targets)), None)  # type: ignore[arg-type]
     blocks = check_blocks(kernels, targets.shape, outputs)
     factor = jittered_cholesky(blocks.ntk_train, max_relative_jitter)
-    solution, _ = lapack.dpotrs(factor.lower, blocks.ntk_test_train.T, lower=1)
+    solution, _ = scipy.linalg.lapack.dpotrs(factor.lower, blocks.ntk_test_train.T, lower=1)
     b = np.ascontiguousarray(solution.T)
     mean = b @ (targets if outputs == "shared" else targets.reshape(-1, 1))
     return Gaussian(mean.reshape(-1, targets.shape[1]), covariance_terms(blocks, b).total, factor.jitter)

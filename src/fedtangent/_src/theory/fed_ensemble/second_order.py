@@ -23,8 +23,8 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
+import scipy
 from jaxtyping import Float64, Int
-from scipy.linalg import expm
 
 from fedtangent._src.checks import choice, finite, number, real_array, symmetric, whole
 from fedtangent._src.theory import checks
@@ -81,7 +81,7 @@ def exponential_product(operators: ArrayLike, step: float) -> Expansion:
     """
     a = _operators(operators)
     number("step", step)
-    return Expansion(expm(-step * a.sum(axis=0)), 0.5 * step**2 * commutator_sum(list(a)))
+    return Expansion(scipy.linalg.expm(-step * a.sum(axis=0)), 0.5 * step**2 * commutator_sum(list(a)))
 
 
 def exponential_average(operators: ArrayLike, weights: ArrayLike, step: float) -> Expansion:
@@ -99,7 +99,7 @@ def exponential_average(operators: ArrayLike, weights: ArrayLike, step: float) -
         raise ValueError(f"weights: got shape {p.shape} and sum {p.sum():.6g}, must be [{len(a)}], >= 0 and sum to 1")
     mean = np.einsum("i,ijk->jk", p, a)
     number("step", step)
-    return Expansion(expm(-step * mean), 0.5 * step**2 * variance(list(a), p.tolist()))
+    return Expansion(scipy.linalg.expm(-step * mean), 0.5 * step**2 * variance(list(a), p.tolist()))
 
 
 def _operators(operators: ArrayLike) -> Float64[np.ndarray, "K n n"]:
@@ -211,7 +211,7 @@ def expansion(age: Age, dynamics: str = "gradient_flow") -> Expansion:
     Args:
         age, dynamics: As for ``second_order_terms``.
     """
-    return Expansion(expm(-age.means.sum(axis=0)), second_order_terms(age, dynamics))
+    return Expansion(scipy.linalg.expm(-age.means.sum(axis=0)), second_order_terms(age, dynamics))
 
 
 def equation_13(age: Age, dynamics: str = "gradient_flow", order: str = "acting") -> Operator:
@@ -226,7 +226,7 @@ def equation_13(age: Age, dynamics: str = "gradient_flow", order: str = "acting"
     """
     choice("dynamics", dynamics, DYNAMICS)
     choice("order", order, ("acting", "printed"))
-    exponentials = [expm(-mean) for mean in age.means]
+    exponentials = [scipy.linalg.expm(-mean) for mean in age.means]
     extra = 0.5 * (age.variances + (age.discreteness if dynamics == "gradient_descent" else 0.0))
     places = range(len(exponentials)) if order == "acting" else range(len(exponentials))[::-1]
     product, added = np.eye(age.means.shape[1]), np.zeros_like(age.means[0])
@@ -245,7 +245,7 @@ def operator_u(age: Age, dynamics: str = "gradient_flow") -> Operator:
     Args:
         age, dynamics: As for ``second_order_terms``.
     """
-    return (np.eye(age.means.shape[1]) + second_order_terms(age, dynamics)) @ expm(-age.means.sum(axis=0))
+    return (np.eye(age.means.shape[1]) + second_order_terms(age, dynamics)) @ scipy.linalg.expm(-age.means.sum(axis=0))
 
 
 def condition_15(ages: Sequence[Age], dynamics: str = "gradient_flow") -> Condition15:

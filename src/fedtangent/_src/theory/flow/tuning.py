@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+import scipy
 from jaxtyping import Float, Float64
-from scipy import optimize
 
 from fedtangent._src.checks import finite, instance, number, real_array, whole
 from fedtangent._src.theory import checks
@@ -150,14 +150,14 @@ def _descend(look: _Look, grid: list[_Tried], place: int, tolerance: float) -> N
         point = look(log)
         return -1.0 if np.isfinite(point.value) and point.slope < 0 else 1.0
 
-    optimize.bisect(side, low, high, xtol=max(tolerance, 1e-14))
+    scipy.optimize.bisect(side, low, high, xtol=max(tolerance, 1e-14))
 
 
 def _narrow(look: _Look, grid: list[_Tried], place: int, tolerance: float) -> None:
     """Minimises the loss between the neighbours of the best rate of the grid."""
     ends = grid[max(place - 1, 0)].log, grid[min(place + 1, len(grid) - 1)].log
     most = max(point.value for point in grid if np.isfinite(point.value))  # parabolas need numbers
-    optimize.minimize_scalar(
+    scipy.optimize.minimize_scalar(
         lambda log: min(look(log).value, most), bounds=ends, method="bounded", options={"xatol": tolerance}
     )
 

@@ -17,8 +17,8 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+import scipy
 from jaxtyping import Bool, Float, Float64, Shaped
-from scipy.optimize import nnls
 
 from fedtangent._src.checks import instance, number, real_array, whole
 from fedtangent._src.theory import checks
@@ -130,7 +130,7 @@ def farkas(sets: FeasibleSets) -> Float64[np.ndarray, "n"] | None:
     unit = rows / scale[:, None]
     triangle = np.linalg.qr(unit.T, mode="r")  # as many rows as needed: the same products in fewer dimensions
     system = np.vstack([triangle, np.ones(len(rows))])
-    b, _ = nnls(system, np.eye(len(system))[-1], maxiter=30 * len(rows) + 1000)
+    b, _ = scipy.optimize.nnls(system, np.eye(len(system))[-1], maxiter=30 * len(rows) + 1000)
     point = unit.T @ b
     length = np.linalg.norm(point)
     margins = unit @ point / (length if length > 0 else 1.0)  # of the hyperplane's unit normal

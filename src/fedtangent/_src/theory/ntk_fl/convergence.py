@@ -44,8 +44,8 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+import scipy
 from jaxtyping import Float, Float64
-from scipy import optimize
 
 from fedtangent._src.checks import instance, number, real_array, symmetric, whole
 from fedtangent._src.kernels.gram import KernelBlocks, known_modes, product
@@ -240,7 +240,7 @@ def largest_learning_rate(constants: NtkConstants) -> float:
     def excess(eta: float) -> float:
         return _step_terms(constants._replace(learning_rate=eta)) - spare
 
-    return float(optimize.brentq(excess, 0.0, 2 * constants.num_clients * spare, xtol=1e-300))
+    return float(scipy.optimize.brentq(excess, 0.0, 2 * constants.num_clients * spare, xtol=1e-300))
 
 
 def ntk_theorem_1(

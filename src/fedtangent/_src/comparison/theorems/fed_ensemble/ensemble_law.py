@@ -13,8 +13,8 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
+import scipy
 from jaxtyping import Float
-from scipy.stats import norm
 
 from fedtangent._src.comparison.predicted import ModelLaw
 from fedtangent._src.comparison.statistics import Interval, combined
@@ -94,7 +94,7 @@ def covered(samples: Samples, law: ModelLaw, level: float = COVERED) -> Float[np
     """
     _check(samples, law)
     variance = np.diagonal(law.cov, axis1=1, axis2=2)[:, :, None]
-    within = np.abs(samples - law.mean) <= norm.ppf((1 + level) / 2) * np.sqrt(variance)
+    within = np.abs(samples - law.mean) <= scipy.stats.norm.ppf((1 + level) / 2) * np.sqrt(variance)
     return np.asarray(within.mean(axis=(1, 2)))
 
 
@@ -106,8 +106,8 @@ def expected_cover(right: ModelLaw, law: ModelLaw) -> float:
         law: Law of the intervals.
     """
     true_sd, sd = (np.sqrt(np.diagonal(one.cov, axis1=1, axis2=2))[:, :, None] for one in (right, law))
-    reach, off = norm.ppf((1 + COVERED) / 2) * sd / true_sd, (law.mean - right.mean) / true_sd
-    return float(np.mean(norm.cdf(off + reach) - norm.cdf(off - reach)))
+    reach, off = scipy.stats.norm.ppf((1 + COVERED) / 2) * sd / true_sd, (law.mean - right.mean) / true_sd
+    return float(np.mean(scipy.stats.norm.cdf(off + reach) - scipy.stats.norm.cdf(off - reach)))
 
 
 class Sampled(NamedTuple):

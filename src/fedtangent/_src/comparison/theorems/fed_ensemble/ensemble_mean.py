@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import jax.numpy as jnp
 import numpy as np
+import scipy
 from jaxtyping import Float64
-from scipy.stats import norm
-from scipy.stats import t as student
 
 import fedtangent as ft
 from fedtangent._src.comparison.statistics import LEVEL, Interval
@@ -34,14 +33,14 @@ def _checks(scale: str, seed: int) -> list[Verdict]:
     limit, means, residual = _trained(seed, draws)
     epsilon = FAR * np.sqrt(np.diag(limit.cov) / NUM_MODELS)
     shares = np.mean(np.abs(means - limit.mean) >= epsilon[:, None], axis=0)  # of the points, [draws]
-    error = float(student.ppf(1 - LEVEL / 2, draws - 1) * shares.std(ddof=1) / np.sqrt(draws))
+    error = float(scipy.stats.t.ppf(1 - LEVEL / 2, draws - 1) * shares.std(ddof=1) / np.sqrt(draws))
     share = Interval.about(float(shares.mean()), error)
     bound = float(np.mean(ft.theory.corollary_4_1(limit, NUM_MODELS, epsilon)))
     where = (
         f"n = {sum(SIZES)}, {len(SIZES)} clients of 1 to 5, K = {NUM_MODELS}, linear model, round {NUM_ROUNDS} "
         f"(residual {residual:.0e} of the first), {draws} ensembles, {NUM_POINTS} points"
     )
-    exact, other = 2 * float(norm.sf(FAR)), 2 * float(norm.sf(FAR / 2**0.5))
+    exact, other = 2 * float(scipy.stats.norm.sf(FAR)), 2 * float(scipy.stats.norm.sf(FAR / 2**0.5))
     event = f"how often the ensemble's mean is {FAR:g} standard deviations or more from m(x)"
     chebyshev = Claim("FE-2021 Corollary 4.1, eq. (5)", f"{event}: at most k(x, x) / (K epsilon^2)", where)
     gaussian = Claim("FE-2021 Corollary 4.1, Theorem 4.2", f"{event}: a Gaussian's probability", where)

@@ -7,8 +7,8 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
+import scipy
 from jaxtyping import Float64, Int
-from scipy.linalg import expm
 
 from fedtangent._src.comparison.statistics import log_slope
 from fedtangent._src.comparison.theorems import entries, of_scale
@@ -73,7 +73,7 @@ class RandomFederation(NamedTuple):
                 gram, tau = np.zeros((n, n)), int(self.steps[i])
                 gram[:, self.rows[i]] = self.theta[:, self.rows[i]] / len(self.rows[i])
                 if dynamics == "gradient_flow":
-                    trained = expm(-rate * tau * gram)
+                    trained = scipy.linalg.expm(-rate * tau * gram)
                 else:
                     trained = np.linalg.matrix_power(np.eye(n) - rate * gram, tau)
                 round_ += len(self.rows[i]) / total * trained
@@ -142,7 +142,7 @@ def _lemmas(case: RandomFederation, where: str, seed: int) -> list[Verdict]:
     weights = rng.dirichlet(np.ones(4))
     products, averages = [], []
     for h in STEPS:
-        exponentials = [expm(-h * a) for a in several]
+        exponentials = [scipy.linalg.expm(-h * a) for a in several]
         products.append(functools.reduce(lambda whole, one: one @ whole, exponentials, np.eye(n)))
         averages.append(np.asarray(sum(p * one for p, one in zip(weights, exponentials, strict=True))))
     pair = [theory.exponential_product(several, h) for h in STEPS.tolist()]

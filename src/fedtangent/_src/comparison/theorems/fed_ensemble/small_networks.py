@@ -15,8 +15,8 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+import scipy
 from jaxtyping import Float, Float64, Int, Shaped
-from scipy.special import erf
 
 import fedtangent as ft
 from fedtangent._src.comparison.settings import Problem, Scale, Setting
@@ -33,7 +33,7 @@ Function = Callable[[np.ndarray], np.ndarray]
 # Activations with their first and second derivatives; ReLU's second one is taken as 0.
 ACTIVATIONS: dict[str, tuple[Function, Function, Function]] = {
     "erf": (
-        erf,
+        lambda z: scipy.special.erf(z),
         lambda z: 2 / np.sqrt(np.pi) * np.exp(-(z**2)),
         lambda z: -4 / np.sqrt(np.pi) * z * np.exp(-(z**2)),
     ),

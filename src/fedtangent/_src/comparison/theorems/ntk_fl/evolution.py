@@ -8,8 +8,8 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+import scipy
 from jaxtyping import Float64, Int
-from scipy.linalg import expm
 
 import fedtangent as ft
 from fedtangent._src.comparison.theorems import entries, of_scale
@@ -52,7 +52,7 @@ class _Round(NamedTuple):
     def printed(self) -> Float64[np.ndarray, "p n"]:
         """Returns ``B_t`` of (9a) as printed, with ``exp(-eta t H / N)``."""
         h = self.kernel[:SIZE, :SIZE]
-        evolved = np.eye(SIZE) - expm(-self.step * self.time / SIZE * h)
+        evolved = np.eye(SIZE) - scipy.linalg.expm(-self.step * self.time / SIZE * h)
         return np.asarray(self.kernel[:, :SIZE] @ np.linalg.solve(h, evolved))
 
     def _error(self, rows: Int[np.ndarray, "r"], b: Float64[np.ndarray, "p r"]) -> float:

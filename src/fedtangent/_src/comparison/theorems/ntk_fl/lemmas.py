@@ -10,8 +10,8 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
+import scipy
 from jaxtyping import Bool, Float64
-from scipy.stats import beta
 
 from fedtangent._src.comparison.statistics import LEVEL, Interval
 from fedtangent._src.comparison.theorems import entries, of_scale
@@ -28,8 +28,8 @@ FACTORS = np.round(np.arange(1.0, 0.0, -0.01), 2)  # of a bound, tried in turn u
 def exceeded(within: Bool[np.ndarray, "draws"]) -> Interval:
     """Computes the frequency of False in ``within`` [draws], with Clopper and Pearson's interval."""
     count, draws = int(np.sum(~within)), len(within)
-    low = beta.ppf(LEVEL / 2, count, draws - count + 1) if count else 0.0
-    high = beta.ppf(1 - LEVEL / 2, count + 1, draws - count) if count < draws else 1.0
+    low = scipy.stats.beta.ppf(LEVEL / 2, count, draws - count + 1) if count else 0.0
+    high = scipy.stats.beta.ppf(1 - LEVEL / 2, count + 1, draws - count) if count < draws else 1.0
     return Interval(count / draws, float(low), float(high))
 
 
