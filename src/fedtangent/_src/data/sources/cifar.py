@@ -45,8 +45,8 @@ def _otherwise(name: str, directory: Path) -> Found | None:
     for place in (directory / name, directory):
         folder = place / FOLDERS[name]
         if folder.is_dir():
-            files = {file: content(name, folder / file) for files in FILES[name].values() for file in files}
-            return Found(_arrays(name, folder, files), place)
+            contents = {file: content(name, folder / file) for group in FILES[name].values() for file in group}
+            return Found(_arrays(name, folder, contents), place)
     path = files.find(directory, name) if name == "cifar10" else None
     return None if path is None else Found(_part(name, path), path.parent)
 
