@@ -27,7 +27,7 @@ import jax
 import numpy as np
 
 from fedtangent._src import models
-from fedtangent._src.comparison.cohorts import drawn_rows, steps_of
+from fedtangent._src.comparison.followed import drawn_rows, steps_of
 from fedtangent._src.data import load, partition
 from fedtangent._src.federated.local import Work
 from fedtangent._src.federated.schedule import drawn_cohorts, uniform_sampling

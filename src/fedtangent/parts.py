@@ -1,11 +1,10 @@
 """Parts from which users compose algorithms: local training, aggregate, server, predictions."""
 
-from fedtangent._src.federated.aggregate import stack, weighted_mean
+from fedtangent._src.federated.aggregate import optax_server, stack, weighted_mean
 from fedtangent._src.federated.algorithms.common import AveragingParts, train_and_average, trained
 from fedtangent._src.federated.compose import Parts, compose, sequentially
 from fedtangent._src.federated.local import LocalProblem, difference, from_broadcast, local_training, minimise, proximal
 from fedtangent._src.federated.predict import fine_tuned, mean_of_models, own_models, weighted_models
-from fedtangent._src.federated.server import optax_server
 
 __all__ = [
     "AveragingParts",

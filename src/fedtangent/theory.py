@@ -69,8 +69,7 @@ from fedtangent._src.theory.fed_ensemble.convergence import (
     theorem_1,
     weight_movement,
 )
-from fedtangent._src.theory.fed_ensemble.ensemble_mean import corollary_4_1
-from fedtangent._src.theory.fed_ensemble.limit import gp_limit
+from fedtangent._src.theory.fed_ensemble.limit import corollary_4_1, gp_limit
 from fedtangent._src.theory.fed_ensemble.second_order import (
     age_operators,
     condition_15,

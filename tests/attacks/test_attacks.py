@@ -19,7 +19,7 @@ from fedtangent._src import data, models
 from fedtangent._src.attacks import leakage
 from fedtangent._src.attacks.leakage import Attack, Batch, minimise
 from fedtangent._src.attacks.observation import Observed
-from fedtangent._src.data.projection import projection_matrix
+from fedtangent._src.data.dataset import projection_matrix
 from fedtangent._src.types import Model, PyTree
 
 from ..drawn import parameters

@@ -16,7 +16,7 @@ from fedtangent._src import entries
 from fedtangent._src.cli import main, train
 from fedtangent._src.comparison import cases, linear_models, side_by_side
 from fedtangent._src.comparison.cases import CaseEntry, sine_linear
-from fedtangent._src.comparison.laziness.parts import METRICS as LAZINESS
+from fedtangent._src.comparison.laziness import METRICS as LAZINESS
 from fedtangent._src.comparison.settings import NTKRuns, Problem, Scale, Setting
 from fedtangent._src.data import partition
 from fedtangent._src.engine.building import Built, build

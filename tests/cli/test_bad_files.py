@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 
 from fedtangent._src.cli import train
-from fedtangent._src.data import cache, download, load, tff
+from fedtangent._src.data import cache, download, load
 
 from ..data.originals import (
     OPENIMAGE_HEAD,
@@ -172,7 +172,7 @@ def unpacked(harm: str, folder: Path, patch: pytest.MonkeyPatch) -> list[object]
         LABELS: writers(label=62),
     }
     if harm == DISK:
-        patch.setattr(tff.shutil, "copyfileobj", full)
+        patch.setattr(shutil, "copyfileobj", full)
     return published("femnist", "database", changed)(WHOLE if harm == DISK else harm, folder, patch)
 
 
@@ -186,7 +186,7 @@ def said(harm: str, folder: Path, patch: pytest.MonkeyPatch) -> list[object]:
         return database(folder, [(split, role, row) for split, role, row in rows if row is not None])
 
     if harm == DISK:
-        patch.setattr(tff.shutil, "copyfileobj", full)
+        patch.setattr(shutil, "copyfileobj", full)
     make = published("shakespeare", "database", dict.fromkeys((WHOLE, *changed), table))
     return make(WHOLE if harm == DISK else harm, folder, patch)
 

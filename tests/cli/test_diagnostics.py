@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from fedtangent._src.cli import train
-from fedtangent._src.comparison.laziness.parts import METRICS as LAZINESS
+from fedtangent._src.comparison.laziness import METRICS as LAZINESS
 from fedtangent._src.engine import Evaluation, Measurement
 from fedtangent._src.measures.tangent_kernels import METRICS
 

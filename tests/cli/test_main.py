@@ -16,7 +16,7 @@ import pytest
 from fedtangent._src import cli
 from fedtangent._src.cli import commands, main, train
 from fedtangent._src.engine import description
-from fedtangent._src.engine.checkpoints.lock import locked
+from fedtangent._src.engine.checkpoints.files import locked
 from fedtangent._src.engine.description import CHOICES
 from fedtangent._src.entries import catalogue, option_names
 from fedtangent._src.federated.algorithms.entry import options_of

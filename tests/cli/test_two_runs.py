@@ -13,12 +13,12 @@ from pathlib import Path
 import pytest
 
 from fedtangent._src.engine.checkpoints import CheckpointError
-from fedtangent._src.engine.checkpoints.lock import locked
+from fedtangent._src.engine.checkpoints.files import locked
 
 SCRIPT = Path(__file__).parent / "two_runs.py"
 HOLDS = """
 import sys, pathlib
-from fedtangent._src.engine.checkpoints.lock import locked
+from fedtangent._src.engine.checkpoints.files import locked
 with locked(pathlib.Path(sys.argv[1]), "output"):
     print("held", flush=True)
     sys.stdin.read()

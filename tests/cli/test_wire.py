@@ -12,8 +12,8 @@ import pytest
 
 from fedtangent._src.cli import train
 from fedtangent._src.cli.train import run_job
-from fedtangent._src.data.projection import projection_matrix
-from fedtangent._src.engine.checkpoints.lock import locked
+from fedtangent._src.data.dataset import projection_matrix
+from fedtangent._src.engine.checkpoints.files import locked
 from fedtangent._src.engine.clients import engine_for
 from fedtangent._src.engine.memory import MemoryPlan
 from fedtangent._src.engine.run import Resolved

@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from fedtangent._src.cli import commands, main
-from fedtangent._src.engine.checkpoints import lock
+from fedtangent._src.engine.checkpoints import files as checkpoint_files
 from fedtangent._src.output import files
 
 LONG = 0.3  # seconds that a stand-in works, about
@@ -194,7 +194,7 @@ if __name__ == "__main__":
     folder, trials, *rest = Path(sys.argv[1]).absolute(), int(sys.argv[2]), *sys.argv[3:]
     real, names = "real" in rest, [name for name in LINES if name in rest] or list(LINES)
     if "unlocked" in rest:
-        lock.locked = lambda *given: contextlib.nullcontext()
+        checkpoint_files.locked = lambda *given: contextlib.nullcontext()
     folder.mkdir(parents=True, exist_ok=True)
     os.chdir(folder)
     for line in LINES.values():

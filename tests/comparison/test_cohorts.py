@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from fedtangent._src.comparison.cohorts import drawn_rows, steps_of
+from fedtangent._src.comparison.followed import drawn_rows, steps_of
 from fedtangent._src.federated.local import Work
 from fedtangent._src.federated.schedule import all_clients, drawn_cohorts, uniform_sampling
 from fedtangent._src.types import Partition

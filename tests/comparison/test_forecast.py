@@ -11,7 +11,6 @@ import pytest
 
 import fedtangent as ft
 from fedtangent._src.comparison import forecast as forecasts_
-from fedtangent._src.comparison import rates
 from fedtangent._src.comparison.forecast import Plan, forecast, ranked, rounds_to_target
 from fedtangent._src.comparison.simulated import cohorts
 from fedtangent._src.comparison.table import draws_of
@@ -24,7 +23,7 @@ from fedtangent._src.federated.algorithms import fed_avg
 from fedtangent._src.federated.schedule import all_clients
 from fedtangent._src.measures import uncertainty
 from fedtangent._src.models.dense import mlp
-from fedtangent._src.theory.flow import recursion
+from fedtangent._src.theory.flow import recursion, tuning
 from fedtangent._src.types import Algorithm
 
 from .. import documents
@@ -154,14 +153,14 @@ def test_the_stable_rates_are_those_that_begin_at_zero(start: float) -> None:
         return loss, loss
 
     assert losses(4.2)[0] < 1 < losses(3.0)[0]
-    found = rates.searched_rates(losses, start, 1.0, 0.05)
-    assert found.stable <= 8 / 3 < found.stable * (1 + rates.TOLERANCE)
+    found = tuning.searched_rates(losses, start, 1.0, 0.05)
+    assert found.stable <= 8 / 3 < found.stable * (1 + tuning.TOLERANCE)
     assert abs(found.best - 1.0) < 0.3 and found.tried.max() <= found.stable
 
 
 def test_stable_rates_without_a_bound() -> None:
     for training_loss, stable in ((0.5, np.inf), (2.0, 0.0), (np.nan, 0.0)):
-        found = rates.searched_rates(lambda rate, loss=training_loss: (loss, rate), 0.3, 1.0, 0.003)
+        found = tuning.searched_rates(lambda rate, loss=training_loss: (loss, rate), 0.3, 1.0, 0.003)
         assert found.stable == stable
 
 

@@ -10,12 +10,21 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from fedtangent._src.comparison import laziness
 from fedtangent._src.comparison.all_verdicts import without_clients
 from fedtangent._src.comparison.cases import LOCAL_STEPS
-from fedtangent._src.comparison.laziness import along
-from fedtangent._src.comparison.laziness.along import _limit, check_linearisable, laziness_diagnostics, linearised_paths
-from fedtangent._src.comparison.laziness.parts import METRICS, Parts, parts
-from fedtangent._src.comparison.laziness.widths import at_points, linearised_flow, watched_draws
+from fedtangent._src.comparison.laziness import (
+    METRICS,
+    Parts,
+    _limit,
+    at_points,
+    check_linearisable,
+    laziness_diagnostics,
+    linearised_flow,
+    linearised_paths,
+    parts,
+    watched_draws,
+)
 from fedtangent._src.comparison.predicted import Predicted, run_flow
 from fedtangent._src.comparison.settings import Scale, Setting
 from fedtangent._src.comparison.side_by_side import Comparison
@@ -242,7 +251,7 @@ def test_where_there_is_no_limit_it_is_said_why(options: dict[str, Any], message
 
 
 def test_too_many_examples_for_their_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(along, "MOST_EXAMPLES", 39)
+    monkeypatch.setattr(laziness, "MOST_EXAMPLES", 39)
     built = build(describe(**SMALL))
     with pytest.raises(ValueError, match="data: got 40 training examples, must be at most 39"):
         _limit(built, built.data.x)

@@ -11,7 +11,7 @@ import pytest
 
 from fedtangent._src import liveness
 from fedtangent._src.cli.main import run
-from fedtangent._src.comparison import forecast, sizes
+from fedtangent._src.comparison import forecast, predicted
 from fedtangent._src.comparison.forecast import forecasts
 from fedtangent._src.comparison.predicted import prior_starts
 from fedtangent._src.kernels.gram import KernelBlocks
@@ -26,12 +26,12 @@ LINE = [word for name, value in OPTIONS.items() for word in (f"--{name.replace('
 
 @pytest.fixture
 def large(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sizes, "MOST_EXACT", 10)
+    monkeypatch.setattr(predicted, "MOST_EXACT", 10)
 
 
-def planned(tmp_path: Path, **more: object) -> sizes.KernelPlan:
+def planned(tmp_path: Path, **more: object) -> predicted.KernelPlan:
     plan = runs.planned(2, every=5, **{**OPTIONS, **more})  # type: ignore[arg-type]
-    return sizes.plan_kernels(plan.setting, plan.at_once, tmp_path)
+    return predicted.plan_kernels(plan.setting, plan.at_once, tmp_path)
 
 
 def room(monkeypatch: pytest.MonkeyPatch, of_memory: float, of_disk: float = 1e15) -> None:
@@ -45,7 +45,7 @@ def test_few_points_are_float64_blocks(tmp_path: Path) -> None:
     setting = runs.planned(2, every=5, **OPTIONS).setting
     n, m = len(setting.problem.x_train), len(setting.problem.x_test)
     assert plan.kernel == 16 * (n + m) ** 2
-    assert isinstance(sizes.planned_kernels(setting, plan), KernelBlocks)
+    assert isinstance(predicted.planned_kernels(setting, plan), KernelBlocks)
 
 
 def test_many_are_one_of_float32_in_memory_or_in_a_file(
@@ -55,11 +55,11 @@ def test_many_are_one_of_float32_in_memory_or_in_a_file(
     assert plan.is_large and plan.folder is None
     setting = runs.planned(2, every=5, **OPTIONS).setting
     assert plan.kernel == 4 * len(setting.problem.x_train) ** 2
-    assert isinstance(sizes.planned_kernels(setting, plan), LargeKernel) and not list(tmp_path.iterdir())
+    assert isinstance(predicted.planned_kernels(setting, plan), LargeKernel) and not list(tmp_path.iterdir())
     room(monkeypatch, (plan.total - plan.kernel / 2) / liveness.USABLE)
     filed = planned(tmp_path)
     assert filed.folder == tmp_path and filed.total == plan.total - plan.kernel
-    sizes.planned_kernels(setting, filed)
+    predicted.planned_kernels(setting, filed)
     assert len(list(tmp_path.glob("*.npy"))) == 1
 
 
@@ -103,7 +103,7 @@ def test_a_large_kernel_predicts_what_blocks_do(monkeypatch: pytest.MonkeyPatch)
     """From the same starts to float32; of its own the starts are networks."""
     plan = runs.planned(2, rates=False, **OPTIONS)
     (right,) = forecasts([plan])
-    monkeypatch.setattr(sizes, "MOST_EXACT", 10)
+    monkeypatch.setattr(predicted, "MOST_EXACT", 10)
     (own,) = forecasts([plan])
     assert own.rates is None and own.best is own.given
     assert abs(own.given.mean("test", "mse")[0] / right.given.mean("test", "mse")[0] - 1) > 1e-3

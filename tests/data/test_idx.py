@@ -9,15 +9,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from fedtangent._src.data import idx
 from fedtangent._src.data.published import lacking, located
+from fedtangent._src.data.sources import mnist
 
 
 @given(hnp.arrays(np.uint8, hnp.array_shapes(min_dims=1, max_dims=3, min_side=0, max_side=6)))
 def test_parse_reads_a_file_written_by_the_format(array):
     header = struct.pack(f">BBBB{array.ndim}I", 0, 0, 8, array.ndim, *array.shape)
     content = header + array.tobytes()
-    parsed = idx.parse(content)
+    parsed = mnist.parse_idx(content)
     assert parsed.dtype == np.uint8 and parsed.shape == array.shape
     np.testing.assert_array_equal(parsed, array)
 
@@ -37,14 +37,14 @@ def test_parse_reads_a_file_written_by_the_format(array):
 )
 def test_parse_rejects(content, message):
     with pytest.raises(ValueError, match=message):
-        idx.parse(content)
+        mnist.parse_idx(content)
 
 
 @given(st.integers(0, 9))
 def test_parse_rejects_every_cut(cut):
     content = struct.pack(">BBBBI", 0, 0, 8, 1, 2) + b"ab"
     with pytest.raises(ValueError, match="idx"):
-        idx.parse(content[:cut])
+        mnist.parse_idx(content[:cut])
 
 
 @pytest.mark.parametrize("subfolder", ["", "fake_images"])
@@ -60,7 +60,7 @@ def test_find_and_read(fake, tmp_path, subfolder, packed):
     assert missing == []
     assert {p.parent for p in paths.values()} == {place}
     for role, path in paths.items():
-        np.testing.assert_array_equal(idx.read(fake.source, role, path), fake.arrays[role])
+        np.testing.assert_array_equal(mnist.read_idx(fake.source, role, path), fake.arrays[role])
 
 
 def test_find_prefers_the_folder_of_the_name(fake, tmp_path):
@@ -91,9 +91,9 @@ def test_read_rejects_an_altered_file(fake, tmp_path, packed):
     path = tmp_path / "altered"
     path.write_bytes(raw)
     with pytest.raises(ValueError, match=r"altered is not the published t10k-labels-idx1-ubyte\.gz: its sha256 is"):
-        idx.read(fake.source, "y_test", path)
+        mnist.read_idx(fake.source, "y_test", path)
 
 
 def test_read_reports_a_file_it_cannot_open(fake, tmp_path):
     with pytest.raises(ValueError, match=r"fake_images: .*nowhere cannot be read"):
-        idx.read(fake.source, "y_test", tmp_path / "nowhere")
+        mnist.read_idx(fake.source, "y_test", tmp_path / "nowhere")

@@ -17,9 +17,9 @@ import pytest
 
 import fedtangent._src.data
 from fedtangent._src.data.dataset import Dataset
-from fedtangent._src.data.images import StoredImageOptions
 from fedtangent._src.data.published import Published
 from fedtangent._src.data.sources import mnist
+from fedtangent._src.data.stored import StoredImageOptions
 
 
 def load_images(source: Published, data_dir: Path | None = None, **options: Any) -> Dataset:
@@ -174,7 +174,7 @@ def test_a_cache_of_something_else_is_an_error(fake, tmp_path):
 PROGRAM = """
 import sys
 from pathlib import Path
-from fedtangent._src.data.images import StoredImageOptions
+from fedtangent._src.data.stored import StoredImageOptions
 from fedtangent._src.data.published import PublishedFile
 from fedtangent._src.data.sources import mnist
 files = {{role: PublishedFile(*file) for role, file in {files!r}.items()}}

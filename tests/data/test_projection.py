@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from fedtangent._src.data import load
-from fedtangent._src.data.projection import projected, projection_matrix
+from fedtangent._src.data.dataset import projected, projection_matrix
 
 
 def test_projection_is_standard_normal_and_the_seed_s_alone() -> None:

@@ -14,10 +14,10 @@ import optax
 
 from fedtangent._src.engine import Devices, Evaluation, simulate
 from fedtangent._src.engine.history import Run
+from fedtangent._src.federated.aggregate import optax_server
 from fedtangent._src.federated.compose import compose
 from fedtangent._src.federated.local import Work, local_training
 from fedtangent._src.federated.schedule import strata
-from fedtangent._src.federated.server import optax_server
 from fedtangent._src.losses import squared_error
 from fedtangent._src.types import Algorithm, Client, FederatedData, Key, Local, Model, PyTree
 

@@ -129,12 +129,12 @@ def test_a_resume_that_loses_a_part_of_the_state_differs(
     def forgetful(folder: Path, like: Any) -> Any:
         return read(folder, like)._replace(**{lost: getattr(other if "key" in lost else like, lost)})
 
-    read, other = store.read_state, stateful.algorithm().init(4, stateful.NUM_CLIENTS)
+    read, other = store.files.read_state, stateful.algorithm().init(4, stateful.NUM_CLIENTS)
     other = other._replace(schedule=stateful.algorithm().init(9, stateful.NUM_CLIENTS).schedule)
     if lost == "schedule":  # the strata of a seed are the start's own: another seed's stand for lost ones
-        monkeypatch.setattr(store, "read_state", lambda f, like: read(f, like)._replace(schedule=other.schedule))
+        monkeypatch.setattr(store.files, "read_state", lambda f, like: read(f, like)._replace(schedule=other.schedule))
     else:
-        monkeypatch.setattr(store, "read_state", forgetful)
+        monkeypatch.setattr(store.files, "read_state", forgetful)
     assert stateful.bits(stateful.run(checkpoints=at(tmp_path))) != whole()
 
 
@@ -341,7 +341,7 @@ def test_none_good_is_said_and_nothing_is_started(tmp_path: Path) -> None:
 @pytest.mark.parametrize("dies_in", ["write_arrays", "write_record", "rename", "history", "remove"])
 def test_a_kill_while_a_checkpoint_is_written(tmp_path: Path, dies_in: str, monkeypatch: pytest.MonkeyPatch) -> None:
     names = {"rename": (os, "rename"), "history": (store, "write_atomically"), "remove": (store.shutil, "rmtree")}
-    place, name = names.get(dies_in, (store, dies_in))
+    place, name = names.get(dies_in, (store.files, dies_in))
     original, calls = getattr(place, name), []
 
     def deadly(*arguments: Any, **options: Any) -> Any:

@@ -23,10 +23,10 @@ from fedtangent._src.engine.clients import engine_for
 from fedtangent._src.engine.history import Measurement, charge
 from fedtangent._src.engine.loop import chunk_length
 from fedtangent._src.federated import algorithms, schedule
+from fedtangent._src.federated.aggregate import optax_server
 from fedtangent._src.federated.compose import compose
 from fedtangent._src.federated.local import Work, local_training
 from fedtangent._src.federated.schedule import uniform_sampling
-from fedtangent._src.federated.server import optax_server
 from fedtangent._src.losses import squared_error
 from fedtangent._src.pytrees import is_key
 from fedtangent._src.types import Algorithm, Cohort, Cost, FederatedData, Model, PyTree

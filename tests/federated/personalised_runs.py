@@ -13,12 +13,12 @@ import optax
 from fedtangent._src.engine import Devices, simulate
 from fedtangent._src.engine.history import Run
 from fedtangent._src.federated import algorithms
+from fedtangent._src.federated.aggregate import optax_server
 from fedtangent._src.federated.algorithms.common import Averaging
 from fedtangent._src.federated.algorithms.personalised import PersonalTraining
 from fedtangent._src.federated.compose import compose
 from fedtangent._src.federated.local import Work
 from fedtangent._src.federated.schedule import per_client_permutations, uniform_sampling
-from fedtangent._src.federated.server import optax_server
 from fedtangent._src.types import Algorithm, Local, PyTree, Schedule
 
 from . import reference

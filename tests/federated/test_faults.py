@@ -15,11 +15,10 @@ from scipy.stats import norm
 from fedtangent._src import streams
 from fedtangent._src.engine import Devices, Evaluation, simulate
 from fedtangent._src.engine.history import Run
-from fedtangent._src.federated.aggregate import stack
+from fedtangent._src.federated.aggregate import optax_server, stack
 from fedtangent._src.federated.compose import Parts, compose
 from fedtangent._src.federated.faults import dropout, finite, stragglers
 from fedtangent._src.federated.schedule import all_clients, strata, uniform_sampling
-from fedtangent._src.federated.server import optax_server
 from fedtangent._src.streams import keys
 from fedtangent._src.types import Algorithm, Client, Cohort, FederatedData, Key, Local, PyTree, Schedule
 

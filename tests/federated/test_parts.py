@@ -17,14 +17,13 @@ from fedtangent._src.engine.clients import engine_for
 from fedtangent._src.engine.history import Run
 from fedtangent._src.engine.run import predict, simulate
 from fedtangent._src.federated import algorithms
-from fedtangent._src.federated.aggregate import stack
+from fedtangent._src.federated.aggregate import optax_server, stack
 from fedtangent._src.federated.algorithms.tangent import Pooling
 from fedtangent._src.federated.compose import Parts, compose
 from fedtangent._src.federated.local import Work, local_training
 from fedtangent._src.federated.ntk_fl import Evolution, send_examples
 from fedtangent._src.federated.predict import mean_of_models
 from fedtangent._src.federated.schedule import all_clients, random_models, strata
-from fedtangent._src.federated.server import optax_server
 from fedtangent._src.federated.wire.channel import jacobians, lossless
 from fedtangent._src.losses import squared_error
 from fedtangent._src.types import Client, Cost, FederatedData, Key, Local, Model, PyTree, RoundInfo, Server

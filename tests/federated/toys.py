@@ -15,10 +15,10 @@ from fedtangent._src.engine.clients import engine_for
 from fedtangent._src.engine.history import first_rounds, stacked
 from fedtangent._src.engine.loop import chunk_length, copied, info_shapes, run_chunk
 from fedtangent._src.federated import schedule as schedules
+from fedtangent._src.federated.aggregate import optax_server
 from fedtangent._src.federated.algorithms import entry
 from fedtangent._src.federated.compose import compose
 from fedtangent._src.federated.local import Work, local_training
-from fedtangent._src.federated.server import optax_server
 from fedtangent._src.losses import squared_error
 from fedtangent._src.optimizers import at_rate
 from fedtangent._src.types import Algorithm, Array, Cohort, FederatedData, Key, Local, Model, PyTree, Schedule

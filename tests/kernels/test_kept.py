@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import fedtangent as ft
-from fedtangent._src.kernels import kept
+from fedtangent._src.kernels import large
 from fedtangent._src.kernels.gram import KernelBlocks, kernel_blocks
 from fedtangent._src.models.kernels import AnalyticKernel
 
@@ -34,7 +34,7 @@ def blocks(folder: Path, analytic: AnalyticKernel, train: np.ndarray = TRAIN) ->
         calls.append(1)
         return kernel_blocks(analytic, train, TEST)
 
-    return kept.kept_blocks(analytic, train, TEST, folder, compute), bool(calls)
+    return large.kept_blocks(analytic, train, TEST, folder, compute), bool(calls)
 
 
 def same(a: KernelBlocks, b: KernelBlocks) -> bool:
@@ -81,7 +81,7 @@ def test_least_recently_used_files_are_removed(tmp_path: Path, monkeypatch: pyte
     blocks(tmp_path, kernel())
     (oldest,) = tmp_path.iterdir()
     os.utime(oldest, (1, 1))
-    monkeypatch.setattr(kept, "MOST_BYTES", int(1.5 * oldest.stat().st_size))
+    monkeypatch.setattr(large, "MOST_BYTES", int(1.5 * oldest.stat().st_size))
     blocks(tmp_path, kernel(2))
     (left,) = tmp_path.iterdir()
     assert left != oldest

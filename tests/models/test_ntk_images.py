@@ -117,7 +117,7 @@ def test_too_little_memory_is_refused_before_any_work(monkeypatch: pytest.Monkey
     algorithm, data, clients = run_of(NETWORKS["cnn global"])
     monkeypatch.setattr(liveness, "memory_limit", lambda: 10_000)
     monkeypatch.setattr(kernels, "_blocks", lambda *args: pytest.fail("a kernel was computed"))
-    monkeypatch.setattr("fedtangent._src.comparison.forecast.check_kernels", lambda model, x: None)
+    monkeypatch.setattr("fedtangent._src.comparison.followed.check_kernels", lambda model, x: None)
     with pytest.raises(ValueError, match=r"^kernel: got examples of shape"):
         ft.predict(algorithm, data, clients, num_rounds=2)
 

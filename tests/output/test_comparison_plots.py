@@ -8,8 +8,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from fedtangent._src.comparison.laziness.parts import Parts
-from fedtangent._src.comparison.laziness.widths import Laziness
+from fedtangent._src.comparison.laziness import Laziness, Parts
 from fedtangent._src.comparison.outcomes import Gap, PredictedCurve
 from fedtangent._src.comparison.predicted import ModelLaw
 from fedtangent._src.comparison.settings import Problem, Scale

@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 from tensorboardX.proto.event_pb2 import Event
 
-from fedtangent._src.output.files import Metric
-from fedtangent._src.output.tensorboard import check_tensorboard, tensorboard
+from fedtangent._src.output.files import Metric, check_tensorboard, tensorboard
 
 
 def scalars(folder: Path) -> tuple[dict[tuple[str, int], float], dict[int, float]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from fedtangent._src.theory.fed_ensemble.ensemble_mean import corollary_4_1
+from fedtangent._src.theory.fed_ensemble.limit import corollary_4_1
 from fedtangent._src.types import Gaussian
 
 LIMIT = Gaussian(np.array([[1.0], [2.0], [0.0]]), np.diag([4.0, 0.25, 0.0]), 0.0)

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from fedtangent._src.data import load
-from fedtangent._src.data.features import Features, blocks, random_convolution, with_features
+from fedtangent._src.data.features import Features, convolution, random_convolution, with_features
 
 RNG = np.random.default_rng(0)
 IMAGES = RNG.integers(0, 256, (3, 7, 9, 2), np.uint8)
@@ -83,21 +83,21 @@ def test_they_are_worth_more_than_pixels() -> None:
 @pytest.fixture
 def few(monkeypatch: pytest.MonkeyPatch) -> np.ndarray:
     """Images of five blocks, of two batches each, the last one of one image."""
-    monkeypatch.setattr(blocks, "BLOCK", 4)
-    monkeypatch.setattr(blocks, "BATCH", 3)
+    monkeypatch.setattr(convolution, "BLOCK", 4)
+    monkeypatch.setattr(convolution, "BATCH", 3)
     return RNG.integers(0, 256, (17, 4, 4, 1), np.uint8)
 
 
 def counted(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """How many images each block that is computed has."""
     seen: list[int] = []
-    computed = blocks._computed
+    computed = convolution._computed
 
     def count(x: np.ndarray, *rest: Any) -> np.ndarray:
         seen.append(len(x))
         return computed(x, *rest)
 
-    monkeypatch.setattr(blocks, "_computed", count)
+    monkeypatch.setattr(convolution, "_computed", count)
     return seen
 
 
@@ -105,7 +105,7 @@ def test_blocks_and_batches_change_nothing(few: np.ndarray, monkeypatch: pytest.
     told: list[tuple[int, int]] = []
     found = random_convolution(few, 8, filter_size=2, tick=lambda done, total: told.append((done, total)))
     assert told == [(done, 17) for done in (3, 4, 7, 8, 11, 12, 15, 16, 17)]
-    monkeypatch.setattr(blocks, "BLOCK", 1000)
+    monkeypatch.setattr(convolution, "BLOCK", 1000)
     np.testing.assert_allclose(random_convolution(few, 8, filter_size=2).values, found.values, atol=1e-6)
 
 

@@ -97,7 +97,7 @@ def back_project(
 
     Args:
         z: Projected inputs [n, size].
-        matrix: [input_size, size], from ``data.projection.projection_matrix`` (Yue et al., 2022, section 4.2).
+        matrix: [input_size, size], from ``data.projection_matrix`` (Yue et al., 2022, section 4.2).
 
     Raises:
         ValueError: The shapes do not fit.

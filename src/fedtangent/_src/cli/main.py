@@ -73,7 +73,7 @@ def run(arguments: list[str]) -> int:
     from fedtangent._src import programs
     from fedtangent._src.cli import commands
     from fedtangent._src.engine import processes
-    from fedtangent._src.engine.checkpoints.lock import locked
+    from fedtangent._src.engine.checkpoints.files import locked
     from fedtangent._src.federated.wire.key_server import written_at_the_end
 
     fedtangent.enable_x64()

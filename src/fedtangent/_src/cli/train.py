@@ -15,7 +15,7 @@ from fedtangent._src import checks
 from fedtangent._src.cli import trained
 from fedtangent._src.cli.arguments import FigureOptions, MachineOptions
 from fedtangent._src.cli.trained import Diagnostics, RunFiles
-from fedtangent._src.comparison.laziness.along import LazinessDiagnostics, laziness_diagnostics
+from fedtangent._src.comparison.laziness import LazinessDiagnostics, laziness_diagnostics
 from fedtangent._src.data.cache import given_directory
 from fedtangent._src.engine import Evaluation, memory
 from fedtangent._src.engine.building import Built, build, key_path, seed_digest
@@ -32,8 +32,7 @@ from fedtangent._src.federated import predict as personal
 from fedtangent._src.losses import targets_of
 from fedtangent._src.measures.tangent_kernels import kernel_diagnostics
 from fedtangent._src.output import files
-from fedtangent._src.output.files import Ended
-from fedtangent._src.output.tensorboard import check_tensorboard
+from fedtangent._src.output.files import Ended, check_tensorboard
 from fedtangent._src.types import Algorithm, Array, FederatedData, PyTree
 
 DIAGNOSTICS = ("none", *trained.SHOWN)

@@ -11,8 +11,8 @@ from pathlib import Path
 import jax.numpy as jnp
 import numpy as np
 
-from fedtangent._src.comparison.laziness.along import LazinessDiagnostics
-from fedtangent._src.comparison.laziness.parts import METRICS as LAZINESS
+from fedtangent._src.comparison.laziness import METRICS as LAZINESS
+from fedtangent._src.comparison.laziness import LazinessDiagnostics
 from fedtangent._src.engine.building import Built
 from fedtangent._src.engine.history import FINISHED, Measurement, Run, lost
 from fedtangent._src.engine.processes import is_main
@@ -24,9 +24,8 @@ from fedtangent._src.measures import uncertainty
 from fedtangent._src.measures.tangent_kernels import KernelDiagnostics, spectrum
 from fedtangent._src.measures.uncertainty import Reliability
 from fedtangent._src.output import files
-from fedtangent._src.output.files import Ended, Figures, Metric, Row
+from fedtangent._src.output.files import Ended, Figures, Metric, Row, tensorboard
 from fedtangent._src.output.tables import TextTable, console, number
-from fedtangent._src.output.tensorboard import tensorboard
 
 Diagnostics = KernelDiagnostics | LazinessDiagnostics
 Log = Callable[[Sequence[Metric]], None]

@@ -20,7 +20,7 @@ from fedtangent._src.data.dataset import Dataset
 from fedtangent._src.data.examples import Examples
 from fedtangent._src.engine.loop import Evaluation
 from fedtangent._src.engine.run import examples_of
-from fedtangent._src.theory.precision import require_float64
+from fedtangent._src.theory.checks import require_float64
 from fedtangent._src.types import Algorithm, Key, Model, PyTree
 
 WIDTHS, DRAWS = (64, 256, 1024), 16

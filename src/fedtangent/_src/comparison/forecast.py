@@ -18,30 +18,24 @@ from jaxtyping import Float, Int, Num
 
 from fedtangent._src.checks import flag, instance, number, real_array, shown, whole
 from fedtangent._src.checks import seed as check_seed
-from fedtangent._src.comparison.cohorts import contacted_clients
-from fedtangent._src.comparison.followed import (
-    NotFollowed,
-    check_evaluation,
-    check_kernels,
-    rates_of,
-    setting_of,
-    training_of,
-)
-from fedtangent._src.comparison.from_start import (
-    at_seed,
-    flows_at_start,
-    how_at_start,
-    linearised_outputs,
-    linearised_why,
-    weights_of,
-)
+from fedtangent._src.comparison import followed, from_start
 from fedtangent._src.comparison.on_features import checked_rotations, feature_outputs, how_on_features
-from fedtangent._src.comparison.predicted import Outputs, Starts, at_once, from_starts, limit_of, prior_starts, run_flow
-from fedtangent._src.comparison.rates import LOWEST, Rates, searched_rates
+from fedtangent._src.comparison.predicted import (
+    MOST_EXACT,
+    KernelPlan,
+    Outputs,
+    Starts,
+    at_once,
+    from_starts,
+    limit_of,
+    plan_kernels,
+    planned_kernels,
+    prior_starts,
+    run_flow,
+)
 from fedtangent._src.comparison.rotations import feature_paths
 from fedtangent._src.comparison.settings import Report, Scale, Setting
 from fedtangent._src.comparison.simulated import cohorts
-from fedtangent._src.comparison.sizes import MOST_EXACT, KernelPlan, plan_kernels, planned_kernels
 from fedtangent._src.comparison.table import expected_accuracy
 from fedtangent._src.data.dataset import Dataset
 from fedtangent._src.data.examples import Examples, Split
@@ -55,9 +49,10 @@ from fedtangent._src.kernels.gram import KernelBlocks
 from fedtangent._src.kernels.large import LargeKernel, check_file
 from fedtangent._src.measures import uncertainty
 from fedtangent._src.progress import progress_of
+from fedtangent._src.theory.checks import require_float64
 from fedtangent._src.theory.flow import Flow
 from fedtangent._src.theory.flow.asymptotics import factors_to_search
-from fedtangent._src.theory.precision import require_float64
+from fedtangent._src.theory.flow.tuning import LOWEST, Rates, searched_rates
 from fedtangent._src.types import Algorithm, ArrayLike, Cohort, Cost, Key, Prediction, PyTree
 
 BAND = (5, 95)  # percent of the initial functions
@@ -95,10 +90,10 @@ class Plan(NamedTuple):
     @property
     def rate(self) -> float:
         """The clients' learning rate; of a schedule the largest; NaN for an optimiser that the closed form rejects."""
-        training = training_of(self.setting.algorithm)
+        training = followed.training_of(self.setting.algorithm)
         if training.optimizer is not None and isinstance(self.setting.rule, str):
             return np.nan
-        return float(np.max(rates_of(training, self.setting.size.num_rounds)))
+        return float(np.max(followed.rates_of(training, self.setting.size.num_rounds)))
 
     @property
     def draws(self) -> int:
@@ -116,7 +111,7 @@ class Plan(NamedTuple):
     def how(self) -> str:
         """The name of the theory that predicts the run, with the reason if it is no closed form."""
         if self.setting.start is not None:
-            return how_at_start(self.setting)
+            return from_start.how_at_start(self.setting)
         return "the federated flow" if self.is_flow else how_on_features(self.setting)
 
     @property
@@ -378,19 +373,19 @@ def plan_of(
     start: Key | PyTree | None = None,
 ) -> Plan:
     """Builds the plan of a run from the arguments of ``predict``; raises ``ValueError`` as ``predict`` does."""
-    check_evaluation(evaluation)
+    followed.check_evaluation(evaluation)
     check_forecasting(forecasting)
     whole("num_rounds", num_rounds)
     seed = check_seed(seed)
     weights = None
     if start is not None or algorithm.model.kernel is None:
-        weights = weights_of(algorithm, examples.clients.num_clients, examples.data.x[:2], seed, start)
+        weights = from_start.weights_of(algorithm, examples.clients.num_clients, examples.data.x[:2], seed, start)
     size = Scale((1,), 1, num_rounds, 1 if evaluation.every is None else evaluation.every)
-    setting = setting_of(algorithm, examples, size, seed, most_points=None, own_width=True, start=weights)
-    if isinstance(setting.rule, str) or (weights is not None and linearised_why(setting)):
+    setting = followed.setting_of(algorithm, examples, size, seed, most_points=None, own_width=True, start=weights)
+    if isinstance(setting.rule, str) or (weights is not None and from_start.linearised_why(setting)):
         _check_run(setting, forecasting)
     if weights is None:
-        check_kernels(algorithm.model, setting.problem.x_train[:2])
+        followed.check_kernels(algorithm.model, setting.problem.x_train[:2])
     plan = Plan(setting, examples, forecasting)
     if plan.main == "accuracy" and forecasting.target is not None:
         number("target", forecasting.target, above=0, at_most=1)
@@ -471,18 +466,18 @@ def _runs_of(plan: Plan, kernels: KernelBlocks | LargeKernel | None, say: Report
         x = jnp.asarray(np.concatenate([problem.x_train, problem.x_test]))
         functions = jax.jit(jax.vmap(setting.algorithm.model.apply, (0, None)))(setting.start, x)
         starts = Starts(*np.split(np.asarray(functions, np.float64)[None], [len(problem.x_train)], axis=2))
-    if kernels is None and linearised_why(setting):
-        trained = linearised_outputs(setting)
+    if kernels is None and from_start.linearised_why(setting):
+        trained = from_start.linearised_outputs(setting)
         return _Runs(plan, (), starts, lambda _, rounds, factor: _after(rounds, setting, trained(factor)))
     if isinstance(setting.rule, str):
         assert isinstance(kernels, KernelBlocks)  # checked with the plan
         say(f"{setting.name}: whether the kernel determines the run, on rotated features")
         try:
             return _Runs(plan, (), *_feature_outputs(setting, kernels, starts))
-        except NotFollowed as error:
-            return _runs_of(plan._replace(setting=at_seed(setting, str(error))), None, say)
+        except followed.NotFollowed as error:
+            return _runs_of(plan._replace(setting=from_start.at_seed(setting, str(error))), None, say)
     if kernels is None:
-        flows = tuple(flows_at_start(setting, setting.start))
+        flows = tuple(from_start.flows_at_start(setting, setting.start))
     else:
         flows = (run_flow(setting, kernels, cohorts(setting)),)
     return _Runs(plan, flows, starts, _flow_outputs(plan, flows))
@@ -630,7 +625,7 @@ def _fastest_rate(runs: _Runs, rates: Rates) -> float | None:
 def _traffic(plan: Plan, cohorts: Cohort) -> tuple[Num[np.ndarray, "r"], Num[np.ndarray, "r"]]:
     """Computes uplink and downlink bytes until each evaluated round, [r] each, as ``simulate`` counts them."""
     setting, cost = plan.setting, plan.cost
-    contacted = contacted_clients(setting.algorithm.schedule, cohorts, setting.seed)
+    contacted = followed.contacted_clients(setting.algorithm.schedule, cohorts, setting.seed)
     present = np.asarray(cohorts.weight) > 0
     examples = np.asarray(setting.problem.partition.sizes)[np.asarray(cohorts.client)] * present
     sent = [at_start(cost)]

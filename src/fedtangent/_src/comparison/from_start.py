@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from typing import NamedTuple, Protocol, runtime_checkable
+from typing import Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
@@ -18,15 +18,13 @@ from jaxtyping import Float, Shaped
 
 from fedtangent._src import pytrees
 from fedtangent._src.comparison.followed import NotFollowed, of_fixed_width
-from fedtangent._src.comparison.laziness.along import check_linearisable, linearised_paths
+from fedtangent._src.comparison.laziness import check_linearisable, linearised_paths
 from fedtangent._src.comparison.linear_models import MOST_ROWS, empirical_blocks, linearised_follows
-from fedtangent._src.comparison.outcomes import Gap, PredictedCurve, curve_of, gap_of, rows_of
+from fedtangent._src.comparison.outcomes import BesidePrediction, gap_of
 from fedtangent._src.comparison.predicted import Outputs, from_starts, run_flow, starts_of
 from fedtangent._src.comparison.settings import Report, Setting
-from fedtangent._src.comparison.simulated import Simulated, cohorts, history_beside, trained_networks
-from fedtangent._src.comparison.table import MethodRow
+from fedtangent._src.comparison.simulated import cohorts, trained_networks
 from fedtangent._src.comparison.verdicts import Verdict
-from fedtangent._src.engine.history import History, html_of
 from fedtangent._src.engine.run import check_start
 from fedtangent._src.theory.flow import Flow
 from fedtangent._src.types import Algorithm, AnyArray, Key, PyTree
@@ -34,21 +32,20 @@ from fedtangent._src.types import Algorithm, AnyArray, Key, PyTree
 STATEMENT = "network linearised at its start = flow of its tangent kernel, every round"
 
 
-class FromStart(NamedTuple):
+@dataclasses.dataclass(frozen=True, eq=False)
+class FromStart(BesidePrediction):
     """A run from given weights, simulated, and predicted by its linearisation there.
 
+    It has the fields ``setting``, ``simulated`` and ``gaps``, and the properties ``curve``, ``rows`` and ``history``,
+    of ``BesidePrediction``.
+
     Attributes:
-        setting: Data, clients and algorithm.
-        simulated: Outputs of the K networks at the evaluated rounds; one entry.
-        gaps: Predicted outputs, and their distance to the networks; one entry.
         how: Name of the prediction: the flow, or the trained linearised network, with the reason.
         verdicts: Check that the flow equals the linearised network, with wrong flows as controls; empty without a flow.
         seconds: Time of the comparison.
     """
 
-    setting: Setting
-    simulated: tuple[Simulated]
-    gaps: tuple[Gap]
+    method = "linearised at the start"
     how: str
     verdicts: tuple[Verdict, ...]
     seconds: float
@@ -61,9 +58,6 @@ class FromStart(NamedTuple):
             lines.append(f"{outcome}: {verdict.statement} (difference {verdict.measured})")
         return f"FromStart({self.setting.title}; {'; '.join(lines)})"
 
-    def _repr_html_(self) -> str:
-        return html_of(self)
-
     @property
     def feature_learning(self) -> Float[np.ndarray, "r K"]:
         """The distance of networks from their linearisation at the test examples, [r, K].
@@ -71,26 +65,6 @@ class FromStart(NamedTuple):
         It is relative to how far training moves the linearisation.
         """
         return self.gaps[0].error[..., 0]
-
-    @property
-    def method(self) -> str:
-        """The name of the prediction."""
-        return "linearised at the start"
-
-    @property
-    def ntk_fl(self) -> tuple[Simulated, ...]:
-        """Empty: NTK-FL is compared with closed forms only."""
-        return ()
-
-    @property
-    def curve(self) -> PredictedCurve:
-        """The prediction of the networks."""
-        return curve_of(self.setting.problem, self.simulated[0], self.gaps[0])
-
-    @property
-    def rows(self) -> tuple[MethodRow, ...]:
-        """The rows of the table: the networks, and their prediction."""
-        return rows_of(self.setting, self.method, self.simulated, self.gaps)
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -107,11 +81,6 @@ class FromStart(NamedTuple):
                 f"{last:.3g}, so the learning rate is too large for the kernel at the start"
             )
         return tuple(notes)
-
-    @property
-    def history(self) -> History:
-        """The metrics of the networks along the run; ``predicted`` has the metrics of their linearisation."""
-        return history_beside(self.setting.problem, self.simulated[0], self.gaps[0].train, self.gaps[0].test)
 
 
 def compare_from(setting: Setting, progress: bool | None = False, say: Report = lambda line: None) -> FromStart:

@@ -20,8 +20,8 @@ from fedtangent._src.federated.schedule import drawn_cohorts
 from fedtangent._src.kernels.empirical import empirical_ntk
 from fedtangent._src.measures.tangent_kernels import check_watchable
 from fedtangent._src.models.features import LinearStructure
+from fedtangent._src.theory.checks import require_float64
 from fedtangent._src.theory.flow import Rule
-from fedtangent._src.theory.precision import require_float64
 from fedtangent._src.types import Algorithm, Array, Cohort, FederatedData, Key, Model, Partition, PyTree
 
 

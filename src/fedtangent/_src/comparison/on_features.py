@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from typing import NamedTuple
 
 import jax
 import numpy as np
@@ -17,39 +16,35 @@ from jaxtyping import Float
 
 from fedtangent._src.comparison.all_verdicts import verdicts_from_starts
 from fedtangent._src.comparison.followed import NotFollowed
-from fedtangent._src.comparison.outcomes import Gap, PredictedCurve, curve_of, gap_of, rows_of
+from fedtangent._src.comparison.outcomes import BesidePrediction, gap_of
 from fedtangent._src.comparison.predicted import Outputs, Starts, prior_starts, starts_of
 from fedtangent._src.comparison.rotations import FeaturePaths, RotationTest, feature_paths, rotation_test
 from fedtangent._src.comparison.settings import Report, Setting
-from fedtangent._src.comparison.simulated import Simulated, history_beside, trained_networks
+from fedtangent._src.comparison.simulated import Simulated, trained_networks
 from fedtangent._src.comparison.statistics import relative_errors
-from fedtangent._src.comparison.table import MethodRow
 from fedtangent._src.comparison.verdicts import EXACT, Verdict, exact_verdict, summary
 from fedtangent._src.data import partition
-from fedtangent._src.engine.history import History, html_of
 from fedtangent._src.kernels.features import KernelFeatures, kernel_features
 from fedtangent._src.types import Partition
 
 WRONG_KERNELS = (0.75, 0.5, 0.25)  # factors of the kernel, as wrong as these factors of the rate
 
 
-class OnFeatures(NamedTuple):
+@dataclasses.dataclass(frozen=True, eq=False)
+class OnFeatures(BesidePrediction):
     """Networks of several widths, and the same runs on the features of their analytic kernel.
 
+    It has the fields ``setting``, ``simulated`` and ``gaps``, and the properties ``curve``, ``rows`` and ``history``,
+    of ``BesidePrediction``.
+
     Attributes:
-        setting: Data, clients and algorithm.
-        simulated: Outputs of the networks of each width.
-        gaps: Predicted outputs from the networks' initial functions, and their distance to the networks, for each
-            width.
         rotations: The measurement that the kernel determines the algorithm's runs.
         verdicts: Comparisons with their negative controls; none if the algorithm draws random numbers besides
             minibatches and cohorts, which networks and features do not share.
         seconds: Time of the comparison.
     """
 
-    setting: Setting
-    simulated: tuple[Simulated, ...]
-    gaps: tuple[Gap, ...]
+    method = "kernel's features"
     rotations: RotationTest
     verdicts: tuple[Verdict, ...]
     seconds: float
@@ -63,9 +58,6 @@ class OnFeatures(NamedTuple):
         outcome = [summary(self.verdicts)] if self.verdicts else []
         return f"OnFeatures({self.setting.title}; {'; '.join([self.notes[0], apart, *self.notes[1:], *outcome])})"
 
-    def _repr_html_(self) -> str:
-        return html_of(self)
-
     @property
     def noise(self) -> str:
         """Why single networks are not compared with the features; empty if the kernel determines every run."""
@@ -74,37 +66,12 @@ class OnFeatures(NamedTuple):
         return "the algorithm's random numbers differ between networks and features, which agree in law"
 
     @property
-    def method(self) -> str:
-        """The name of the prediction."""
-        return "kernel's features"
-
-    @property
-    def ntk_fl(self) -> tuple[Simulated, ...]:
-        """Empty: NTK-FL is compared with closed forms only."""
-        return ()
-
-    @property
-    def curve(self) -> PredictedCurve:
-        """The prediction of the widest networks."""
-        return curve_of(self.setting.problem, self.simulated[-1], self.gaps[-1])
-
-    @property
-    def rows(self) -> tuple[MethodRow, ...]:
-        """The rows of the table: networks of each width, and the prediction of the widest."""
-        return rows_of(self.setting, self.method, self.simulated, self.gaps)
-
-    @property
     def notes(self) -> tuple[str, ...]:
         """Remarks below the table: the reason why there is no closed form, and limits of the comparison."""
         first, last = (float(self.gaps[-1].simulated[at]) for at in (0, -1))
         little = self.setting.problem.little_learned(first, last)
         noise = self.noise and f"no verdict: {self.noise}"
         return tuple(filter(None, [f"prediction: {how_on_features(self.setting)}", noise, little]))
-
-    @property
-    def history(self) -> History:
-        """The metrics of the widest networks. Its ``predicted`` has the metrics of the features."""
-        return history_beside(self.setting.problem, self.simulated[-1], self.gaps[-1].train, self.gaps[-1].test)
 
 
 def compare_on_features(setting: Setting, progress: bool | None = False, say: Report = lambda line: None) -> OnFeatures:

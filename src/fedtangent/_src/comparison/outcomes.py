@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import NamedTuple
+from dataclasses import dataclass
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 from jaxtyping import Float, Int
 
 from fedtangent._src.comparison.settings import Problem, Setting
-from fedtangent._src.comparison.simulated import Simulated
+from fedtangent._src.comparison.simulated import Simulated, history_beside
 from fedtangent._src.comparison.statistics import relative_errors, run_errors
 from fedtangent._src.comparison.table import MethodRow, networks_row, outputs_row
+from fedtangent._src.engine.history import History, html_of
 
 
 class Gap(NamedTuple):
@@ -53,33 +54,44 @@ def gap_of(
     return Gap(error, of_run, problem.left(networks.train), problem.left(train), test, train)
 
 
-def curve_of(problem: Problem, networks: Simulated, gap: Gap) -> PredictedCurve:
-    """Returns the curve of a prediction at the evaluated rounds.
+@dataclass(frozen=True, eq=False)
+class BesidePrediction:
+    """Networks and a prediction of each from its initial function, which is no closed form.
 
-    Args:
-        problem: Examples and loss.
-        networks: The networks that are predicted.
-        gap: Their prediction.
+    Attributes:
+        setting: Data, clients and algorithm.
+        simulated: Outputs of the networks of each width, or of the networks from the start, at the evaluated rounds.
+        gaps: Predicted outputs from the networks' initial functions, and their distance to the networks, for each
+            width.
     """
-    return PredictedCurve(np.array(networks.rounds), gap.predicted, problem.score(gap.test.mean(axis=1)))
 
+    method: ClassVar[str]  # name of the prediction
+    ntk_fl: ClassVar[tuple[Simulated, ...]] = ()  # it is compared with closed forms only
+    setting: Setting
+    simulated: tuple[Simulated, ...]
+    gaps: tuple[Gap, ...]
 
-def rows_of(
-    setting: Setting, method: str, simulated: Sequence[Simulated], gaps: Sequence[Gap]
-) -> tuple[MethodRow, ...]:
-    """Builds the rows of a comparison without a law: networks of each width, and the prediction of the widest.
+    def _repr_html_(self) -> str:
+        return html_of(self)
 
-    Args:
-        setting: The setting.
-        method: Name of the prediction.
-        simulated: Networks of each width, ascending.
-        gaps: Their predictions.
-    """
-    test, pairs = gaps[-1].test[-1], zip(simulated, gaps, strict=True)
-    rows = [networks_row(setting, networks, float(np.mean(gap.error[-1]))) for networks, gap in pairs]
-    return *rows, outputs_row(
-        setting, f"{method}, round {setting.size.num_rounds}", test, setting.problem.ensemble(test)
-    )
+    @property
+    def curve(self) -> PredictedCurve:
+        """The prediction of the widest networks."""
+        problem, networks, gap = self.setting.problem, self.simulated[-1], self.gaps[-1]
+        return PredictedCurve(np.array(networks.rounds), gap.predicted, problem.score(gap.test.mean(axis=1)))
+
+    @property
+    def rows(self) -> tuple[MethodRow, ...]:
+        """The rows of the table: networks of each width, and the prediction of the widest."""
+        setting, test, pairs = self.setting, self.gaps[-1].test[-1], zip(self.simulated, self.gaps, strict=True)
+        rows = [networks_row(setting, networks, float(np.mean(gap.error[-1]))) for networks, gap in pairs]
+        title = f"{self.method}, round {setting.size.num_rounds}"
+        return *rows, outputs_row(setting, title, test, setting.problem.ensemble(test))
+
+    @property
+    def history(self) -> History:
+        """The metrics of the widest networks along the run; ``predicted`` has the metrics of their prediction."""
+        return history_beside(self.setting.problem, self.simulated[-1], self.gaps[-1].train, self.gaps[-1].test)
 
 
 def errors_by_client(problem: Problem, networks: Simulated, gap: Gap) -> dict[int, tuple[float, float]]:

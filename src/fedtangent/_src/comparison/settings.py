@@ -17,7 +17,7 @@ from jaxtyping import Float, Int, Num
 from fedtangent._src import data as datasets
 from fedtangent._src.checks import finite
 from fedtangent._src.kernels.gram import KernelBlocks, kernel_blocks
-from fedtangent._src.kernels.kept import kept_blocks
+from fedtangent._src.kernels.large import kept_blocks
 from fedtangent._src.losses import Loss, get_loss, is_right, mean_form, mean_prediction, targets_of, words
 from fedtangent._src.models.kernels import AnalyticKernel
 from fedtangent._src.progress import progress_of, ticks

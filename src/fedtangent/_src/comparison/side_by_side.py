@@ -10,7 +10,7 @@ import numpy as np
 
 from fedtangent._src.checks import whole
 from fedtangent._src.comparison import all_verdicts
-from fedtangent._src.comparison.laziness.widths import Laziness, at_points, split, watched_draws
+from fedtangent._src.comparison.laziness import Laziness, at_points, split, watched_draws
 from fedtangent._src.comparison.outcomes import Gap, PredictedCurve, gap_of
 from fedtangent._src.comparison.predicted import Predicted, Starts, from_starts, predict, starts_of
 from fedtangent._src.comparison.settings import Report, Setting
@@ -19,7 +19,7 @@ from fedtangent._src.comparison.table import MethodRow, simulated_row, theory_ro
 from fedtangent._src.comparison.verdicts import Verdict, summary
 from fedtangent._src.engine.history import History, html_of
 from fedtangent._src.losses import targets_of
-from fedtangent._src.theory.precision import require_float64
+from fedtangent._src.theory.checks import require_float64
 
 FEWEST_DRAWS = 5  # for the interval of a variance
 FEWEST_WIDTHS = 3  # for the interval of a slope

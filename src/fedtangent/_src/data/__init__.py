@@ -1,9 +1,15 @@
 """Data sets, class targets, and the data of a federation on the device."""
 
-from fedtangent._src.data.dataset import Dataset, SourceInfo, classification_targets, sign_targets
+from fedtangent._src.data.dataset import (
+    Dataset,
+    SourceInfo,
+    classification_targets,
+    projected,
+    projection_matrix,
+    sign_targets,
+)
 from fedtangent._src.data.federated import federated_data, max_client_size
 from fedtangent._src.data.named import load
-from fedtangent._src.data.projection import projected, projection_matrix
 
 __all__ = [
     "Dataset",

@@ -1,16 +1,26 @@
-"""LEAF (Caldas et al., 2018): its JSON files of each user's examples, and arrays of the examples of its users."""
+"""LEAF (Caldas et al., 2018): its JSON files of each user's examples, and the files of TensorFlow Federated.
+
+TensorFlow Federated packs LEAF's data, with examples of every client to train and to test, as ``.lzma``: a table of
+``tf.train.Example`` by client in SQLite.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import lzma
+import shutil
+import sqlite3
+import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
 from fedtangent._src import checks
 from fedtangent._src.data import files
-from fedtangent._src.data.published import Arrays
+from fedtangent._src.data.files import reading
+from fedtangent._src.data.published import Arrays, Published, verify
 
 SPLITS = ("train", "test")
 PAPER = "caldas2018"
@@ -123,3 +133,58 @@ def first_users(arrays: Arrays, num_users: int | None) -> Arrays:
     others = users[checks.whole("num_users", num_users, 1, len(users)) :]
     splits = [split for split in SPLITS if f"user_{split}" in arrays]
     return selected(arrays, {split: ~np.isin(arrays[f"user_{split}"], others) for split in splits})
+
+
+FeatureValue: TypeAlias = bytes | np.ndarray
+URL = "https://storage.googleapis.com/tff-datasets-public/"
+
+
+class Row(NamedTuple):
+    """An example: its client, and its features by name: bytes, or arrays of float32 or int64."""
+
+    client: str
+    features: dict[str, FeatureValue]
+
+
+def rows(published: Published, path: Path, split: str, features: Mapping[str, str]) -> Iterator[Row]:
+    """Yields the examples of ``split``, client after client in the order of their names, each in the table's order.
+
+    The database is unpacked into a temporary folder while it is read.
+
+    Args:
+        published: The data set.
+        path: Its file.
+        split: Name of a split in the database.
+        features: Kind of each feature by name: ``bytes_list``, ``float_list`` or ``int64_list``; no feature may be
+            empty.
+
+    Raises:
+        ValueError: The file is not the published one, cannot be read, or has no such split or feature.
+    """
+    from tensorflow_datasets.proto import tf_example_pb2  # heavy: TensorFlow Datasets
+
+    (role,) = published.files
+    verify(published, role, path)
+    query = "SELECT client_id, serialized_example_proto FROM examples WHERE split_name = ? ORDER BY client_id, rowid"
+    count = 0
+    with tempfile.TemporaryDirectory(prefix=f"{published.name}-") as folder:
+        database = Path(folder) / "database.sqlite"
+        with reading(published.name, path):
+            with lzma.open(path) as packed, database.open("wb") as unpacked:
+                shutil.copyfileobj(packed, unpacked, 2**20)
+            with contextlib.closing(sqlite3.connect(database)) as connection:
+                for client, serialised in connection.execute(query, (split,)):
+                    stored = tf_example_pb2.Example.FromString(serialised).features.feature
+                    yield Row(str(client), {name: _value(stored, name, kind) for name, kind in features.items()})
+                    count += 1
+    if count == 0:
+        raise ValueError(f"{published.name}: {path} has no examples of {split!r}")
+
+
+def _value(stored: Mapping[str, object], name: str, kind: str) -> FeatureValue:
+    values = getattr(stored[name], kind).value if name in stored else ()
+    if not values:
+        raise ValueError(f"an example has no {name} of kind {kind}")
+    if kind == "bytes_list":
+        return bytes(values[0])
+    return np.array(values, np.float32 if kind == "float_list" else np.int64)

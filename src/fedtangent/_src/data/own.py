@@ -27,7 +27,7 @@ import numpy as np
 from jaxtyping import Bool, Num, Shaped
 
 from fedtangent._src import checks
-from fedtangent._src.data import archive, files
+from fedtangent._src.data import files
 from fedtangent._src.data.dataset import IMAGE, TOKENS, VECTOR, Dataset, DatasetEntry, SourceInfo, first, pixels
 from fedtangent._src.data.partition.drawn import assemble
 from fedtangent._src.data.partition.given import by_user, numbered
@@ -89,10 +89,10 @@ def entry(name: str, input_kind: str | None = None, target_kind: str | None = No
     """
     path = expanded("dataset", name)
     headers = files.headers("dataset", path)
-    archive.require("dataset", path, headers, NEEDED)
+    files.require("dataset", path, headers, NEEDED)
     shape, dtype = headers["x"]
     is_unclear = input_kind is None and len(shape) == 2 and dtype.kind in "iu" and dtype != np.uint8
-    x = archive.read("dataset", path, NEEDED)["x"] if is_unclear else np.broadcast_to(np.zeros((), dtype), shape)
+    x = files.read("dataset", path, NEEDED)["x"] if is_unclear else np.broadcast_to(np.zeros((), dtype), shape)
     is_regression = not _has_classes(headers["y"], target_kind)
     return DatasetEntry(
         name,
@@ -156,7 +156,7 @@ def _load(name: str, path: Path, options: OwnOptions, data_dir: Path | None, see
 
     Raises ``ValueError`` for arrays that do not fit.
     """
-    arrays = archive.read("dataset", path, NEEDED)
+    arrays = files.read("dataset", path, NEEDED)
     unknown = arrays.keys() - {key + end for key in KEYS for end in SPLITS.values()}
     if unknown:
         raise ValueError(f"dataset: {name} has {', '.join(sorted(unknown))}, allowed are x, y, users, and with _test")

@@ -12,8 +12,8 @@ import numpy as np
 
 from fedtangent._src import checks, data
 from fedtangent._src.data import sharing
+from fedtangent._src.data.dataset import projected
 from fedtangent._src.data.examples import Examples, inputs_on_device, run_examples
-from fedtangent._src.data.projection import projected
 from fedtangent._src.engine.description import Chosen, CommonOptions, Description
 from fedtangent._src.entries import choose, option_names
 from fedtangent._src.federated import faults

@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 
 
 FINISHED = "finished"  # the status of a run that did all its rounds without trouble
-FAR = 100.0  # times the first training loss: the run has diverged
 
 
 Metrics = dict[str, Any]  # metrics by name, or by split and name

@@ -16,23 +16,13 @@ from fedtangent._src.checks import instance, shown, whole
 from fedtangent._src.data.dataset import Dataset
 from fedtangent._src.data.examples import Examples, run_examples
 from fedtangent._src.data.federated import max_client_size
-from fedtangent._src.engine import auto, memory
+from fedtangent._src.engine import auto, loop, memory
 from fedtangent._src.engine.checkpoints import Checkpoints, store
 from fedtangent._src.engine.checkpoints.options import identity
 from fedtangent._src.engine.clients import Devices, default_mapping, engine_for, parse
 from fedtangent._src.engine.clients import Mapping as ClientMapping
 from fedtangent._src.engine.history import Measurement, Run
-from fedtangent._src.engine.loop import (
-    Evaluation,
-    Past,
-    RunSetup,
-    chunk_length,
-    first_past,
-    go,
-    info_shapes,
-    run_chunk,
-    state_shapes,
-)
+from fedtangent._src.engine.loop import Evaluation
 from fedtangent._src.engine.processes import is_main, replicate, stop_signals
 from fedtangent._src.measures import uncertainty
 from fedtangent._src.models.rows import check_reads
@@ -101,7 +91,9 @@ def resolve_mapping(
     before = store.mapping_of(store.open_store(checkpoint)) if mapping == "auto" and checkpoint is not None else mapping
     chosen, seconds = parse(before) if before and before != "auto" else None, dict[str, float]()
     engine = engine_for(data, default_mapping() if chosen is None else chosen)
-    length = chunk_length(info_shapes(algorithm, engine, state_shapes(algorithm, data.num_clients), data))
+    length = loop.chunk_length(
+        loop.info_shapes(algorithm, engine, loop.state_shapes(algorithm, data.num_clients), data)
+    )
     if chosen is None:
         probe = partial(_probe, algorithm, data, length)
         chosen, seconds = auto.choose(algorithm, data, largest, num_rounds, length, probe)
@@ -113,7 +105,7 @@ def _probe(algorithm: Algorithm, data: FederatedData, length: int, mapping: Clie
     engine = engine_for(data, mapping)
     placed = replicate(data, engine.mesh)
     return auto.seconds_a_round(
-        lambda state, rounds: run_chunk(algorithm, engine, length, state, placed, jnp.int32(rounds)),
+        lambda state, rounds: loop.run_chunk(algorithm, engine, length, state, placed, jnp.int32(rounds)),
         lambda: replicate(algorithm.init(0, data.num_clients), engine.mesh),
     )
 
@@ -294,17 +286,17 @@ def simulate_rounds(
     """
     engine = engine_for(data, mapping)
     state = algorithm.init(seed, data.num_clients, start)
-    shapes = info_shapes(algorithm, engine, state, data)
+    shapes = loop.info_shapes(algorithm, engine, state, data)
     saves = None
     if checkpoints is not None:
         identifying = identity(algorithm.name, data, seed, start, evaluation.every)
         if not checkpoints.config:
             identifying["traced round"] = auto.fingerprint(algorithm, data, state)
         saves = store.for_run(store.open_store(checkpoints), identifying, mapping, shapes)
-    place, length = partial(replicate, mesh=engine.mesh), chunk_length(shapes)
+    place, length = partial(replicate, mesh=engine.mesh), loop.chunk_length(shapes)
     placed = place(data)
-    setup = RunSetup(
-        chunk=lambda state, rounds: run_chunk(algorithm, engine, length, state, placed, rounds),
+    setup = loop.RunSetup(
+        chunk=lambda state, rounds: loop.run_chunk(algorithm, engine, length, state, placed, rounds),
         measure=None if evaluation.measure is None else partial(evaluation.measure, algorithm),
         num_rounds=num_rounds,
         evaluation=evaluation,
@@ -315,7 +307,7 @@ def simulate_rounds(
         store=saves,
     )
     with store.claimed(saves):
-        past = first_past(setup, state)
+        past = loop.first_past(setup, state)
         return _run(setup, past._replace(state=place(past.state)), algorithm.name)
 
 
@@ -383,7 +375,7 @@ def params_by_round(
     return jax.tree.map(lambda *leaves: np.stack(leaves), *measured)
 
 
-def _run(setup: RunSetup, past: Past, name: str) -> Run:
+def _run(setup: loop.RunSetup, past: loop.Past, name: str) -> Run:
     """Runs from ``past`` to the end, under a progress bar called ``name``."""
     is_shown = setup.evaluation.progress if is_main() else False
     with (
@@ -396,4 +388,4 @@ def _run(setup: RunSetup, past: Past, name: str) -> Run:
                 bar.set_postfix_str(f"{metric} after round {row.round}", refresh=False)
             setup.report(row)
 
-        return go(setup._replace(report=report), past, signalled, bar.update)
+        return loop.go(setup._replace(report=report), past, signalled, bar.update)

@@ -238,7 +238,7 @@ def minimise(
         (int32) and, of an optimiser that accumulates gradients, ``unapplied`` (gradients that it still held, int32). A
         client of size 0 returns ``start`` unchanged.
     """
-    full_batch = _is_full_batch(work, client.rows.shape[0])
+    full_batch = work.batch_size is None or work.batch_size >= client.rows.shape[0]
     if full_batch and model.descend and isinstance(optimizer, Sgd) and _is_plain(work, problem):
         return _descended(model.descend, loss, optimizer.rate, work, problem.start, client)
     gradient = _gradient(model, loss, problem)
@@ -266,11 +266,6 @@ def _unapplied(opt_state: PyTree) -> dict[str, Array]:
 
 def _info(total_loss: Float[Array, ""], steps: Int[Array, ""]) -> dict[str, Array]:
     return {"loss": total_loss / jnp.maximum(steps, 1), "steps": jnp.asarray(steps, jnp.int32)}
-
-
-def _is_full_batch(work: Work, largest: int) -> bool:
-    """Returns whether every batch holds all of a client's examples, so that no batch needs to be drawn."""
-    return work.batch_size is None or work.batch_size >= largest
 
 
 def _is_plain(work: Work, problem: LocalProblem) -> bool:

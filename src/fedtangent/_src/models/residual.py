@@ -6,18 +6,10 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from fedtangent._src.checks import whole
+from fedtangent._src.models import images
 from fedtangent._src.models.convolutional import convolution_called
 from fedtangent._src.models.entry import MOST_LAYERS
 from fedtangent._src.models.gemm import Convolution
-from fedtangent._src.models.images import (
-    Layers,
-    check_blocks,
-    check_groups,
-    image_network,
-    image_shape,
-    of_images,
-    strides,
-)
 from fedtangent._src.types import Array, Model
 
 if TYPE_CHECKING:
@@ -31,7 +23,7 @@ def _network(stages: list[tuple[int, int, int]], groups: int, output_size: int, 
     """Builds the network; a stage is (channels, blocks, stride of the first block)."""
     import flax.linen as nn  # here: it takes longer to import than the rest of the package
 
-    layers = Layers(convolution, nn.initializers.variance_scaling(2.0, "fan_out", "normal"), groups)
+    layers = images.Layers(convolution, nn.initializers.variance_scaling(2.0, "fan_out", "normal"), groups)
     conv, norm = layers.conv, layers.norm
 
     class Block(nn.Module):
@@ -58,7 +50,7 @@ def _network(stages: list[tuple[int, int, int]], groups: int, output_size: int, 
     return Network()
 
 
-@image_network(MOST, "he2016", "wu_he2018")
+@images.image_network(MOST, "he2016", "wu_he2018")
 def resnet18(
     input_shape: Sequence[int] = (32, 32, 3),
     output_size: int = 10,
@@ -82,7 +74,7 @@ def resnet18(
     return _resnet("resnet18", input_shape, output_size, width, blocks, groups, convolution)
 
 
-@image_network(MOST, "he2016", "wu_he2018")
+@images.image_network(MOST, "he2016", "wu_he2018")
 def resnet34(
     input_shape: Sequence[int] = (32, 32, 3),
     output_size: int = 10,
@@ -110,12 +102,12 @@ def _resnet(
     groups: int,
     convolution: str,
 ) -> Model:
-    shape = image_shape(input_shape)
+    shape = images.image_shape(input_shape)
     whole("output_size", output_size)
-    numbers = check_blocks(blocks, STAGES)
+    numbers = images.check_blocks(blocks, STAGES)
     channels = [whole("width", width) * 2**stage for stage in range(len(numbers))]
-    check_groups(groups, channels)
-    halved = [1, *strides(shape, STAGES - 1)[STAGES - len(numbers) :]]
+    images.check_groups(groups, channels)
+    halved = [1, *images.strides(shape, STAGES - 1)[STAGES - len(numbers) :]]
     chosen = convolution_called(convolution, (*shape[:2], width), width, 3)  # the first stage sees the largest images
     stages = list(zip(channels, numbers, halved, strict=True))
-    return of_images(_network(stages, groups, output_size, chosen), shape, output_size, name)
+    return images.of_images(_network(stages, groups, output_size, chosen), shape, output_size, name)

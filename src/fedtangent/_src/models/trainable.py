@@ -190,18 +190,16 @@ def selection(name: str, model: Model, select: Select, are_matrices: bool = Fals
         chosen = jax.tree.leaves(select)
     if not all(isinstance(leaf, bool | np.bool_) for leaf in chosen):
         raise ValueError(f"{name}: got {chosen}, a mask must hold True or False only")
-    allowed = {path for path, shape in shapes.items() if not are_matrices or _is_matrix(shape)}
+    # a bias may have the shape [1, units]
+    allowed = {
+        path for path, shape in shapes.items() if not are_matrices or (len(shape) >= 2 and math.prod(shape[:-1]) > 1)
+    }
     mask = [bool(leaf) and path in allowed for path, leaf in zip(shapes, chosen, strict=True)]
     if not any(mask):
         one, all_ = ("matrix", "matrices") if are_matrices else ("parameter", "parameters")
         paths = ", ".join(path for path in shapes if path in allowed) or "an array without a name"
         raise ValueError(f"{name}: got {select!r}, which matches no {one}; the {all_} are {paths}")
     return jax.tree.unflatten(structure, mask)
-
-
-def _is_matrix(shape: tuple[int, ...]) -> bool:
-    """Returns whether a shape has rows and columns, more than one row (a bias may have the shape [1, units])."""
-    return len(shape) >= 2 and math.prod(shape[:-1]) > 1
 
 
 def part_of(mask: PyTree, params: PyTree) -> PyTree:

@@ -118,17 +118,13 @@ def bounded(
             lines = np.atleast_2d(_positive(values))
             ax.plot(at, lines.T, ls=":", color=NEUTRAL, lw=1.8, label=[name, *[None] * (len(lines) - 1)])
         curves = [*panel.measured.values(), *panel.predicted.values()]
-        dress(ax, names[0], title=panel.title, log=log, whole="x" not in log and _are_whole(at))
+        dress(ax, names[0], title=panel.title, log=log, whole="x" not in log and bool(np.all(at == np.round(at))))
         ax.set_ylim(
             max(min(float(np.min(v)) for v in curves) / 3, 1e-14) if lowest is None else lowest,
             1.5 * max(float(np.max(v)) for v in (*curves, *panel.bounds.values())),
         )
     axes[0][0].set_ylabel(names[1])
     return save(figure, path, title)
-
-
-def _are_whole(values: np.ndarray) -> bool:
-    return bool(np.all(values == np.round(values)))
 
 
 def _positive(values: np.ndarray) -> np.ndarray:

@@ -1,24 +1,62 @@
-"""Checks of the theory's arguments, before any work starts; each raises a ``ValueError`` that names the argument."""
+"""Float64 for the theory; checks of its arguments, which raise a ``ValueError``; and the assumptions of theorems."""
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, ParamSpec, TypeVar, cast
+
+import jax
+import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Bool, Float64, Int
 
 from fedtangent._src.checks import MAX_INDEX, choice, finite, real_array, symmetric, whole
 from fedtangent._src.data.partition import validate
-from fedtangent._src.kernels.gram import (
-    MOST_CHECKED,
-    KernelBlocks,
-    check_covariance,
-    is_semidefinite,
-    known_modes,
-    rounding,
-    spaced,
-)
+from fedtangent._src.kernels import gram
 from fedtangent._src.kernels.large import LargeKernel
-from fedtangent._src.theory.precision import is_concrete
 from fedtangent._src.types import ArrayLike, Cohort, Partition, PyTree
+
+Inputs = ParamSpec("Inputs")
+Result = TypeVar("Result")
+
+
+def in_float64(function: Callable[Inputs, Result]) -> Callable[Inputs, Result]:
+    """Wraps ``function`` so that it runs with JAX's 64-bit types enabled.
+
+    If the program has enabled them (``jax_enable_x64``), the function is called directly: traceable, differentiable,
+    returning JAX arrays. Otherwise it runs eagerly in a 64-bit scope, and its arrays are returned as NumPy float64,
+    which later 32-bit JAX code can read. Inside a caller's jit or grad that is impossible, and the call raises a
+    ValueError.
+    """
+
+    @functools.wraps(function)
+    def wrapped(*args: Inputs.args, **kwargs: Inputs.kwargs) -> Result:
+        if jnp.result_type(float) == np.float64:
+            return function(*args, **kwargs)
+        if not is_concrete(args, kwargs, jnp.zeros(())):  # the zero: of a call that is staged into a larger program
+            require_float64(f" for {function.__name__} in jit, grad or vmap")
+        with jax.enable_x64(True):
+            result = function(*args, **kwargs)
+        return cast(Result, jax.tree.map(lambda a: np.asarray(a) if isinstance(a, jax.Array) else a, result))
+
+    return wrapped
+
+
+def require_float64(where: str = "") -> None:
+    """Raises ``ValueError`` unless the program has enabled JAX's 64-bit types; ``where`` completes the message."""
+    if jnp.result_type(float) != np.float64:
+        raise ValueError(f"jax_enable_x64: got False, must be True{where}; call fedtangent.enable_x64() first")
+
+
+def is_concrete(*values: PyTree) -> bool:
+    """Returns whether no leaf of ``values`` is a tracer, so that their numbers can be read."""
+    return not any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(values))
+
+
+def on_device(array: np.ndarray) -> jax.Array:
+    """Returns ``array`` as a JAX array, without a copy if it is read-only (``kernels.gram.read_only``)."""
+    return jnp.asarray(array) if array.flags.writeable else jax.device_put(array)
 
 
 def check_shape(name: str, value: ArrayLike, shape: tuple[int, ...]) -> None:
@@ -54,7 +92,7 @@ def check_rows(name: str, values: ArrayLike, axes: str) -> Float64[np.ndarray, "
     return rows
 
 
-def check_blocks(kernels: KernelBlocks, target_shape: tuple[int, ...], outputs: str) -> KernelBlocks:
+def check_blocks(kernels: gram.KernelBlocks, target_shape: tuple[int, ...], outputs: str) -> gram.KernelBlocks:
     """Checks kernel blocks and returns them as float64.
 
     The shapes must agree with the targets, the numbers must be finite, and each kernel symmetric positive semidefinite.
@@ -85,12 +123,13 @@ def check_blocks(kernels: KernelBlocks, target_shape: tuple[int, ...], outputs: 
         finite(name, array)
         checked[name] = array if name.endswith("test_train") else symmetric(name, array)
     _check_semidefinite(ntk_train)
-    if rounding(kernels.ntk_train) > rounding(ntk_train):  # of float32, which adds eigenvalues that float64 would keep
-        values, vectors = known_modes(kernels.ntk_train)
+    # rounding of float32 adds eigenvalues that float64 would keep
+    if gram.rounding(kernels.ntk_train) > gram.rounding(ntk_train):
+        values, vectors = gram.known_modes(kernels.ntk_train)
         root, projection = vectors * np.sqrt(np.maximum(values, 0.0)), vectors @ vectors.T
         checked |= {"ntk_train": root @ root.T, "ntk_test_train": np.asarray(checked["ntk_test_train"]) @ projection}
-    blocks = KernelBlocks(**checked)  # type: ignore[arg-type]
-    check_covariance(blocks)
+    blocks = gram.KernelBlocks(**checked)  # type: ignore[arg-type]
+    gram.check_covariance(blocks)
     return blocks
 
 
@@ -230,10 +269,10 @@ def _each_round(name: str, numbers: ArrayLike, num_rounds: int) -> np.ndarray | 
 
 def _check_semidefinite(ntk_train: Float64[np.ndarray, "n n"]) -> None:
     """Raises ``ValueError`` if Theta has an eigenvalue more negative than rounding in float32 can explain."""
-    rows = spaced(len(ntk_train), MOST_CHECKED)  # of a large kernel a sample, evenly spaced
+    rows = gram.spaced(len(ntk_train), gram.MOST_CHECKED)  # of a large kernel a sample, evenly spaced
     matrix = ntk_train[np.ix_(rows, rows)]
     largest = float(np.max(np.sum(np.abs(matrix), axis=1)))  # no eigenvalue is beyond it
-    if not is_semidefinite(matrix, 1e-6 * largest):
+    if not gram.is_semidefinite(matrix, 1e-6 * largest):
         least = np.linalg.eigvalsh(matrix)[0]
         raise ValueError(f"ntk_train: got a smallest eigenvalue of {least:.3g}, must be positive semidefinite")
 
@@ -248,3 +287,53 @@ def check_own_blocks(smallest: Float64[np.ndarray, "N"], largest: Float64[np.nda
     for i in np.flatnonzero(smallest < -1e-6 * np.maximum(largest, np.abs(smallest).max(initial=0.0))):
         block = f"eigenvalue {smallest[i]:.3g} of client {i}'s block"
         raise ValueError(f"ntk_train: got {block}, must be positive semidefinite")
+
+
+ROUNDING = 1e-12  # of inputs that were scaled to norm 1
+
+
+class Assumption(NamedTuple):
+    """One assumption of a theorem; it holds if ``measured relation required``, such as ``0.1 < 2``."""
+
+    name: str
+    statement: str  # meaning of the measured value
+    holds: bool
+    measured: float
+    relation: str  # "<", "<=" or ">"
+    required: float
+
+    def __str__(self) -> str:
+        """Returns the assumption as one line of a report."""
+        word = "holds" if self.holds else "FAILS"
+        return f"{self.name}: {word}, {self.measured:.3g} {self.relation} {self.required:.3g} ({self.statement})"
+
+
+def assumption(
+    name: str, statement: str, measured: float | np.number, relation: str, required: float | np.number
+) -> Assumption:
+    """Builds an assumption and compares its measured value with the required one; a measured NaN fails.
+
+    Args:
+        name: Short name of the assumption.
+        statement: Meaning of the measured value, for the report.
+        measured: Value on the data.
+        relation: "<", "<=" or ">".
+        required: Value that the theorem requires.
+    """
+    holds = {"<": measured < required, "<=": measured <= required, ">": measured > required}[relation]
+    return Assumption(name, statement, bool(holds), float(measured), relation, float(required))
+
+
+def failing(assumptions: Sequence[Assumption]) -> tuple[str, ...]:
+    """Returns the names of the assumptions that do not hold."""
+    return tuple(a.name for a in assumptions if not a.holds)
+
+
+def report(title: str, assumptions: Sequence[Assumption]) -> str:
+    """Returns ``title`` and one line for each assumption.
+
+    Args:
+        title: First line.
+        assumptions: Assumptions of a theorem.
+    """
+    return "\n  ".join([title, *map(str, assumptions)])

@@ -22,7 +22,7 @@ from fedtangent._src.comparison.theorems import Claim, TheoremEntry, of_scale
 from fedtangent._src.comparison.verdicts import EXACT, SLOPE, SLOPE_MARGIN, bounded_verdict, judged, slope_rival
 from fedtangent._src.data.partition.given import consecutive
 from fedtangent._src.engine import Devices, Evaluation, simulate
-from fedtangent._src.theory.assumptions import Assumption
+from fedtangent._src.theory.checks import Assumption
 from fedtangent._src.theory.deep_linear.gram import dense, products
 from fedtangent._src.theory.deep_linear.rounds import LocalPath, averaged, local_paths
 from fedtangent._src.theory.deep_linear.theorem import stable_learning_rate

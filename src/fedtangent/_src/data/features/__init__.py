@@ -1,7 +1,6 @@
 """Fixed features of images, for training a last linear layer alone."""
 
-from fedtangent._src.data.features.blocks import Features, with_features
-from fedtangent._src.data.features.convolution import random_convolution
+from fedtangent._src.data.features.convolution import Features, random_convolution, with_features
 from fedtangent._src.data.features.resnet50 import resnet50_features
 
 __all__ = ["Features", "random_convolution", "resnet50_features", "with_features"]

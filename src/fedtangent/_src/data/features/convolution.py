@@ -1,18 +1,127 @@
-"""Features of fixed random convolutions, which need no training and no files."""
+"""Features of images in stored blocks, and those of fixed random convolutions, which need no training and no files."""
 
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jaxtyping import Float32, Num
 
 from fedtangent._src import checks
-from fedtangent._src.data.features.blocks import Features, Tick, checked_images, in_blocks
+from fedtangent._src.data import cache
+from fedtangent._src.data.dataset import IMAGE, VECTOR, Dataset
+from fedtangent._src.storage import expanded, sha256
 from fedtangent._src.types import Array, ArrayLike
+
+BLOCK = 1000  # images whose features are kept together
+BATCH = 50  # images that are computed together
+Tick = Callable[[int, int], None]  # called with the number of finished images and the number of all images
+
+
+class Features(NamedTuple):
+    """Features of images, and a description of how they were computed."""
+
+    values: Float32[np.ndarray, "n F"]
+    made_by: str  # full description: equal texts mean equal features of the same images
+
+
+def in_blocks(
+    images: ArrayLike, made_by: str, compute: Callable[[np.ndarray], Array], folder: Path | str | None, tick: Tick
+) -> Features:
+    """Computes the features of all images in blocks of 1000, each stored in ``folder`` under a digest of its images.
+
+    Interrupted work continues at the block where it stopped, and the first blocks of a data set serve for a larger part
+    too.
+
+    Args:
+        images: [n, h, w, c], uint8, which are divided by 255, or floating within [0, 1].
+        made_by: Full description of the features: equal texts mean equal features of the same images.
+        compute: Function from a batch of images [b, h, w, c] to features [b, F] float32.
+        folder: Folder in which features are stored; None stores nothing.
+        tick: Called with the number of finished images and the number of all images.
+
+    Raises:
+        ValueError: Images have another form, the folder cannot be written to, or stored features were altered.
+    """
+    x = checked_images(images)
+    place = None if folder is None else checks.writable("folder", expanded("folder", folder), "features")
+    blocks = []
+    for start in range(0, len(x), BLOCK):
+        raw = x[start : start + BLOCK]
+        block = (raw / np.float32(255) if raw.dtype == np.uint8 else raw).astype(np.float32)
+        digest = sha256(f"{made_by}\0{block.shape}\0", block)[:32]
+        stored = None if place is None else cache.read(place / f"features-{digest}")
+        if stored is None:
+            stored = {"features": _computed(block, compute, start, len(x), tick)}
+            if place is not None:
+                cache.write(place / f"features-{digest}", stored)
+        else:
+            tick(start + len(block), len(x))
+        blocks.append(stored["features"])
+    return Features(np.concatenate(blocks), made_by)
+
+
+def checked_images(images: ArrayLike) -> Num[np.ndarray, "n h w c"]:
+    """Returns ``images`` as an array [n, h, w, c]; raises ``ValueError`` unless uint8, or floating within [0, 1]."""
+    x = np.asarray(images)
+    if x.ndim != 4 or x.size == 0 or not (x.dtype == np.uint8 or x.dtype.kind == "f"):
+        raise ValueError(
+            f"images: got shape {x.shape}, dtype {x.dtype}, must be [n, height, width, channels], uint8 or floating"
+        )
+    if x.dtype != np.uint8 and not (x.min() >= 0 and x.max() <= 1):
+        raise ValueError(f"images: got values from {x.min():g} to {x.max():g}, must be within 0 and 1")
+    return x
+
+
+def with_features(dataset: Dataset, features: Callable[[np.ndarray], Features], standardise: bool = True) -> Dataset:
+    """Returns the data set with features [n, F] float32 in place of its training and test images.
+
+    ``info.source`` of the result describes the features.
+
+    Args:
+        dataset: A data set of images.
+        features: Function from images to features, such as ``functools.partial(random_convolution,
+            num_features=1024)``.
+        standardise: Whether to subtract the mean of each feature over the training images and divide by its standard
+            deviation there (by 1 if that is 0).
+
+    Raises:
+        ValueError: The data set has no images.
+    """
+    if dataset.kind != IMAGE:
+        raise ValueError(f"dataset: got {dataset.name} of kind {dataset.kind}, must be of kind {IMAGE}")
+    train, test = features(dataset.x_train), features(dataset.x_test)
+    if train.made_by != test.made_by:
+        raise ValueError(f"features: got {train.made_by} and {test.made_by}, must be the same of train and test")
+    x_train, x_test, description = train.values, test.values, train.made_by
+    if checks.flag("standardise", standardise):
+        mean, deviation = x_train.mean(axis=0, dtype=np.float64), x_train.std(axis=0, dtype=np.float64)
+        deviation[deviation == 0] = 1.0
+        x_train, x_test = (((x - mean) / deviation).astype(np.float32) for x in (x_train, x_test))
+        description += ", standardised"
+    info = dataset.info._replace(source=f"{dataset.info.source}; {description}")
+    return dataset._replace(x_train=x_train, x_test=x_test, info=info, kind=VECTOR)
+
+
+def _computed(
+    x: Float32[np.ndarray, "n h w c"], compute: Callable[[np.ndarray], Array], first: int, total: int, tick: Tick
+) -> Float32[np.ndarray, "n F"]:
+    """Computes the features of one block in batches of one size; padding fills the last batch."""
+    features = []
+    with jax.enable_x64(False):
+        for start in range(0, len(x), BATCH):
+            batch = x[start : start + BATCH]
+            padded = np.concatenate([batch, np.zeros((BATCH - len(batch), *batch.shape[1:]), np.float32)])
+            features.append(np.asarray(compute(padded))[: len(batch)])
+            tick(first + start + len(batch), total)
+    return np.concatenate(features)
+
 
 SMOOTHING = 1e-3  # added to the variance of a patch: flat ones, with only noise, stay small
 VERSION = 1  # of the computation: another one where its results change

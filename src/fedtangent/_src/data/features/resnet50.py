@@ -14,7 +14,7 @@ from jax import lax
 
 from fedtangent._src import checks, storage
 from fedtangent._src.data import files
-from fedtangent._src.data.features.blocks import Features, Tick, checked_images, in_blocks
+from fedtangent._src.data.features.convolution import Features, Tick, checked_images, in_blocks
 from fedtangent._src.types import Array, ArrayLike
 
 # torchvision's weights IMAGENET1K_V1 (BSD-3-Clause) as timm publishes them, 102,469,840 bytes.

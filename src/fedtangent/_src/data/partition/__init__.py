@@ -10,8 +10,7 @@ seed.
 """
 
 from fedtangent._src.data.partition.drawn import classes, dirichlet, iid, majority, quantity_skew, shards
-from fedtangent._src.data.partition.given import by_user, of, validate
-from fedtangent._src.data.partition.statistics import Heterogeneity, heterogeneity
+from fedtangent._src.data.partition.given import Heterogeneity, by_user, heterogeneity, of, validate
 
 __all__ = [
     "Heterogeneity",

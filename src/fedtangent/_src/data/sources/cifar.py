@@ -16,12 +16,11 @@ from pathlib import Path
 import numpy as np
 
 from fedtangent._src import checks
-from fedtangent._src.data import archive
+from fedtangent._src.data import files
 from fedtangent._src.data.dataset import IMAGE, Dataset
 from fedtangent._src.data.files import content, reading
-from fedtangent._src.data.images import StoredImageOptions, dataset
 from fedtangent._src.data.published import Arrays, Published, contents, files_of
-from fedtangent._src.data.stored import Found, entry_of, obtain
+from fedtangent._src.data.stored import Found, StoredImageOptions, dataset, entry_of, obtain
 
 SIZE = (32, 32, 3)
 PIXELS = 32 * 32 * 3  # bytes behind the labels of a record: all of red, then green, then blue, each row after row
@@ -46,18 +45,18 @@ def _otherwise(name: str, directory: Path) -> Found | None:
     for place in (directory / name, directory):
         folder = place / FOLDERS[name]
         if folder.is_dir():
-            files = {file: content(name, folder / file) for files in FILES[name].values() for file in files}
-            return Found(_arrays(name, folder, files), place)
-    path = archive.find(directory, name) if name == "cifar10" else None
+            contents = {file: content(name, folder / file) for group in FILES[name].values() for file in group}
+            return Found(_arrays(name, folder, contents), place)
+    path = files.find(directory, name) if name == "cifar10" else None
     return None if path is None else Found(_part(name, path), path.parent)
 
 
 def _part(name: str, path: Path) -> Arrays:
     """Reads images and labels of both splits from the user's archive."""
-    arrays = archive.read(name, path, ("train_images", "train_labels"))
-    x, y = archive.images(name, path, arrays, "train", SIZE)
+    arrays = files.read(name, path, ("train_images", "train_labels"))
+    x, y = files.images(name, path, arrays, "train", SIZE)
     count = len(y) if "test_images" in arrays else len(y) - len(y) // 5
-    test = archive.images(name, path, arrays, "test", SIZE) if "test_images" in arrays else (x[count:], y[count:])
+    test = files.images(name, path, arrays, "test", SIZE) if "test_images" in arrays else (x[count:], y[count:])
     return {"x_train": x[:count], "y_train": y[:count], "x_test": test[0], "y_test": test[1]}
 
 

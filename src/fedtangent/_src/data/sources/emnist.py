@@ -15,12 +15,11 @@ from pathlib import Path
 import numpy as np
 
 from fedtangent._src import checks
-from fedtangent._src.data import idx
 from fedtangent._src.data.dataset import IMAGE, Dataset, DatasetEntry
 from fedtangent._src.data.files import reading
-from fedtangent._src.data.images import StoredImageOptions, dataset
 from fedtangent._src.data.published import Arrays, Published, files_of, verify
-from fedtangent._src.data.stored import obtain
+from fedtangent._src.data.sources import mnist
+from fedtangent._src.data.stored import StoredImageOptions, dataset, obtain
 
 NUM_CLASSES = {"balanced": 47, "byclass": 62, "bymerge": 47, "digits": 10, "letters": 26, "mnist": 10}
 FIRST_LABEL = {"letters": 1}  # the smallest label in the files; 0 in the other parts
@@ -54,7 +53,7 @@ def _read(published: Published, paths: Mapping[str, Path]) -> Arrays:
         for split in ("train", "test"):
             for axis, kind in (("x", "images-idx3"), ("y", "labels-idx1")):
                 raw = packed.read(f"gzip/emnist-{part}-{split}-{kind}-ubyte.gz")
-                arrays[f"{axis}_{split}"] = idx.parse(gzip.decompress(raw))
+                arrays[f"{axis}_{split}"] = mnist.parse_idx(gzip.decompress(raw))
     for split in ("train", "test"):
         x, y = arrays[f"x_{split}"], arrays[f"y_{split}"]
         if x.shape[1:] != (28, 28) or y.shape != x.shape[:1]:
@@ -71,7 +70,7 @@ EMNIST = Published(
     url="https://biometrics.nist.gov/cs_links/EMNIST/",
     files=files_of("emnist"),
     read=_read,
-    example=idx.IMAGES,
+    example=mnist.IMAGES,
     num_classes=NUM_CLASSES["balanced"],
     description="handwritten digits and letters, 28 x 28 grey",
     homepage="https://www.nist.gov/itl/products-and-services/emnist-dataset",

@@ -17,11 +17,10 @@ from pathlib import Path
 import numpy as np
 
 from fedtangent._src import checks
-from fedtangent._src.data import archive, leaf, tff
+from fedtangent._src.data import files, leaf
 from fedtangent._src.data.dataset import IMAGE, Dataset, DatasetEntry
-from fedtangent._src.data.images import StoredImageOptions, dataset
 from fedtangent._src.data.published import Arrays, Published, files_of
-from fedtangent._src.data.stored import Found, obtain
+from fedtangent._src.data.stored import Found, StoredImageOptions, dataset, obtain
 
 NAME, SIZE = "femnist", (28, 28)
 CHARACTERS, DIGITS = 62, 10  # classes; the first ones are the digits, then upper case, then lower case
@@ -52,7 +51,7 @@ def _load(name: str, num_classes: int, options: WritersOptions, data_dir: Path |
 
 
 def _otherwise(directory: Path) -> Found | None:
-    path = archive.find(directory, NAME)
+    path = files.find(directory, NAME)
     if path is not None:
         return Found(_of_archive(path), path.parent)
     folder = leaf.find(directory, NAME)
@@ -62,15 +61,15 @@ def _otherwise(directory: Path) -> Found | None:
 
 
 def _of_archive(path: Path) -> Arrays:
-    packed = archive.read(NAME, path, NEEDED)
+    packed = files.read(NAME, path, NEEDED)
     arrays: Arrays = {}
     writers: list[int] = []  # of each split
     for split in leaf.SPLITS:
-        x, y = archive.images(NAME, path, packed, split, SIZE)
+        x, y = files.images(NAME, path, packed, split, SIZE)
         arrays |= {f"x_{split}": 255 - x, f"y_{split}": checks.class_labels(f"{NAME}: labels", y, CHARACTERS)}
         if f"{split}_offsets" in packed:
             offsets = packed[f"{split}_offsets"]  # a writer may have examples of one split only
-            arrays[f"user_{split}"] = archive.owners(f"{NAME}: {split}_offsets of {path}", offsets, len(y), 0)
+            arrays[f"user_{split}"] = files.owners(f"{NAME}: {split}_offsets of {path}", offsets, len(y), 0)
             writers.append(len(offsets) - 1)
     if len(set(writers)) > 1:
         raise ValueError(f"{NAME}: got {writers} writers to train and to test in {path}, must be the same ones")
@@ -82,7 +81,7 @@ def _read(published: Published, paths: Mapping[str, Path]) -> Arrays:
     path = paths["database"]
 
     def writers(split: str) -> Iterator[leaf.User]:
-        rows = tff.rows(published, path, f"all_{split}", {"pixels": "float_list", "label": "int64_list"})
+        rows = leaf.rows(published, path, f"all_{split}", {"pixels": "float_list", "label": "int64_list"})
         for name, examples in itertools.groupby(rows, key=lambda row: row.client):
             pairs = [(row.features["pixels"], int(row.features["label"][0])) for row in examples]
             yield leaf.User(name, [pixels for pixels, _ in pairs], [label for _, label in pairs], path)
@@ -104,7 +103,7 @@ def _examples(writer: leaf.User) -> tuple[np.ndarray, np.ndarray]:
 
 FEMNIST = Published(
     name=NAME,
-    url=tff.URL,
+    url=leaf.URL,
     files=files_of(NAME),
     read=_read,
     example=(("x", (SIZE, "uint8")), ("y", ((), "uint8")), ("user", ((), "int32"))),

@@ -1,4 +1,4 @@
-"""MNIST and Fashion-MNIST."""
+"""MNIST and Fashion-MNIST, and their format idx."""
 
 from __future__ import annotations
 
@@ -6,11 +6,52 @@ import functools
 from collections.abc import Mapping
 from pathlib import Path
 
-from fedtangent._src.data import idx
+import numpy as np
+from jaxtyping import Shaped
+
 from fedtangent._src.data.dataset import IMAGE, Dataset
-from fedtangent._src.data.images import StoredImageOptions, dataset
-from fedtangent._src.data.published import Arrays, Published, files_of
-from fedtangent._src.data.stored import entry_of, obtain
+from fedtangent._src.data.files import reading
+from fedtangent._src.data.published import Arrays, Published, contents, files_of
+from fedtangent._src.data.stored import StoredImageOptions, dataset, entry_of, obtain
+
+IMAGES = (("x", ((28, 28), "uint8")), ("y", ((), "uint8")))  # ``Published.example`` of 28 x 28 grey images
+
+
+def read_idx(published: Published, role: str, path: Path) -> Shaped[np.ndarray, "..."]:
+    """Reads an original file as a uint8 array.
+
+    Args:
+        published: The data set.
+        role: Key of the file in ``published.files``.
+        path: Path of the file.
+
+    Raises:
+        ValueError: The file cannot be read, or its checksum is not the published one.
+    """
+    content = contents(published, role, path)
+    with reading(published.name, path):
+        return parse_idx(content)
+
+
+def parse_idx(content: bytes) -> Shaped[np.ndarray, "..."]:
+    """Parses an unpacked idx file of unsigned bytes into a uint8 array of the shape that its header states.
+
+    Format: two zero bytes, 0x08 (unsigned byte), the number of dimensions, each dimension as big-endian uint32, then
+    the values in C order.
+
+    Raises:
+        ValueError: Another type, or a length that does not fit the header.
+    """
+    if len(content) < 4 or content[:3] != b"\x00\x00\x08":
+        raise ValueError(f"not an idx file of unsigned bytes: it starts with {content[:4].hex() or 'nothing'}")
+    start = 4 + 4 * content[3]
+    if content[3] == 0 or len(content) < start:
+        raise ValueError(f"idx header of {content[3]} dimensions is cut short")
+    shape = tuple(int(d) for d in np.frombuffer(content, ">u4", content[3], 4))
+    expected = start + int(np.prod(shape, dtype=object))
+    if len(content) != expected:
+        raise ValueError(f"idx header states shape {shape}, that is {expected} bytes in all; got {len(content)}")
+    return np.frombuffer(content, np.uint8, offset=start).reshape(shape)
 
 
 def load_images(
@@ -34,11 +75,11 @@ def load_images(
 
 def _read(published: Published, paths: Mapping[str, Path]) -> Arrays:
     """Reads images uint8 [n, 28, 28] and labels uint8 [n]; each file's role is the name of its array."""
-    return {role: idx.read(published, role, path) for role, path in paths.items()}
+    return {role: read_idx(published, role, path) for role, path in paths.items()}
 
 
 def _published(name: str, url: str, description: str, homepage: str, licence: str, paper: str) -> Published:
-    return Published(name, url, files_of(name), _read, idx.IMAGES, 10, description, homepage, licence, paper)
+    return Published(name, url, files_of(name), _read, IMAGES, 10, description, homepage, licence, paper)
 
 
 MNIST = _published(

@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 
 from fedtangent._src import checks
-from fedtangent._src.data import archive
+from fedtangent._src.data import files
 from fedtangent._src.data.dataset import Dataset, SourceInfo
 from fedtangent._src.data.files import reading
 from fedtangent._src.data.published import Arrays, Published, files_of, verify
@@ -70,10 +70,10 @@ def _read(published: Published, paths: Mapping[str, Path]) -> Arrays:
 
 
 def _archived(directory: Path) -> Found | None:
-    path = archive.find(directory, "printer")
+    path = files.find(directory, "printer")
     if path is None:
         return None
-    data = archive.read("printers", path, ["data"])["data"]
+    data = files.read("printers", path, ["data"])["data"]
     if data.shape != (PRINTERS, len(SPEEDS), ROWS, 3) or data.dtype.kind != "f":
         raise ValueError(
             f"printers: got {data.dtype} {data.shape} in {path}, data must be floating [6, 12, 15, 3]: printers, "

@@ -26,7 +26,7 @@ import numpy as np
 from jaxtyping import Num, UInt8
 
 from fedtangent._src import checks
-from fedtangent._src.data import archive, leaf, tff
+from fedtangent._src.data import files, leaf
 from fedtangent._src.data.dataset import TOKENS, Dataset, SourceInfo
 from fedtangent._src.data.files import content, places
 from fedtangent._src.data.published import Arrays, Published, contents, files_of
@@ -89,14 +89,14 @@ def _otherwise(directory: Path, share: float) -> Found | None:
 
 
 def _archived(directory: Path, share: float) -> Found | None:
-    path = archive.find(directory, NAME)
+    path = files.find(directory, NAME)
     if path is None:
         return None
-    packed = archive.read(NAME, path, ("text", "offsets"))
+    packed = files.read(NAME, path, ("text", "offsets"))
     text, offsets = packed["text"], packed["offsets"]
     if text.dtype != np.uint8 or text.ndim != 1:
         raise ValueError(f"{NAME}: got {text.dtype} {text.shape} in {path}, text must be uint8 [L]")
-    archive.owners(f"{NAME}: offsets of {path}", offsets, len(text))
+    files.owners(f"{NAME}: offsets of {path}", offsets, len(text))
     return Found(_divided([text[a:b] for a, b in itertools.pairwise(offsets)], share), path.parent)
 
 
@@ -175,7 +175,7 @@ def _read(published: Published, paths: Mapping[str, Path]) -> Arrays:
     """Reads each role's text of both splits: its snippets, joined by line breaks."""
     roles: dict[str, dict[str, list[bytes]]] = {"train": {}, "test": {}}
     for split, snippets in roles.items():
-        for row in tff.rows(published, paths["database"], split, {"snippets": "bytes_list"}):
+        for row in leaf.rows(published, paths["database"], split, {"snippets": "bytes_list"}):
             snippets.setdefault(row.client, []).append(bytes(row.features["snippets"]))
     names = sorted(roles["train"].keys() | roles["test"].keys())
     arrays: Arrays = {}
@@ -224,7 +224,7 @@ TEXT = (("text", ((None,), "uint8")),)  # ``Published.example``: one text of any
 
 ROLES = Published(
     name=NAME,
-    url=tff.URL,
+    url=leaf.URL,
     files=files_of(NAME),
     read=_read,
     example=TEXT,

@@ -22,19 +22,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from fedtangent._src.engine.checkpoints.files import (
-    DamagedError,
-    check_digests,
-    digests,
-    layout,
-    on_host,
-    read_checked,
-    read_record,
-    read_state,
-    write_arrays,
-    write_record,
-)
-from fedtangent._src.engine.checkpoints.lock import locked
+from fedtangent._src.engine.checkpoints import files
 from fedtangent._src.engine.checkpoints.options import CheckpointError, Checkpoints, differences, plain
 from fedtangent._src.engine.checkpoints.segment import Link, Segment, decode, encode
 from fedtangent._src.engine.history import Measurement
@@ -124,7 +112,7 @@ def claimed(store: Store | None) -> Iterator[None]:
     if store is None or jax.process_index() != 0:
         yield
         return
-    with locked(Path(store.options.folder), "checkpoint folder", store.options.notify):
+    with files.locked(Path(store.options.folder), "checkpoint folder", store.options.notify):
         yield
 
 
@@ -152,7 +140,7 @@ def mapping_of(store: Store) -> str | None:
     for _, path in _rounds(store.folder) if store.options.resume else []:
         try:
             circumstances = _record(path)["circumstances"]
-        except DamagedError:
+        except files.DamagedError:
             continue
         return circumstances.get("mapping") if circumstances.get("device") == environment()["device"] else None
     return None
@@ -196,7 +184,7 @@ def save(
         ValueError: A metric that a checkpoint cannot hold.
     """
     start = time.monotonic()
-    arrays, shape, link = on_host(state), layout(state), None
+    arrays, shape, link = files.on_host(state), files.layout(state), None
     if jax.process_index() == 0:
         try:
             link = _write(store, Segment(saved.round, round_, saved.link, infos, evaluations, seconds), arrays, shape)
@@ -228,7 +216,7 @@ def _write_round(store: Store, round_: int, arrays: dict[str, np.ndarray], shape
         if stale.exists():  # left by a kill, or damaged and therefore written again
             _remove(stale)
     part.mkdir()
-    write_arrays(part / "state", arrays)
+    files.write_arrays(part / "state", arrays)
     record = {
         "format": FORMAT,
         "round": round_,
@@ -236,9 +224,9 @@ def _write_round(store: Store, round_: int, arrays: dict[str, np.ndarray], shape
         "circumstances": store.circumstances,
         "layout": shape,
         "history": link,
-        "files": digests(part),
+        "files": files.digests(part),
     }
-    write_record(part / RECORD, record)
+    files.write_record(part / RECORD, record)
     os.rename(part, final)
     sync_folder(store.folder)
 
@@ -282,10 +270,10 @@ def restore(store: Store, num_rounds: int, like: PyTree) -> RestoredRun:
         try:
             record = _record(path)
             if not checked:
-                _refuse_another_run(store, record, num_rounds, layout(like))
+                _refuse_another_run(store, record, num_rounds, files.layout(like))
                 checked = True
             run = _read(store, path, record, like)
-        except DamagedError as error:
+        except files.DamagedError as error:
             damage.append(f"the checkpoint of round {round_} is damaged ({error})")
             continue
         for line in damage:
@@ -298,12 +286,12 @@ def restore(store: Store, num_rounds: int, like: PyTree) -> RestoredRun:
 
 def _record(checkpoint: Path) -> dict[str, Any]:
     """Returns the record of a checkpoint; ``CheckpointError`` for another format, ``DamagedError`` if incomplete."""
-    record = read_record(checkpoint / RECORD)
+    record = files.read_record(checkpoint / RECORD)
     if record.get("format", FORMAT) != FORMAT:
         raise CheckpointError(f"resume: the checkpoint has format {record['format']}, this version reads {FORMAT}")
     missing = [name for name, kind in FIELDS.items() if not isinstance(record.get(name), kind)]
     if missing:
-        raise DamagedError(f"{RECORD} has no {', '.join(missing)}")
+        raise files.DamagedError(f"{RECORD} has no {', '.join(missing)}")
     return record
 
 
@@ -319,7 +307,7 @@ def _refuse_another_run(store: Store, record: dict[str, Any], num_rounds: int, s
 
 
 def _read(store: Store, path: Path, record: dict[str, Any], like: PyTree) -> RestoredRun:
-    check_digests(path, record["files"])
+    files.check_digests(path, record["files"])
     last: Link | None = Link(*record["history"])
     link, segments = last, []
     while link is not None:
@@ -328,7 +316,7 @@ def _read(store: Store, path: Path, record: dict[str, Any], like: PyTree) -> Res
         link = segment.previous
     segments.reverse()
     return RestoredRun(
-        read_state(path / "state", like),
+        files.read_state(path / "state", like),
         [segment.infos for segment in segments],
         [evaluation for segment in segments for evaluation in segment.evaluations],
         Saved(record["round"], last, time.monotonic(), 0.0),
@@ -341,8 +329,8 @@ def _content(store: Store, link: Link) -> bytes:
     content, damaged = None, []
     for place in (store.folder / history / link.name for history in HISTORIES):
         try:
-            content = read_checked(place, link.sha256)
-        except DamagedError as error:
+            content = files.read_checked(place, link.sha256)
+        except files.DamagedError as error:
             damaged.append((place, error))
     if content is None:
         raise damaged[0][1]

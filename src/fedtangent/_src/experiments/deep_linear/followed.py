@@ -10,7 +10,7 @@ import numpy as np
 
 import fedtangent as ft
 from fedtangent._src.comparison.theorems.deep_linear import Size, run_of
-from fedtangent._src.theory.assumptions import Assumption
+from fedtangent._src.theory.checks import Assumption
 from fedtangent._src.theory.deep_linear import gram
 from fedtangent._src.theory.deep_linear.theorem import linear_model
 

@@ -20,10 +20,10 @@ import numpy as np
 
 import fedtangent as ft
 from fedtangent._src import pytrees
-from fedtangent._src.comparison.rates import Rates
 from fedtangent._src.experiments import lab
 from fedtangent._src.experiments.lab.runner import Study, by_scale, experiment, with_changes, within
 from fedtangent._src.output.line_plots import BoundedPanel, bounded
+from fedtangent._src.theory.flow.tuning import Rates
 from fedtangent._src.types import Algorithm, Array, Model, Partition, PyTree
 
 FACTORS = 2.0 ** (np.arange(-4, 9) / 2)  # simulated rates over the predicted best one

@@ -16,7 +16,7 @@ import numpy as np
 from fedtangent._src.comparison.statistics import log_slope
 from fedtangent._src.intervals import half_width
 from fedtangent._src.output.files import Metric
-from fedtangent._src.theory.assumptions import Assumption
+from fedtangent._src.theory.checks import Assumption
 from fedtangent._src.types import ArrayLike
 from fedtangent.types import Verdict
 

@@ -18,11 +18,11 @@ import optax
 
 from fedtangent._src import pytrees
 from fedtangent._src.checks import number
+from fedtangent._src.federated.aggregate import optax_server
 from fedtangent._src.federated.algorithms import common
 from fedtangent._src.federated.algorithms.common import DEFAULT_WORK, Averaging
 from fedtangent._src.federated.algorithms.entry import recipe
 from fedtangent._src.federated.local import Work
-from fedtangent._src.federated.server import optax_server
 from fedtangent._src.losses import Loss
 from fedtangent._src.optimizers import Optimizer, Rate, at_rate, check_rate
 from fedtangent._src.types import Algorithm, Array, Model, PyTree, Schedule, Server

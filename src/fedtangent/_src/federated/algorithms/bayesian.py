@@ -11,7 +11,7 @@ from jaxtyping import Shaped
 
 from fedtangent._src import types
 from fedtangent._src.checks import choice, instance, whole
-from fedtangent._src.federated.aggregate import Stacked, stack
+from fedtangent._src.federated.aggregate import Stacked, stack, with_params
 from fedtangent._src.federated.algorithms import common
 from fedtangent._src.federated.algorithms.common import DEFAULT_WORK, Averaging
 from fedtangent._src.federated.algorithms.distil import SOFT_LOSSES, Distillation, check_distillation, distil
@@ -29,7 +29,6 @@ from fedtangent._src.federated.algorithms.posterior import (
 )
 from fedtangent._src.federated.compose import Parts, State, sequentially
 from fedtangent._src.federated.local import Work
-from fedtangent._src.federated.server import with_params
 from fedtangent._src.losses import Loss, mean_prediction
 from fedtangent._src.optimizers import Optimizer, Rate
 from fedtangent._src.types import Algorithm, AnyArray, Array, Model, Prediction, PyTree, RoundInfo, Schedule, Server

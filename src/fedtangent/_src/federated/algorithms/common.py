@@ -13,12 +13,11 @@ from typing import NamedTuple
 
 from fedtangent._src import types
 from fedtangent._src.checks import choice, flag, instance
-from fedtangent._src.federated.aggregate import weighted_mean
+from fedtangent._src.federated.aggregate import optax_server, weighted_mean
 from fedtangent._src.federated.compose import Parts, compose
 from fedtangent._src.federated.local import Posed, Work, local_training
 from fedtangent._src.federated.predict import Personal, own_models
 from fedtangent._src.federated.schedule import WEIGHTINGS
-from fedtangent._src.federated.server import optax_server
 from fedtangent._src.federated.wire.secure_aggregation import BITS, masked_numbers, secured
 from fedtangent._src.federated.wire.shuffler import shuffled
 from fedtangent._src.federated.wire.subsample import check_beta, subsampled

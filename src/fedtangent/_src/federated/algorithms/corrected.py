@@ -15,11 +15,11 @@ import jax.numpy as jnp
 
 from fedtangent._src import pytrees
 from fedtangent._src.checks import MAX_INDEX, instance, number, whole
+from fedtangent._src.federated.aggregate import with_params
 from fedtangent._src.federated.algorithms import common
 from fedtangent._src.federated.algorithms.common import DEFAULT_WORK, Averaging
 from fedtangent._src.federated.algorithms.entry import recipe
 from fedtangent._src.federated.local import LocalProblem, Posed, Work, proximal
-from fedtangent._src.federated.server import with_params
 from fedtangent._src.losses import Loss
 from fedtangent._src.optimizers import Optimizer, Rate, check_rate, rate_at
 from fedtangent._src.types import Algorithm, Array, Client, Model, PyTree, RoundInfo, Schedule, Server

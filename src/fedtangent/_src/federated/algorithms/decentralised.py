@@ -11,6 +11,7 @@ import numpy as np
 
 from fedtangent._src import pytrees, types
 from fedtangent._src.checks import choice, instance
+from fedtangent._src.federated.aggregate import OptaxState, optax_server
 from fedtangent._src.federated.algorithms import common
 from fedtangent._src.federated.algorithms.averaging import check_base, fed_avg
 from fedtangent._src.federated.algorithms.common import DEFAULT_WORK, Averaging
@@ -24,7 +25,6 @@ from fedtangent._src.federated.graph import (
     spectral_gap,
 )
 from fedtangent._src.federated.local import Work
-from fedtangent._src.federated.server import OptaxState, optax_server
 from fedtangent._src.losses import Loss
 from fedtangent._src.optimizers import Optimizer, Rate, sgd
 from fedtangent._src.types import Algorithm, Array, Cost, FederatedData, Model, PyTree, Recipe, Schedule, ServerUpdate

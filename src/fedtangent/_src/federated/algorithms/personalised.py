@@ -12,13 +12,13 @@ from jaxtyping import Float, Shaped
 
 from fedtangent._src import pytrees, streams, types
 from fedtangent._src.checks import instance, number
+from fedtangent._src.federated.aggregate import optax_server
 from fedtangent._src.federated.algorithms import common
 from fedtangent._src.federated.algorithms.common import DEFAULT_WORK, Averaging
 from fedtangent._src.federated.algorithms.entry import recipe
 from fedtangent._src.federated.compose import Parts, State
 from fedtangent._src.federated.local import LocalProblem, Posed, Work, minimise, no_state, validate_work
 from fedtangent._src.federated.predict import mean_of_models, own_models
-from fedtangent._src.federated.server import optax_server
 from fedtangent._src.losses import Loss, get_loss, mean_prediction, targets_of
 from fedtangent._src.models.trainable import Select, joined, part_of, rest_of, selection
 from fedtangent._src.optimizers import Optimizer, Rate, at_round, check_rate, sgd

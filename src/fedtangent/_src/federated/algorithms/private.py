@@ -10,13 +10,12 @@ import jax.numpy as jnp
 
 from fedtangent._src import pytrees
 from fedtangent._src.checks import instance, number
-from fedtangent._src.federated.aggregate import weighted_mean
+from fedtangent._src.federated.aggregate import optax_server, weighted_mean
 from fedtangent._src.federated.algorithms import common
 from fedtangent._src.federated.algorithms.common import DEFAULT_WORK, Averaging
 from fedtangent._src.federated.algorithms.entry import FinishedRun, recipe
 from fedtangent._src.federated.compose import Parts
 from fedtangent._src.federated.local import Work
-from fedtangent._src.federated.server import optax_server
 from fedtangent._src.federated.wire.channel import clip, lossless
 from fedtangent._src.losses import Loss
 from fedtangent._src.optimizers import Optimizer, Rate, sgd

@@ -105,7 +105,7 @@ def cp_ntk_fl(
     """Builds CP-NTK-FL: NTK-FL that sends less and reveals less of the data (Yue et al., ICML 2022, section 4.2).
 
     With all switches of ``compression`` off it is ``ntk_fl``. The random projection is applied to the data before
-    (``data.projection.projected``, with the seed of ``wire.key_server``), so the model takes the d1' projected inputs.
+    (``data.projected``, with the seed of ``wire.key_server``), so the model takes the d1' projected inputs.
     The ledger charges, for each example in use, the kept numbers, their places (as indices or a bitmap, whichever is
     smaller), the outputs and the targets.
 

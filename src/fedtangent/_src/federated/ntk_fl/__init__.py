@@ -7,13 +7,12 @@
     sparse      the same with sparsified Jacobians (CP-NTK-FL)
     dual        the result of t steps of gradient descent, for many t at once
     multirate   the same for the cross entropy, with fewer products with the kernel
-    evolution   ``ntk_evolve``: one round at the server, with the choice of t
-    server      the parts of an algorithm; the recipes are in ``federated.algorithms.tangent``
+    evolution   ``ntk_evolve``: one round at the server, with the choice of t; and the parts of an algorithm, whose
+                recipes are in ``federated.algorithms.tangent``
 """
 
-from fedtangent._src.federated.ntk_fl.evolution import ntk_evolve
+from fedtangent._src.federated.ntk_fl.evolution import ntk_evolve, ntk_server, send_examples
 from fedtangent._src.federated.ntk_fl.options import Evolution
-from fedtangent._src.federated.ntk_fl.server import ntk_server, send_examples
 from fedtangent._src.federated.ntk_fl.sparse import sparse_linearise
 from fedtangent._src.federated.ntk_fl.tangent import Examples
 

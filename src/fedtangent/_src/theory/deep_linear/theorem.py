@@ -33,7 +33,7 @@ import scipy
 from jaxtyping import Float64
 
 from fedtangent._src.checks import instance, number, whole
-from fedtangent._src.theory.assumptions import Assumption, assumption, failing, report
+from fedtangent._src.theory.checks import Assumption, assumption, failing, report
 from fedtangent._src.theory.deep_linear.gram import Layers, Matrix, in_row_space, layers_of, products, spectrum
 from fedtangent._src.theory.deep_linear.rounds import FullBatchWork, Weights, fitting
 from fedtangent._src.theory.local_gd.regression import LocalRegression, local_regression

@@ -24,12 +24,11 @@ from jaxtyping import Float64
 from fedtangent._src.checks import finite, number, real_array, whole
 from fedtangent._src.kernels.gram import KernelBlocks, SingularKernelError, joined
 from fedtangent._src.theory import checks
-from fedtangent._src.theory.assumptions import Assumption, assumption
+from fedtangent._src.theory.checks import Assumption, assumption, in_float64
 from fedtangent._src.theory.fed_ensemble.limit import gp_limit
 from fedtangent._src.theory.flow.build import federated_flow
 from fedtangent._src.theory.flow.flow import Flow
 from fedtangent._src.theory.flow.rules import Rule
-from fedtangent._src.theory.precision import in_float64
 from fedtangent._src.theory.prior import prior_blocks
 from fedtangent._src.types import ArrayLike, Cohort, Partition
 

@@ -13,7 +13,7 @@ from jaxtyping import Bool, Float64, Int
 
 from fedtangent._src.checks import real_array, symmetric, whole
 from fedtangent._src.theory import checks
-from fedtangent._src.theory.assumptions import ROUNDING, Assumption, assumption
+from fedtangent._src.theory.checks import ROUNDING, Assumption, assumption
 from fedtangent._src.theory.flow.rules import Rule, check_fed_avg
 from fedtangent._src.types import ArrayLike, Cohort, Partition
 

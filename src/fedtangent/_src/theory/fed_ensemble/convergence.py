@@ -42,7 +42,7 @@ from jaxtyping import Float64
 from fedtangent._src.checks import choice, finite, number, real_array
 from fedtangent._src.kernels.gram import KernelBlocks
 from fedtangent._src.theory import checks
-from fedtangent._src.theory.assumptions import Assumption, failing, report
+from fedtangent._src.theory.checks import Assumption, failing, report
 from fedtangent._src.theory.fed_ensemble.conditions import AgePlan, Theorem1Data, age_plan, assumptions
 from fedtangent._src.theory.flow.rules import Rule
 from fedtangent._src.types import ArrayLike, Cohort, Partition

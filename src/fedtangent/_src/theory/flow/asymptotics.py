@@ -17,11 +17,9 @@ import numpy as np
 from jaxtyping import Bool, Float64, Inexact
 
 from fedtangent._src.kernels.gram import SingularKernelError, known_modes
-from fedtangent._src.theory.assumptions import Assumption, assumption
-from fedtangent._src.theory.checks import check_known
+from fedtangent._src.theory.checks import Assumption, assumption, check_known, in_float64
 from fedtangent._src.theory.flow.recursion import FlowState, Input, Program, decay_map, last_state, zero_state
 from fedtangent._src.theory.flow.rules import Kind
-from fedtangent._src.theory.precision import in_float64
 from fedtangent._src.theory.prior import covariance_terms
 from fedtangent._src.types import Gaussian
 

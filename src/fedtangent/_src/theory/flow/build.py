@@ -10,11 +10,11 @@ from fedtangent._src.kernels.gram import KernelBlocks
 from fedtangent._src.kernels.large import LargeKernel
 from fedtangent._src.losses import check_targets
 from fedtangent._src.theory import checks
+from fedtangent._src.theory.checks import in_float64, is_concrete, on_device
 from fedtangent._src.theory.flow.clients import build_clients
 from fedtangent._src.theory.flow.flow import Flow
 from fedtangent._src.theory.flow.rounds import RunSlots, build_rounds, check_once
 from fedtangent._src.theory.flow.rules import Rule, batch_places, check_normalisers, read_rule
-from fedtangent._src.theory.precision import in_float64, is_concrete, on_device
 from fedtangent._src.types import ArrayLike, Cohort, Partition
 
 

@@ -22,6 +22,7 @@ from jaxtyping import Float, Float64, Int, Num
 from fedtangent._src.checks import number, whole
 from fedtangent._src.kernels.gram import KernelBlocks, product
 from fedtangent._src.kernels.large import LargeKernel
+from fedtangent._src.theory.checks import in_float64, is_concrete, on_device
 from fedtangent._src.theory.flow import asymptotics, functions
 from fedtangent._src.theory.flow.asymptotics import PassSpectrum, Stability
 from fedtangent._src.theory.flow.clients import ClientBlocks
@@ -29,7 +30,6 @@ from fedtangent._src.theory.flow.functions import Runs
 from fedtangent._src.theory.flow.recursion import Input, Program, in_chunks, influence, path, shares_of_start
 from fedtangent._src.theory.flow.rounds import Rounds, RunSlots, only_model, rows_needed
 from fedtangent._src.theory.flow.rules import Kind, Numbers
-from fedtangent._src.theory.precision import in_float64, is_concrete, on_device
 from fedtangent._src.theory.prior import covariance_terms, prior_blocks
 from fedtangent._src.types import AnyArray, Array, ArrayLike, EitherArray, Gaussian, Partition
 

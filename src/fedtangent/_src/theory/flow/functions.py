@@ -11,8 +11,8 @@ import numpy as np
 from jaxtyping import Float, Float64, Int
 
 from fedtangent._src.checks import finite, real_array
+from fedtangent._src.theory.checks import is_concrete
 from fedtangent._src.theory.flow.recursion import Input, path
-from fedtangent._src.theory.precision import is_concrete
 from fedtangent._src.types import AnyArray, Array, ArrayLike
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from jaxtyping import Bool, Float, Int
 from fedtangent._src.checks import choice, flag, instance, number, real_array
 from fedtangent._src.losses import Loss, get_loss
 from fedtangent._src.optimizers import Optimizer, check_linear
-from fedtangent._src.theory.precision import is_concrete
+from fedtangent._src.theory.checks import is_concrete
 from fedtangent._src.types import AnyArray, Array, ArrayLike, Partition
 
 ALGORITHMS = ("fed_avg", "fed_dyn", "scaffold", "fed_nova", "modified_local_gd")

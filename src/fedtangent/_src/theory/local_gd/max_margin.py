@@ -22,9 +22,18 @@ from jaxtyping import Bool, Float, Float64, Shaped
 
 from fedtangent._src.checks import instance, number, real_array, whole
 from fedtangent._src.theory import checks
-from fedtangent._src.theory.local_gd.local_problems import LocalSolver, descended, projected, weak
-from fedtangent._src.theory.local_gd.nodes import Nodes, check_start, check_weights, local_descent, nodes_of
-from fedtangent._src.theory.precision import in_float64
+from fedtangent._src.theory.checks import in_float64
+from fedtangent._src.theory.local_gd.local_problems import (
+    LocalSolver,
+    Nodes,
+    check_start,
+    check_weights,
+    descended,
+    local_descent,
+    nodes_of,
+    projected,
+    weak,
+)
 from fedtangent._src.types import Array, ArrayLike, Partition
 
 TOLERANCE = 1e-6  # by how much a local model may be off (``local_problems``)

@@ -29,8 +29,8 @@ from jaxtyping import Bool, Float64
 
 from fedtangent._src.checks import choice, instance, number, real_array, whole
 from fedtangent._src.theory import checks
-from fedtangent._src.theory.assumptions import ROUNDING, Assumption, assumption, failing, report
-from fedtangent._src.theory.local_gd.nodes import Nodes, check_start, check_weights, local_descent, nodes_of
+from fedtangent._src.theory.checks import ROUNDING, Assumption, assumption, failing, report
+from fedtangent._src.theory.local_gd.local_problems import Nodes, check_start, check_weights, local_descent, nodes_of
 from fedtangent._src.types import ArrayLike, Cohort, Partition
 
 LOSSES = ("squared_error", "squared_error_sum")

@@ -51,10 +51,9 @@ from fedtangent._src.checks import instance, number, real_array, symmetric, whol
 from fedtangent._src.kernels.gram import KernelBlocks, known_modes, product
 from fedtangent._src.kernels.large import LargeKernel
 from fedtangent._src.theory import checks
-from fedtangent._src.theory.assumptions import ROUNDING, Assumption, assumption, failing, report
+from fedtangent._src.theory.checks import ROUNDING, Assumption, assumption, failing, in_float64, report
 from fedtangent._src.theory.flow.clients import response
 from fedtangent._src.theory.ntk_fl.lemmas import drift_bound, expected_kernel, sampling_bound
-from fedtangent._src.theory.precision import in_float64
 from fedtangent._src.types import AnyArray, Array, ArrayLike, Partition
 
 

@@ -1,4 +1,14 @@
-"""A measure for ``Evaluation`` of how lazy a run is, for algorithms that predict with networks."""
+"""How lazy training is: the distance of networks to their prediction, in two parts, over widths and along a run.
+
+A network leaves the prediction of infinite width for two reasons. First, it learns features: it leaves its
+linearisation ``g(w) = f(w_0) + J(w_0) (w - w_0)``, trained from the same start by the same algorithm, cohorts,
+minibatches and keys. Second, the kernel of the linearisation is the empirical one at initialisation, not the limit's.
+As functions the two add up, ``f - f_inf = (f - g) + (g - f_inf)``; their norms obey only the triangle inequality: the
+two may add up to more than the total, and each may be larger than it.
+
+Every distance is a root mean square over examples and outputs, relative to how far training has moved the linearised
+network by then, ``|g_r - f_0|``: one scale for all parts.
+"""
 
 from __future__ import annotations
 
@@ -6,19 +16,21 @@ import dataclasses
 import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Float, Shaped
+from jaxtyping import Float, Num, Shaped
 
 from fedtangent._src import pytrees
+from fedtangent._src.checks import real_array
+from fedtangent._src.comparison import linear_models
 from fedtangent._src.comparison.followed import check_analytic, check_kernels, setting_of
-from fedtangent._src.comparison.laziness.parts import Parts, parts
-from fedtangent._src.comparison.predicted import run_flow
-from fedtangent._src.comparison.settings import Scale, Setting, exact_arithmetic, in_float64
-from fedtangent._src.comparison.simulated import cohorts
+from fedtangent._src.comparison.predicted import Predicted, run_flow
+from fedtangent._src.comparison.settings import Problem, Scale, Setting, exact_arithmetic, in_float64
+from fedtangent._src.comparison.simulated import Simulated, cohorts
+from fedtangent._src.comparison.statistics import relative_errors
 from fedtangent._src.data.examples import sampled
 from fedtangent._src.engine.building import Built
 from fedtangent._src.engine.loop import evaluated_rounds
@@ -28,7 +40,136 @@ from fedtangent._src.kernels.gram import KernelBlocks, kernel_blocks
 from fedtangent._src.measures.tangent_kernels import KernelDiagnostics, kernel_diagnostics
 from fedtangent._src.models.linearised import first_order, linearised
 from fedtangent._src.theory.flow import Flow
-from fedtangent._src.types import Algorithm, AnyArray, Array, FederatedData, Key, Model, PyTree
+from fedtangent._src.types import Algorithm, AnyArray, Array, ArrayLike, FederatedData, Key, Model, PyTree
+
+METRICS = ("feature_learning", "initial_kernel", "total", "drift")  # the parts, and the kernel's drift beside them
+
+
+class Parts(NamedTuple):
+    """A network's relative distance from its prediction, and the two parts of it (see the module).
+
+    Attributes:
+        feature_learning: Distance of the network from its linearisation.
+        initial_kernel: Distance of the linearisation from infinite width; None without a prediction there.
+        total: Distance of the network from infinite width.
+    """
+
+    feature_learning: Float[np.ndarray, "..."]
+    initial_kernel: Float[np.ndarray, "..."] | None = None
+    total: Float[np.ndarray, "..."] | None = None
+
+
+def parts(network: ArrayLike, linear: ArrayLike, infinite: ArrayLike | None = None) -> Parts:
+    """Splits the distance of ``network`` from ``infinite`` into its parts.
+
+    Each argument is a movement ``f_r - f_0`` from the common start. If nothing has moved, all parts are 0; parts of
+    values that are not finite are not finite.
+
+    Args:
+        network: Movement of the network, [..., n, C].
+        linear: Movement of its linearisation, [..., n, C].
+        infinite: Movement at infinite width, [..., n, C]; None: only ``feature_learning`` is computed.
+
+    Returns:
+        Root mean squares over the last two axes, [...].
+    """
+    network, linear = real_array("network", network), real_array("linear", linear)
+    with np.errstate(invalid="ignore", over="ignore"):
+        features = relative_errors(linear, network, linear)
+        if infinite is None:
+            return Parts(features)
+        infinite = real_array("infinite", infinite)
+        return Parts(features, relative_errors(infinite, linear, linear), relative_errors(infinite, network, linear))
+
+
+MOST_NUMBERS = 2**22  # of a Jacobian, for networks of unknown structure
+
+
+class Laziness(NamedTuple):
+    """Networks of one width at every evaluated round: distance from theory, in parts, and drift of the kernel."""
+
+    width: int
+    parts: Parts  # each [r, K, e]
+    drift: Float[np.ndarray, "r K e"]  # see ``WatchedNetworks``
+
+    def curves(self) -> dict[str, Float[np.ndarray, "r K e"]]:
+        """Returns the values of ``METRICS`` by name, each [r, K, e]."""
+        return self.parts._asdict() | {"drift": self.drift}
+
+
+def watched_draws(setting: Setting) -> int:
+    """Returns how many draws of each width are watched: 1, or 2 if the ensemble has a single model.
+
+    It is 0 for a linear model, which is always lazy, and for networks whose kernel [n C, n C], or the Jacobian that it
+    needs [n C, parameters], is too large.
+    """
+    rows = setting.problem.y_train.size
+    if setting.is_linear or rows > linear_models.MOST_ROWS:
+        return 0
+    widest = setting.model(setting.size.largest)
+    num_params = pytrees.size(jax.eval_shape(widest.init, jax.random.key(0)))
+    if widest.structure is None and rows * num_params > MOST_NUMBERS:
+        return 0
+    return 1 if setting.num_models > 1 else 2
+
+
+def split(theory: Predicted, networks: Simulated, infinite: Float[np.ndarray, "r K E p C"]) -> Laziness:
+    """Splits the distance of the watched networks from infinite width, at the training and some test examples together.
+
+    The path of a linearised network is the federated flow with the whole empirical kernel at its start: exact, and
+    cheaper than training.
+
+    Args:
+        theory: Setting and cohorts.
+        networks: Networks of one width, some of them watched.
+        infinite: The flow of infinite width at the points of ``at_points``, [r, K, E, n + some m, C].
+    """
+    assert networks.watched is not None
+    setting, model, draws = theory.setting, theory.setting.model(networks.width), len(networks.watched.starts)
+    network = at_points(setting.problem, networks.train, networks.test)[:, :, :draws]
+    linear = np.empty_like(network)
+    for draw, starts in enumerate(networks.watched.starts):
+        for k in range(network.shape[1]):
+            linear[:, k, draw] = linearised_flow(theory, model, pytrees.take(starts, k), network[0, k, draw], k)
+    moved = (path - network[0] for path in (network, linear, infinite[:, :, :draws]))
+    return Laziness(networks.width, parts(*moved), networks.watched.drift)
+
+
+def at_points(
+    problem: Problem, train: Num[np.ndarray, "*axes n C"], test: Num[np.ndarray, "*axes m C"]
+) -> Num[np.ndarray, "*axes p C"]:
+    """Joins outputs at all training examples and at some test examples (``linear_models.some_points``).
+
+    Args:
+        problem: The problem.
+        train: Outputs at the training examples, [..., n, C].
+        test: Outputs at the test examples, [..., m, C].
+    """
+    return np.concatenate([train, test[..., linear_models.some_points(problem), :]], axis=-2)
+
+
+def linearised_flow(
+    theory: Predicted, model: Model, params: PyTree, start: Float[np.ndarray, "p C"], k: int
+) -> Float[np.ndarray, "r p C"]:
+    """Computes the path of one network, linearised at its initial weights, at the points of ``at_points``.
+
+    Args:
+        theory: Setting and cohorts.
+        model: The network.
+        params: Its initial weights.
+        start: Its initial function, [p, C] at these points.
+        k: Number of the network among the K models.
+
+    Returns:
+        Outputs at the evaluated rounds, [r, p, C].
+    """
+    setting, problem = theory.setting, theory.setting.problem
+    x = np.concatenate([problem.x_train, problem.x_test[linear_models.some_points(problem)]])
+    blocks = linear_models.empirical_blocks(model, params, problem.x_train, x)
+    flow = run_flow(setting, blocks, theory.cohorts, outputs="full")
+    runs = flow.runs(start[None, : len(problem.x_train)], start[None], setting.size.rounds, model=k)
+    return np.asarray(runs.test)[:, 0, 0]
+
 
 MOST_EXAMPLES = 4000  # training examples of which there is a kernel of infinite width, at most
 
@@ -186,7 +327,7 @@ class LazinessDiagnostics:
 def laziness_diagnostics(built: Built, evaluate_every: int, num_examples: int = 256) -> LazinessDiagnostics:
     """Builds a measure of how lazy a run of ``built.algorithm`` is, for ``Evaluation(evaluate_every, measure)``.
 
-    At every evaluation it measures each of the K models, as ``laziness.parts`` explains: ``feature_learning``, the
+    At every evaluation it measures each of the K models, as the module explains: ``feature_learning``, the
     distance of the network from its linearisation, trained alike (``linearised_paths``); ``initial_kernel``, the
     distance of the linearisation from the federated flow of infinite width with the same initial function, cohorts,
     minibatches and rates; ``total``, the distance of the network from that flow; and the ``drift`` of its tangent
