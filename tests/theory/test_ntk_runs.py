@@ -7,10 +7,16 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedtangent._src.comparison.theorems.ntk_fl.descents import descents
+from fedtangent._src.comparison.theorems.ntk_fl.evolution import (
+    Start,
+    TwoLayerProblem,
+    descents,
+    fed_avg_run,
+    initial,
+    movement,
+)
 from fedtangent._src.experiments.lab import two_layer
 from fedtangent._src.experiments.lab.two_layer import several_rounds
-from fedtangent._src.experiments.ntk_fl import theorem1, theorem2
 from fedtangent._src.models.dense import mlp
 from fedtangent._src.models.two_layer import output_signs, two_layer_relu
 
@@ -19,14 +25,14 @@ from .two_layer_reference import Network, descend, descend_linear, fed_avg_round
 WIDTH, NUM, DIM, CLIENTS = 24, 8, 20, 2
 
 
-def task() -> two_layer.TwoLayerProblem:
+def task() -> TwoLayerProblem:
     return two_layer._problem("sphere", None, NUM, CLIENTS, 0)
 
 
-def start(dim: int, key) -> tuple[two_layer.Start, Network]:
+def start(dim: int, key) -> tuple[Start, Network]:
     model = two_layer_relu(dim, WIDTH, dtype=jnp.float64)
-    params = jax.jit(lambda k: two_layer.start(model, k))(key)
-    begun = two_layer.Start(model, key, params, np.zeros(0), np.zeros(0))
+    params = jax.jit(lambda k: initial(model, k))(key)
+    begun = Start(model, key, params, np.zeros((0, 0)), np.zeros(0))
     return begun, Network(np.asarray(params["v"]), output_signs(WIDTH, 0))
 
 
@@ -46,7 +52,7 @@ def test_descents_are_plain_loops():
     (model, _, params, *_), net = start(5, jax.random.key(1))
     x, eta, steps = sphere(2, NUM, 5), 3.0, 30
     y = np.random.default_rng(3).standard_normal(NUM)
-    found = descents(model, params, x, y[:, None], eta, steps, watch=theorem1.movement)
+    found = descents(model, params, x, y[:, None], eta, steps, watch=movement)
     real, straight = descend(net, x, y, eta, steps), descend_linear(net, x, y, eta, steps)
     j = net.jacobian(x)
     linear = np.array([net.outputs(x) + j @ (p.v - net.v).ravel() - y for p in straight])
@@ -96,7 +102,7 @@ def test_descent_of_several_outputs_by_the_whole_jacobian(kernel):
 def test_the_recipe_of_fed_avg_takes_the_step_of_58():
     given, eta, steps, rounds = task(), 4.0, 3, 5
     begun, net = start(DIM, jax.random.key(4))
-    at, found, sent = theorem2._fed_avg_residuals(given, begun, eta, steps, rounds, 0)
+    at, found, sent = fed_avg_run(given, begun, eta, steps, rounds, 1)
     nets = [net]
     for _ in range(rounds):
         clients = [given.partition.client(m) for m in range(CLIENTS)]
@@ -110,7 +116,7 @@ def test_the_recipe_of_fed_avg_takes_the_step_of_58():
 def test_rounds_of_ntk_fl_are_descents_of_the_linearised_network():
     given, eta, times = task(), 6.0, (5, 20)
     begun, net = start(DIM, jax.random.key(5))
-    found = several_rounds(given, begun, eta, times, 2, 0)
+    found = several_rounds(given, begun, eta, times, 2)
     for k in range(2):
         path = descend_linear(net, given.x, given.y, eta, times[-1])
         squared = [np.sum((path[t].outputs(given.x) - given.y) ** 2) for t in times]

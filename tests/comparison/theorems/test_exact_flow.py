@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from fedtangent._src.comparison.theorems.flow import exact
+from fedtangent._src.comparison.theorems import flow
 
 
 @pytest.fixture(scope="module")
-def case() -> exact.Case:
+def case() -> flow.Case:
     """The linear model's case, for every option."""
-    return exact._linear_case(1, 6)
+    return flow._linear_case(1, 6)
 
 
 DAILY = ("2 of 5 clients drawn", "SCAFFOLD, permutations, K = 2")
@@ -18,33 +18,33 @@ DAILY = ("2 of 5 clients drawn", "SCAFFOLD, permutations, K = 2")
 
 @pytest.mark.parametrize(
     "option",
-    [pytest.param(o, marks=() if o.name in DAILY else pytest.mark.slow) for o in exact.OPTIONS],
+    [pytest.param(o, marks=() if o.name in DAILY else pytest.mark.slow) for o in flow.OPTIONS],
     ids=lambda option: option.name,
 )
-def test_a_linear_model_is_the_flow_and_no_wrong_theory_is(option: exact.Option, case: exact.Case) -> None:
-    verdict = exact._exact(option, case)
+def test_a_linear_model_is_the_flow_and_no_wrong_theory_is(option: flow.Option, case: flow.Case) -> None:
+    verdict = flow._exact(option, case)
     assert verdict.passed, verdict
     assert float(verdict.measured) < 1e-12
     assert float(verdict.control_measured) > 1e-3
 
 
 def test_an_option_that_the_simulation_ignores_is_noticed() -> None:
-    option = next(o for o in exact.OPTIONS if o.name == "server rate 0.7")
-    assert not exact._exact(option._replace(both={}, predicted=option.both), exact._linear_case(1, 4)).holds
+    option = next(o for o in flow.OPTIONS if o.name == "server rate 0.7")
+    assert not flow._exact(option._replace(both={}, predicted=option.both), flow._linear_case(1, 4)).holds
 
 
 def test_every_option_has_a_name_of_its_own_and_a_theory_that_ignores_it() -> None:
-    assert len({o.name for o in exact.OPTIONS}) == len(exact.OPTIONS)
-    case = exact._linear_case(0, 3)
+    assert len({o.name for o in flow.OPTIONS}) == len(flow.OPTIONS)
+    case = flow._linear_case(0, 3)
     assert len(set(case.problem.partition.sizes.tolist())) > 1  # weights by examples matter
-    for option in exact.OPTIONS:
+    for option in flow.OPTIONS:
         assert option.ignored is None or option.ignored != option.both | option.predicted
 
 
 @pytest.mark.slow
 @pytest.mark.theory
 def test_networks_approach_the_flow_at_slope_minus_one_half() -> None:
-    case = exact._network_case(0, 10)
+    case = flow._network_case(0, 10)
     for place in (0, 2):
-        verdict = exact._slope(exact.OPTIONS[place], case, (128, 512, 2048), 40)
+        verdict = flow._network_slope(flow.OPTIONS[place], case, (128, 512, 2048), 40)
         assert verdict.passed, verdict

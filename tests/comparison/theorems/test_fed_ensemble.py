@@ -8,17 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedtangent._src.comparison.theorems.fed_ensemble import (
-    bias_variance,
-    convergence,
-    ensemble_mean,
-    linearisation_gap,
-    networks,
-    repeated_runs,
-    second_order,
-    small_networks,
-)
-from fedtangent._src.comparison.theorems.fed_ensemble.small_networks import own_linearisation
+from fedtangent._src.comparison.theorems.fed_ensemble import bias_variance, convergence, networks
+from fedtangent._src.comparison.theorems.fed_ensemble.networks import own_linearisation
 from fedtangent._src.models.dense import mlp
 
 
@@ -30,14 +21,14 @@ def check(rows) -> None:
 
 @pytest.mark.parametrize(("scale", "seed"), [("default", 0), ("default", 1)])
 def test_second_order_terms(scale, seed):
-    rows = second_order._checks(scale, seed)
+    rows = convergence._check_second_order(scale, seed)
     assert len(rows) == 7
     check(rows)
 
 
 @pytest.mark.parametrize("seed", range(6))
 def test_decay_and_movement_of_linear_models(seed):
-    rows = convergence._checks("default", seed)
+    rows = convergence._check_convergence("default", seed)
     assert len(rows) == 6
     check(rows)
 
@@ -57,23 +48,21 @@ def test_the_edge_of_the_assumptions():
 
 def test_decay_in_exponents():
     """One client, one example, one step: the residual falls by 1 - rate theta in an age; the least counts."""
-    alone = second_order.RandomFederation(
-        np.full((1, 1), 2.0), (np.array([0]),), np.zeros((1, 1), int), np.ones(1, int)
-    )
+    alone = convergence.RandomFederation(np.full((1, 1), 2.0), (np.array([0]),), np.zeros((1, 1), int), np.ones(1, int))
     found = convergence.EdgeCase(alone, alone).decay([0.1, 0.2], np.array([0.0, 0.1, 0.5]))
     assert found == pytest.approx(-np.log(0.6) / 0.4, rel=1e-12)
 
 
 def test_least_noticed():
-    assert second_order.least_noticed(lambda error: error >= 0.03) == pytest.approx(0.03, rel=0.03)
-    assert second_order.least_noticed(lambda error: False) == np.inf
+    assert convergence.least_noticed(lambda error: error >= 0.03) == pytest.approx(0.03, rel=0.03)
+    assert convergence.least_noticed(lambda error: False) == np.inf
 
 
 @pytest.mark.theory
 @pytest.mark.slow
-@pytest.mark.parametrize("part", [linearisation_gap, networks])
+@pytest.mark.parametrize("part", [networks._check_networks, networks._check_linearisation_gap])
 def test_networks(part):
-    check(part._checks("default", 0))
+    check(part("default", 0))
 
 
 def test_few_linear_ensembles_leave_the_decomposition_undecided_at_worst():
@@ -86,11 +75,11 @@ def test_few_linear_ensembles_leave_the_decomposition_undecided_at_worst():
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", [0, 1])
 def test_corollary_1_and_the_decomposition(seed):
-    check(bias_variance._checks("default", seed))
+    check(bias_variance._check_bias_variance("default", seed))
 
 
 def test_how_often_an_ensemble_is_far_from_the_limit():
-    rows = ensemble_mean._checks("default", 0)
+    rows = bias_variance._check_ensemble_mean("default", 0)
     assert len(rows) == 2
     check(rows)
 
@@ -122,10 +111,10 @@ def test_own_linearisation():
 
 @pytest.mark.parametrize("activation", ["erf", "relu"])
 def test_jacobian_and_curvature_by_differentiation(activation):
-    x = small_networks.inputs(np.random.default_rng(0), 3)
+    x = networks.inputs(np.random.default_rng(0), 3)
     assert np.all(np.linalg.norm(x, axis=1) <= 1)
     x = x * np.array([[0.5], [1.0], [2.0]])
-    model = small_networks.one_hidden_layer(4, 7, activation)
+    model = networks.one_hidden_layer(4, 7, activation)
     params = model.init(jax.random.key(2))
     flat, back = jax.flatten_util.ravel_pytree(params)
 
@@ -133,19 +122,19 @@ def test_jacobian_and_curvature_by_differentiation(activation):
         return model.apply(back(weights), x)[:, 0]
 
     right = np.asarray(jax.jit(jax.jacobian(outputs))(flat))
-    np.testing.assert_allclose(small_networks.jacobian(activation, params, x), right, rtol=0, atol=1e-12)
+    np.testing.assert_allclose(networks.jacobian(activation, params, x), right, rtol=0, atol=1e-12)
     each = np.linalg.norm(np.asarray(jax.jit(jax.hessian(outputs))(flat)), 2, axis=(1, 2)) * 7**0.5
-    alone = [small_networks.curvature(activation, params, x[i : i + 1]) for i in range(3)]
+    alone = [networks.curvature(activation, params, x[i : i + 1]) for i in range(3)]
     np.testing.assert_allclose(alone, each, rtol=1e-10)
-    together = small_networks.curvature(activation, params, x)
+    together = networks.curvature(activation, params, x)
     assert max(each) <= together <= np.linalg.norm(each)
 
 
 def test_networks_inside_the_theorem():
     """A short run: equal rounds, the step that was asked for, and what is measured at its ages."""
-    task = small_networks.Task((1, 1, 2), (0, 0, 1), 4, 0.9, labels=2.0, evaluations=2)
-    given = small_networks.setting(task, 64, 0)
-    seen = small_networks.follow(given, 2)
+    task = networks.Task((1, 1, 2), (0, 0, 1), 4, 0.9, labels=2.0, evaluations=2)
+    given = networks.setting_of(task, 64, 0)
+    seen = networks.follow(given, 2)
     assert seen.ages.tolist() == [0, 2, 4] and task.nbar == 2
     assert seen.gap.shape == (2, 3, 2) and seen.kernels.shape == (2, 3, 2, 4, 4) and seen.c1.shape == (2, 2)
     assert np.all(seen.gap[:, 0] < 1e-14) and np.all(seen.drift[:, 0] == 0) and np.all(seen.change[:, 0] == 0)
@@ -160,5 +149,5 @@ def test_networks_inside_the_theorem():
 
 
 def test_no_run_has_the_seed_of_another() -> None:
-    seeds = [n for k in (1, 2, 4, 8) for first in (0, 1, 19, 2**32 - 1) for n in repeated_runs.seeds_of(k, 64, first)]
+    seeds = [n for k in (1, 2, 4, 8) for first in (0, 1, 19, 2**32 - 1) for n in bias_variance.seeds_of(k, 64, first)]
     assert len(set(seeds)) == len(seeds) and min(seeds) >= 0 and max(seeds) < 2**32

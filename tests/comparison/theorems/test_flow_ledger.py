@@ -7,7 +7,7 @@ import pytest
 
 from fedtangent._src.comparison.ledger import ResidualLedger
 from fedtangent._src.comparison.settings import Scale
-from fedtangent._src.comparison.theorems.flow import ledger
+from fedtangent._src.comparison.theorems import flow
 from fedtangent._src.comparison.verdicts import Verdict
 
 from ...stand_ins import stand_in
@@ -20,9 +20,9 @@ def judged(patch: pytest.MonkeyPatch, slope: float, noise: float, wrong: float =
     rng, size = np.random.default_rng(0), Scale(WIDTHS, 8, 24)
     scatter = {w: np.exp(noise * rng.standard_normal(8)) for w in WIDTHS}
     ledgers = {w: [stand_in(ResidualLedger, gaps=(w**slope * z, w**wrong * z)) for z in scatter[w]] for w in WIDTHS}
-    patch.setattr(ledger, "_last_gaps", lambda same, rounds: np.array([of.gaps[0] for of in same]))
-    patch.setattr(ledger, "_wrong_rate", lambda of, factor: stand_in(ResidualLedger, gaps=of.gaps[::-1]))
-    return ledger._slope_check(size, ledgers)
+    patch.setattr(flow, "_last_gaps", lambda same, rounds: np.array([of.gaps[0] for of in same]))
+    patch.setattr(flow, "_wrong_rate", lambda of, factor: stand_in(ResidualLedger, gaps=of.gaps[::-1]))
+    return flow._slope_check(size, ledgers)
 
 
 @pytest.mark.parametrize(

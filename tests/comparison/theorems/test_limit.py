@@ -9,7 +9,8 @@ import pytest
 
 from fedtangent._src.comparison.predicted import ModelLaw
 from fedtangent._src.comparison.theorems.fed_ensemble import limit
-from fedtangent._src.comparison.theorems.fed_ensemble.ensemble_law import (
+from fedtangent._src.comparison.theorems.fed_ensemble.limit import (
+    NAMES,
     Ensembles,
     Sampled,
     covered,
@@ -17,7 +18,6 @@ from fedtangent._src.comparison.theorems.fed_ensemble.ensemble_law import (
     expected_cover,
     expected_ratios,
 )
-from fedtangent._src.comparison.theorems.fed_ensemble.limit import NAMES
 
 from ..drawn import drawn
 

@@ -7,9 +7,8 @@ from functools import partial
 import numpy as np
 import pytest
 
-from fedtangent._src.comparison.theorems.claims import Claim
-from fedtangent._src.comparison.theorems.local_gd import max_margin, regression
-from fedtangent._src.comparison.theorems.local_gd.runs import Size
+from fedtangent._src.comparison.theorems import Claim, local_gd
+from fedtangent._src.comparison.theorems.local_gd import Size
 
 pytestmark = pytest.mark.theory
 SMALL = Size(3, 4, 30)
@@ -18,57 +17,57 @@ SMALL = Size(3, 4, 30)
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", [0, 1])
 def test_every_row(seed: int) -> None:
-    rows = [row for check in (regression, max_margin) for row in check._checks("default", seed)]
+    rows = [row for check in (local_gd._check_regression, local_gd._check_max_margin) for row in check("default", seed)]
     assert len(rows) == 15
     assert [row for row in rows if not row.passed] == []
 
 
 def test_the_closed_form_of_regression() -> None:
-    problem = regression._problem(SMALL, 3)
-    rows = regression._lemma_1(problem, 3), regression._lemma_1(problem, 2), regression._finite_steps(problem)
+    problem = local_gd._regression(SMALL, 3)
+    rows = local_gd._lemma_1(problem, 3), local_gd._lemma_1(problem, 2), local_gd._finite_steps(problem)
     for row in rows:
         assert row.passed, row
 
 
 def test_where_regression_ends_and_how_fast() -> None:
-    problem = regression._problem(SMALL, 3)
-    for row in (regression._rate(problem), regression._limit(problem, 3), regression._limit(problem, 2)):
+    problem = local_gd._regression(SMALL, 3)
+    for row in (local_gd._rate(problem), local_gd._limit(problem, 3), local_gd._limit(problem, 2)):
         assert row.passed, row
     # Fewer dimensions than examples: outside of the theorem, and the run ends elsewhere.
-    narrow = regression._problem(Size(3, 4, 9), 3)
-    assert regression._limit(narrow, 3).holds is False
-    assert regression._rate(narrow).holds is False
+    narrow = local_gd._regression(Size(3, 4, 9), 3)
+    assert local_gd._limit(narrow, 3).holds is False
+    assert local_gd._rate(narrow).holds is False
     # As many dimensions as examples: the rate is right, but the theorem does not apply.
-    square = regression._rate(regression._problem(Size(2, 2, 4), 3))
+    square = local_gd._rate(local_gd._regression(Size(2, 2, 4), 3))
     assert abs(float(square.measured) - 1) < 1e-3
     assert square.holds is False
 
 
 @pytest.mark.parametrize("modified", [False, True])
 def test_the_exponential_loss_is_simulated(modified: bool) -> None:
-    row = max_margin._simulated_rounds(max_margin._problem(SMALL, 3), modified)
+    row = local_gd._simulated_rounds(local_gd._classification(SMALL, 3), modified)
     assert row.passed, row
 
 
 @pytest.mark.parametrize(
     "check",
     [
-        max_margin._lemma_2_residual,
-        max_margin._lemma_2_direction,
-        partial(max_margin._lemma_3, from_zero=True),
-        partial(max_margin._lemma_3, from_zero=False),
-        max_margin._theorem_2,
-        max_margin._theorem_3,
-        max_margin._lemma_4,
+        local_gd._lemma_2_residual,
+        local_gd._lemma_2_direction,
+        partial(local_gd._lemma_3, from_zero=True),
+        partial(local_gd._lemma_3, from_zero=False),
+        local_gd._theorem_2,
+        local_gd._theorem_3,
+        local_gd._lemma_4,
     ],
 )
 def test_projections(check: partial) -> None:
-    row = check(max_margin._problem(SMALL, 3))
+    row = check(local_gd._classification(SMALL, 3))
     assert row.passed, row
 
 
 def test_a_slope_is_told_from_another() -> None:
     claim, over = Claim("", "", ""), np.array([1.0, 2.0, 4.0, 8.0])
     for power, holds in ((-1, True), (-1.3, False), (-0.7, False)):
-        assert max_margin._power_law(claim, over, 3 * over**power, ("", over), -1.0).holds is holds
-    assert max_margin._power_law(claim, over, over**-1.0, ("", over**-1.2), -1.0).passed is False
+        assert local_gd._power_law(claim, over, 3 * over**power, ("", over), -1.0).holds is holds
+    assert local_gd._power_law(claim, over, over**-1.0, ("", over**-1.2), -1.0).passed is False

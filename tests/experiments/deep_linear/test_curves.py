@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 
 from fedtangent import theory
-from fedtangent._src.experiments.deep_linear import curves, fig2, fig4, problems
+from fedtangent._src.experiments.deep_linear import curves, figures, problems
 from fedtangent._src.experiments.deep_linear.curves import Curve, CurveSettings, Setting, Wrong
-from fedtangent._src.experiments.deep_linear.fig4 import Pair
+from fedtangent._src.experiments.deep_linear.figures import Pair
 from fedtangent._src.experiments.lab import NOT_SEEN, SEEN, UNDECIDED, trials
 from fedtangent._src.theory.deep_linear.theorem import DeepLinearConstants
 
@@ -159,16 +159,16 @@ def test_the_bound_is_that_of_the_theorem():
 
 
 def test_claims_of_figures_2_and_3():
-    assert [c.verdict for c in fig2.by_power(of_power(1.0, "N"), 0.2, "N", 1.0)] == [SEEN, SEEN]
-    assert [c.verdict for c in fig2.by_power(of_power(0.5, "N"), 0.2, "N", 1.0)] == [SEEN, NOT_SEEN]
-    assert [c.verdict for c in fig2.by_power(of_power(-1.0, "N"), 0.2, "N", 1.0)] == [NOT_SEEN, NOT_SEEN]
-    assert [c.verdict for c in fig2.by_power(of_power(1.0, "N"), 1e-6, "N", 1.0)] == [UNDECIDED]
-    assert [c.verdict for c in fig2.by_power(of_power(-1.0, "K"), 0.2, "K", -1.0)] == [SEEN, SEEN]
-    assert [c.verdict for c in fig2.by_power(of_power(1.0, "K"), 0.2, "K", -1.0)] == [NOT_SEEN, NOT_SEEN]
+    assert [c.verdict for c in figures.by_power(of_power(1.0, "N"), 0.2, "N", 1.0)] == [SEEN, SEEN]
+    assert [c.verdict for c in figures.by_power(of_power(0.5, "N"), 0.2, "N", 1.0)] == [SEEN, NOT_SEEN]
+    assert [c.verdict for c in figures.by_power(of_power(-1.0, "N"), 0.2, "N", 1.0)] == [NOT_SEEN, NOT_SEEN]
+    assert [c.verdict for c in figures.by_power(of_power(1.0, "N"), 1e-6, "N", 1.0)] == [UNDECIDED]
+    assert [c.verdict for c in figures.by_power(of_power(-1.0, "K"), 0.2, "K", -1.0)] == [SEEN, SEEN]
+    assert [c.verdict for c in figures.by_power(of_power(1.0, "K"), 0.2, "K", -1.0)] == [NOT_SEEN, NOT_SEEN]
 
 
 def test_claims_and_pairs_of_figure_4():
-    s = fig4.RatioSettings(num_clients=(20, 10), classes_per_client=(0, 2))
+    s = figures.RatioSettings(num_clients=(20, 10), classes_per_client=(0, 2))
     assert s.runs() == [Setting(20, 5), Setting(40, 10), Setting(10, 5), Setting(20, 10)]
 
     def runs(iid: float, two: float) -> list[Curve]:
@@ -179,7 +179,7 @@ def test_claims_and_pairs_of_figure_4():
             for classes, more in ((0, iid), (2, two)) for setting, decay in decays.items() for seed in range(3)
         ]  # fmt: skip
 
-    pairs = fig4._pairs(runs(0.001, 0.008), s)
+    pairs = figures._pairs(runs(0.001, 0.008), s)
     assert len(pairs) == 2 * 2 * 3
     for pair in pairs:
         assert pair.one.setting.ratio == pair.twice.setting.ratio != pair.other.setting.ratio
@@ -187,8 +187,8 @@ def test_claims_and_pairs_of_figure_4():
         assert pair.of_ratios == pytest.approx(3.0)
         assert pair.until == (30 if pair.one.classes == 0 else 12)
     assert pairs[0].of_excess == pytest.approx(0.03) and pairs[0].of_loss < pairs[0].of_excess
-    assert [c.verdict for c in fig4.claims(pairs)] == [SEEN] * 4 + [SEEN, NOT_SEEN] * 2 + [SEEN]
-    assert [c.verdict for c in fig4.claims(fig4._pairs(runs(0.008, 0.001), s))][-1] == NOT_SEEN
+    assert [c.verdict for c in figures.claims(pairs)] == [SEEN] * 4 + [SEEN, NOT_SEEN] * 2 + [SEEN]
+    assert [c.verdict for c in figures.claims(figures._pairs(runs(0.008, 0.001), s))][-1] == NOT_SEEN
     limits = Pair(
         curve(0, 0, Setting(10, 5), 0.1)._replace(limit=2e-3), pairs[0].twice._replace(limit=1e-3), pairs[0].one
     )

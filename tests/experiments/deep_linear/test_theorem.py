@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from fedtangent import theory
-from fedtangent._src.comparison.theorems.deep_linear.runs import run_of
+from fedtangent._src.comparison.theorems.deep_linear import run_of
 from fedtangent._src.experiments.deep_linear import followed, theorem
 from fedtangent._src.experiments.lab import log_slopes
 from fedtangent._src.experiments.lab.runner import Study

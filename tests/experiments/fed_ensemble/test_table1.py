@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedtangent._src.comparison.theorems.fed_ensemble import repeated_runs
+from fedtangent._src.comparison.theorems.fed_ensemble import bias_variance
 from fedtangent._src.experiments.fed_ensemble import table1
 from fedtangent._src.output.files import write_result
 from fedtangent._src.theory.fed_ensemble.bias_variance import Estimate
@@ -65,21 +65,21 @@ def test_a_curve_made_of_the_published_numbers_is_found() -> None:
 
 @pytest.mark.slow
 def test_simulation_is_the_closed_form_where_all_models_start_at_zero() -> None:
-    problem = repeated_runs.sine_problem(3, local_steps=4, sigma=0.0, num_clients=10)
-    plan = repeated_runs.permutations(10, 3)
-    found = repeated_runs.simulated(problem, plan, 5, (4, 9), 1)[:, 0]
-    for seen, law in zip(found, repeated_runs.laws(problem, plan, (5,), (4, 9)), strict=True):
+    problem = bias_variance.sine_problem(3, local_steps=4, sigma=0.0, num_clients=10)
+    plan = bias_variance.permutations(10, 3)
+    found = bias_variance.simulated(problem, plan, 5, (4, 9), 1)[:, 0]
+    for seen, law in zip(found, bias_variance.laws_of(problem, plan, (5,), (4, 9)), strict=True):
         np.testing.assert_allclose(seen, law[0].mean, atol=1e-12)
         assert law[0].variance.max() == 0
-    other = repeated_runs.laws(problem, plan, (5,), (9,))[0][0].mean
+    other = bias_variance.laws_of(problem, plan, (5,), (9,))[0][0].mean
     assert np.abs(found[0] - other).max() > 1e-3  # another schedule
 
 
 def test_the_fitted_slope_is_weighted() -> None:
     line = {k: Estimate(3 * k**-1.2, 0.01 * 3 * k**-1.2) for k in (1, 2, 8)}
-    found = repeated_runs.power_law(line)
+    found = bias_variance.power_law(line)
     assert found.slope == pytest.approx(-1.2) and 0 < found.standard_error < 0.02
-    outlier = repeated_runs.power_law(line | {4: Estimate(50.0, 5000.0)})
+    outlier = bias_variance.power_law(line | {4: Estimate(50.0, 5000.0)})
     assert outlier.slope == pytest.approx(-1.2, abs=1e-3)
     with pytest.raises(ValueError, match="variances: got"):
-        repeated_runs.power_law({1: Estimate(1.0, 0.1), 2: Estimate(-1.0, 0.1)})
+        bias_variance.power_law({1: Estimate(1.0, 0.1), 2: Estimate(-1.0, 0.1)})

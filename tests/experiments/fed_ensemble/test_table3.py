@@ -12,7 +12,7 @@ from fedtangent import simulate
 from fedtangent._src import data
 from fedtangent._src.data.dataset import Dataset, SourceInfo
 from fedtangent._src.engine import Devices
-from fedtangent._src.experiments.fed_ensemble import classifiers, table3
+from fedtangent._src.experiments.fed_ensemble import classifiers, tables
 from fedtangent._src.experiments.fed_ensemble.classifiers import Entrant, Scores
 from fedtangent._src.experiments.lab.harness import Config, Tuned
 from fedtangent._src.experiments.lab.trials import USERS, draw, first_users, of_users
@@ -61,7 +61,7 @@ def test_every_user_is_tested_on_its_own_examples() -> None:
 @pytest.mark.parametrize("key", ["fed_avg", "ditto", "lg_fed_avg", "fed_ensemble-2", "fed_dyn_ensemble-2"])
 def test_what_is_measured_is_each_clients_own_prediction_on_its_own_examples(key: str) -> None:
     study = study_of("fed_ensemble.table3", (*TINY, f"methods={key.split('-')[0]}"))
-    trial = classifiers.divide(study, table3.DISTORTED, 0)
+    trial = classifiers.divide(study, tables.DISTORTED, 0)
     assert trial.by_client is not None
     method = classifiers._methods(study.settings, trial)[key]
     algorithm = method.build(0, 0.5)
@@ -91,19 +91,19 @@ def scores(method: str, own: list[float], shared: float, others: float) -> Score
 def test_claims_are_those_of_the_paper() -> None:
     found = [scores("fed_avg", [0.70, 0.72, 0.71], 0, 0), scores("ditto", [0.80, 0.82, 0.815], -0.1, -0.2),
              scores("fed_ensemble", [0.82, 0.85, 0.83], 0.001, -0.001)]  # fmt: skip
-    said = {claim.claim: claim.verdict for claim in table3._claims(found)}
+    said = {claim.claim: claim.verdict for claim in tables._claims(found)}
     assert said["by user: Fed-ensemble, K = 5 is more accurate than FedAvg"] == "seen"
     assert said["by user: Ditto: a client predicts better for itself than everybody"] == "seen"
     assert said["by user: Fed-ensemble, K = 5: a client predicts better for itself than everybody"] == "not seen"
     assert said["by user: Fed-ensemble, K = 5: and better for itself than for another"] == "seen"
     swapped = [found[0]._replace(entrant=found[2].entrant), found[2]._replace(entrant=found[0].entrant)]
-    assert next(table3._claims(swapped)).verdict == "not seen"
+    assert next(tables._claims(swapped)).verdict == "not seen"
 
 
 @pytest.mark.slow
 def test_the_table(tmp_path: Path) -> None:
     outcome, _ = performed("fed_ensemble.table3", TINY, tmp_path)
-    assert [row["method"] for row in outcome.rows] == list(table3.BY_WRITER.methods)
+    assert [row["method"] for row in outcome.rows] == list(tables.BY_WRITER.methods)
     for row in outcome.rows:
         assert all(0 <= row[name] <= 1 for name in ("accuracy", "shared", "others"))
     shared = {row["method"]: row["shared"] for row in outcome.rows}

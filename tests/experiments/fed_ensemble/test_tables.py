@@ -12,7 +12,7 @@ import pytest
 from fedtangent import simulate
 from fedtangent._src import pytrees
 from fedtangent._src.engine import Devices
-from fedtangent._src.experiments.fed_ensemble import classifiers, table2, table4, table5
+from fedtangent._src.experiments.fed_ensemble import classifiers, tables
 from fedtangent._src.experiments.fed_ensemble.classifiers import Entrant, Scores
 from fedtangent._src.experiments.lab.harness import Config, Tuned
 from fedtangent._src.experiments.lab.trials import IID, Trial, scheme_name
@@ -96,17 +96,17 @@ def test_claims_are_those_of_the_paired_differences() -> None:
 def test_the_lead_is_compared_between_the_fewest_and_the_most_classes() -> None:
     few = [scores("fed_avg", [0.5, 0.6, 0.55], 2), scores("fed_ensemble", [0.6, 0.71, 0.66], 2, 5)]
     many = [scores("fed_avg", [0.8, 0.8, 0.81], 10), scores("fed_ensemble", [0.81, 0.81, 0.83], 10, 5)]
-    assert list(table4.claims([*few, *many]))[-1].verdict == "seen"
+    assert list(tables.claims_4([*few, *many]))[-1].verdict == "seen"
     swapped = [f._replace(classes=12 - f.classes) for f in (*few, *many)]
-    assert list(table4.claims(swapped))[-1].verdict == "not seen"
+    assert list(tables.claims_4(swapped))[-1].verdict == "not seen"
 
 
 def test_models_of_a_large_ensemble_are_worse_and_less_certain() -> None:
     found = [scores("fed_ensemble", [0.90, 0.91, 0.92], models=3, least=0.8, entropy=0.1),
              scores("fed_ensemble", [0.94, 0.95, 0.97], models=20, least=0.7, entropy=0.3)]  # fmt: skip
-    assert [c.verdict for c in table5.claims(found)] == ["seen"] * 4
+    assert [c.verdict for c in tables.claims_5(found)] == ["seen"] * 4
     worse = [f._replace(entrant=Entrant("fed_ensemble", 23 - f.entrant.num_models)) for f in found]
-    assert {c.verdict for c in table5.claims(worse)} == {"not seen"}
+    assert {c.verdict for c in tables.claims_5(worse)} == {"not seen"}
 
 
 def test_the_tuning_seed_is_not_measured_on() -> None:
@@ -146,9 +146,9 @@ def test_a_text_is_read_by_the_recurrent_network(tmp_path: Path) -> None:
     [("mnist", "cnn", 0), ("cifar10", "resnet18", 0), ("cifar100", "resnet34", 0), ("openimage", "mobilenet_v2", 100)],
 )
 def test_settings_are_the_papers(dataset: str, model: str, kept: int) -> None:
-    s = table2.SCALES[dataset]["paper"]
+    s = tables.SCALES_2[dataset]["paper"]
     assert (s.model, s.keep_first, s.batch_size, s.local_epochs) == (model, kept, 16, 10)
-    text = table2.SCALES["shakespeare"]["paper"]
+    text = tables.SCALES_2["shakespeare"]["paper"]
     assert (text.model, text.optimizer, text.batch_size, text.num_clients) == ("lstm", "adam", 128, 10)
 
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 import pkgutil
-import re
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -37,10 +37,10 @@ def test_every_file_is_found_and_says_what_it_is() -> None:
     with_entries = {name for name in files if hasattr(importlib.import_module(name), "ENTRIES")}
     where = {entry.name: file for file in with_entries for entry in importlib.import_module(file).ENTRIES}
     assert set(where) == set(FOUND)
-    for name, file in where.items():  # named after its file, or after a figure's part that the file names
-        own = name.rpartition(".")[2]
-        part = re.sub(r"fig(\d+)([a-z])", r"\1(\2)", own)
-        assert file.endswith((f".{own}", f".{own[:-1]}")) or part in (importlib.import_module(file).__doc__ or "")
+    for name, file in where.items():  # named after its folder, and its file or a figure that the file names
+        folder, _, own = name.rpartition(".")
+        assert file.startswith(f"{experiments.__name__}.{folder}.")
+        assert file.endswith(f".{own}") or f'{own}"' in inspect.getsource(importlib.import_module(file))
     kinds = {}
     for entry in FOUND.values():
         assert next(iter(entry.scales)) in ("digits", "sine", "digits_and_sine", "gaussian", "halfspaces")

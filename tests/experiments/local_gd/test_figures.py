@@ -10,7 +10,7 @@ import pytest
 
 from fedtangent import theory
 from fedtangent._src.experiments.lab import NOT_SEEN, SEEN, UNDECIDED
-from fedtangent._src.experiments.local_gd import fig1a, fig1b, fig1d, fig1e, fig2, problems
+from fedtangent._src.experiments.local_gd import fig1d, halfspaces, problems, regression
 
 from ..performed import performed, study_of
 
@@ -40,7 +40,7 @@ def test_figure_1a_with_the_printed_loss_is_not_its_closed_form(tmp_path):
 def test_figures_1b_and_1c(name, tmp_path):
     found, metrics = run(name, tmp_path)
     assert [row["dimension"] for row in found.rows] == [10, 20, 60] * 2
-    assert len(metrics) == 6 * len(fig1b.LINES[name[-1]])
+    assert len(metrics) == 6 * len(regression.LINES[name[-1]])
     for row in found.rows:
         assert (row["limit_closed"] > 1e-3) == (row["dimension"] < 20)  # no model fits all
         assert row["g_c"] < row["size"] or row["dimension"] == 20
@@ -60,7 +60,7 @@ def test_figure_1d(tmp_path):
 def test_figures_1e_to_1g(name, tmp_path):
     found, metrics = run(name, tmp_path)
     assert [row["dimension"] for row in found.rows] == [20, 40, 80] * 2
-    assert len(metrics) == 6 * len(fig1e.TOWARDS[name[-1]])
+    assert len(metrics) == 6 * len(halfspaces.TOWARDS[name[-1]])
     assert len(found.verdicts) == (2 if name == "fig1g" else 1)
 
 
@@ -147,8 +147,8 @@ def test_claims_of_figure_1a():
         return [{"g_c_start": 1.0, "g_closed_largest": closed * u, "g_c_half": half * u, "g_c_end": end * u}
                 for u in (0.9, 1.0, 1.1)]  # fmt: skip
 
-    assert [c.verdict for c in fig1a.claims(rows(1e-9, 0.1, 1e-3))] == [SEEN] * 3
-    assert [c.verdict for c in fig1a.claims(rows(1e-3, 0.1, 0.5))] == [NOT_SEEN] * 3
+    assert [c.verdict for c in regression.claims(rows(1e-9, 0.1, 1e-3))] == [SEEN] * 3
+    assert [c.verdict for c in regression.claims(rows(1e-3, 0.1, 0.5))] == [NOT_SEEN] * 3
 
 
 def test_claims_of_figures_1b_and_1c():
@@ -157,26 +157,26 @@ def test_claims_of_figures_1b_and_1c():
         return [{"seed": seed, "dimension": d, "g_c": u * v, "error_c": u * v, "error_g": u * w, "size": 1.0,
                  "g_closed": 1e-9 * u * v} for seed, u in enumerate((0.9, 1.0, 1.1)) for d, v, w in of]  # fmt: skip
 
-    assert [c.verdict for c in fig1b._claims_b(rows(9.0, 1e-3), 20)] == [SEEN] * 3
-    assert [c.verdict for c in fig1b._claims_b(rows(0.1, 1.0), 20)] == [SEEN, NOT_SEEN, NOT_SEEN]
-    assert [c.verdict for c in fig1b._claims_c(rows(9.0, 0.1), 20)] == [SEEN, SEEN, NOT_SEEN, SEEN]
-    np.testing.assert_allclose(fig1b._peak(rows(10.0, 0.1), "g_c", 20), [1.0] * 3)
+    assert [c.verdict for c in regression._claims_b(rows(9.0, 1e-3), 20)] == [SEEN] * 3
+    assert [c.verdict for c in regression._claims_b(rows(0.1, 1.0), 20)] == [SEEN, NOT_SEEN, NOT_SEEN]
+    assert [c.verdict for c in regression._claims_c(rows(9.0, 0.1), 20)] == [SEEN, SEEN, NOT_SEEN, SEEN]
+    np.testing.assert_allclose(regression._peak(rows(10.0, 0.1), "g_c", 20), [1.0] * 3)
 
 
 def test_claims_by_dimension():
     def rows(power: float):
         return [{"seed": seed, "dimension": d, **{key: 0.5 * (d / 10) ** power + 0.001 * seed for name in "ef"
-                                                  for key in fig1e.TOWARDS[name].values()},
-                 **dict.fromkeys(fig1e.TOWARDS["g"].values(), 0.5 * (d / 10) ** power)}
+                                                  for key in halfspaces.TOWARDS[name].values()},
+                 **dict.fromkeys(halfspaces.TOWARDS["g"].values(), 0.5 * (d / 10) ** power)}
                 for seed in range(3) for d in (10, 100)]  # fmt: skip
 
     falling, rising = rows(-1.0), rows(1.0)
-    np.testing.assert_allclose(fig1e._by_dimension(falling, "G to C"), [-0.45] * 3)
-    assert [c.verdict for c in fig1e.claims_f(falling)] == [SEEN] * 3
-    assert [c.verdict for c in fig1e.claims_f(rising)] == [NOT_SEEN] * 3
-    assert [c.verdict for c in fig1e.claims_e(falling)] == [SEEN, SEEN, UNDECIDED]
-    assert [c.verdict for c in fig1e.claims_g(falling)] == [SEEN] * 6
-    assert [c.verdict for c in fig1e.claims_g(rising)] == [NOT_SEEN] * 4 + [SEEN] * 2
+    np.testing.assert_allclose(halfspaces._by_dimension(falling, "G to C"), [-0.45] * 3)
+    assert [c.verdict for c in halfspaces.claims_f(falling)] == [SEEN] * 3
+    assert [c.verdict for c in halfspaces.claims_f(rising)] == [NOT_SEEN] * 3
+    assert [c.verdict for c in halfspaces.claims_e(falling)] == [SEEN, SEEN, UNDECIDED]
+    assert [c.verdict for c in halfspaces.claims_g(falling)] == [SEEN] * 6
+    assert [c.verdict for c in halfspaces.claims_g(rising)] == [NOT_SEEN] * 4 + [SEEN] * 2
 
 
 def test_claims_of_figures_1d_and_2():
@@ -189,8 +189,8 @@ def test_claims_of_figures_1d_and_2():
 
     assert [c.verdict for c in fig1d.claims(rows(0.05, 0.5))] == [SEEN] * 4 + [UNDECIDED] * 2 + [SEEN]
     assert [c.verdict for c in fig1d.claims(rows(0.5, 0.1))] == [NOT_SEEN] * 4 + [UNDECIDED] * 2 + [SEEN]
-    assert [c.verdict for c in fig2.claims(rows(0.05, 0.5))] == [SEEN] * 4
-    assert [c.verdict for c in fig2.claims(rows(0.5, 0.1))] == [NOT_SEEN, SEEN] * 2
+    assert [c.verdict for c in halfspaces.claims(rows(0.05, 0.5))] == [SEEN] * 4
+    assert [c.verdict for c in halfspaces.claims(rows(0.5, 0.1))] == [NOT_SEEN, SEEN] * 2
 
 
 def test_a_slope_and_what_is_no_projection_are_told_from_the_rows():
@@ -211,7 +211,7 @@ def test_an_accuracy_is_that_of_the_angle():
     path = np.stack([own, -own])
     one = fig1d.Classified(problem, theory.feasible_sets(problem.x, problem.y, problem.partition),
                            {"G": path, "G-Mod": path[::-1]}, own, own)  # fmt: skip
-    found = fig1e.accuracies(one, 0, 2000)
+    found = halfspaces.accuracies(one, 0, 2000)
     exact = 1 - np.arccos(np.linalg.norm(own) / np.linalg.norm(problem.truths[0])) / np.pi
     assert found["exact C"] == pytest.approx(exact) and found["exact G"] == pytest.approx(1 - exact)
     error = np.sqrt(exact * (1 - exact) / 8000)

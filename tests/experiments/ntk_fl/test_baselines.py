@@ -19,7 +19,7 @@ from fedtangent._src.experiments.lab.harness import Bench, Config, Record, play
 from fedtangent._src.experiments.lab.runner import Study, with_changes
 from fedtangent._src.experiments.lab.trials import Trial, _distorted, one_hot, projected, with_global_set
 from fedtangent._src.experiments.ntk_fl import baselines as report
-from fedtangent._src.experiments.ntk_fl import table1
+from fedtangent._src.experiments.ntk_fl import figures
 from fedtangent._src.experiments.ntk_fl.baselines import DIGITS, LABELS, BaselineSettings, _divide, _methods
 from fedtangent._src.output import run_plots
 from fedtangent._src.output.files import Figures
@@ -254,13 +254,13 @@ def test_table_1_counts_rounds_and_uplink_against_the_papers() -> None:
     reached = report.Reached([4, 6], [50, 70])
     found = {"cp_ntk_fl": reached, "fed_com": report.Reached([20, 30], [100, 140])}
     found["fed_avg"] = report.Reached([30, None], [900, None])
-    settings = table1.SCALES["digits"]["smoke"]
-    first, second = table1._judge(settings, found)
+    settings = figures.SCALES_TABLE1["digits"]["smoke"]
+    first, second = figures._judge_table1(settings, found)
     assert first.measured == "0.20 times the rounds and 0.50 times its uplink (the paper: 0.10 and 1.02)"
     assert second.measured == "at most 0.07 times the rounds (the paper: 0.09 and 0.22)"
     assert "FedCOM" in first.claim and (first.verdict, second.verdict) == ("undecided", "undecided")  # two seeds
     surely = found | {"fed_avg": report.Reached([104, 106], [900, 900])}
-    assert table1._judge(settings, surely)[1].verdict == "seen"
+    assert figures._judge_table1(settings, surely)[1].verdict == "seen"
 
 
 def test_the_figures_of_few_values_and_of_all_methods(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

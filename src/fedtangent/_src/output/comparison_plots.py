@@ -12,8 +12,7 @@ from fedtangent._src.comparison.comparing import Compared
 from fedtangent._src.comparison.outcomes import errors_by_client
 from fedtangent._src.comparison.side_by_side import Comparison
 from fedtangent._src.comparison.statistics import fitted_slope
-from fedtangent._src.comparison.theorems.fed_ensemble.ensemble_law import Entries, covered, entries
-from fedtangent._src.comparison.theorems.fed_ensemble.limit import Theorem2
+from fedtangent._src.comparison.theorems.fed_ensemble.limit import Entries, Theorem2, covered, entries
 from fedtangent._src.output.files import Figures
 from fedtangent._src.output.style import (
     DATA,

@@ -1,21 +1,25 @@
 """The theorems checked against simulation; every check also rejects a wrong theory, its negative control.
 
-Each file below checks one theorem, or a few related ones, and ends with its ``ENTRIES``; the other files have the
-shared code. To add a theorem, write its function in ``theory/``, its check with an entry in a file here, and a test.
-The command line, ``fedtangent list theorems`` and the index of the documentation read the entries.
+Each file below checks theorems of one paper and ends with its ``ENTRIES``. A check builds a problem, simulates it,
+measures how far the simulation is from theory, and repeats the measurement with a wrong theory, the control; ``Claim``
+makes the ``Verdict`` of both. To add a theorem, write its function in ``theory/``, its check with an entry in a file
+here, and a test. The command line, ``fedtangent list theorems`` and the index of the documentation read the entries.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
-from typing import Protocol, TypeVar, runtime_checkable
+from typing import NamedTuple, Protocol, TypeVar, runtime_checkable
+
+import numpy as np
 
 from fedtangent._src.checks import choice
-from fedtangent._src.comparison.verdicts import Verdict
+from fedtangent._src.comparison.statistics import Interval
+from fedtangent._src.comparison.verdicts import EXACT, Verdict, bounded_verdict, exact_verdict
 from fedtangent._src.entries import Entry, catalogue
 
 SCALES = ("default", "paper")
+Answer = bool | np.bool | None
 Size = TypeVar("Size")
 
 
@@ -43,28 +47,6 @@ class TheoremEntry(Entry):
     """The experiments whose figures show it."""
 
 
-def entries(
-    checks: Callable[[str, int], list[Verdict]],
-    summary: str,
-    *,
-    papers: tuple[str, ...],
-    statement: str,
-    functions: tuple[TheoryFunction, ...],
-    figures: tuple[str, ...] = (),
-) -> tuple[TheoremEntry]:
-    """Returns the one entry of a theorem's file, named after the file, such as ``ntk_fl.lemmas``.
-
-    Args:
-        checks: Performs the checks of the file: the ``build`` of the entry.
-        summary: Description of the checks in one line.
-        papers, statement, functions, figures: Fields of ``TheoremEntry``.
-    """
-    name = checks.__module__.removeprefix(f"{__name__}.")
-    return (
-        TheoremEntry(name, summary, checks, papers=papers, statement=statement, functions=functions, figures=figures),
-    )
-
-
 def wanted(names: tuple[str, ...]) -> dict[str, TheoremEntry]:
     """Returns the entries that ``names`` selects, keyed by name; without names, all entries.
 
@@ -89,3 +71,90 @@ def of_scale(scale: str, default: Size, paper: Size) -> Size:
         default, paper: Values at the two scales.
     """
     return default if choice("scale", scale, SCALES) == "default" else paper
+
+
+class Claim(NamedTuple):
+    """A statement of a theorem, and the sizes of the problem on which it is checked, as texts of a row."""
+
+    theorem: str
+    statement: str
+    sizes: str
+
+    def judged(self, right: tuple[str, str, Answer], wrong: tuple[str, str, Answer], notices: str) -> Verdict:
+        """Builds the verdict of a check that has its own test of agreement.
+
+        Args:
+            right: Measured value, expected value, and whether they agree.
+            wrong: Name of the control, its measured value, and whether it fails.
+            notices: How large an error of the theory must be for the check to detect it, as text.
+        """
+        return Verdict.of(*self, right, wrong, notices)
+
+    def exact(self, error: float, controls: dict[str, float]) -> Verdict:
+        """Checks that ``error`` is at most ``EXACT``, and the errors of all wrong theories far above.
+
+        Args:
+            error: Relative error of the theory.
+            controls: Relative error of each wrong theory, by name.
+        """
+        return exact_verdict(self.theorem, self.statement, error, controls, EXACT)._replace(sizes=self.sizes)
+
+    def bounded(self, ratio: float, control: str, wrong: float) -> Verdict:
+        """Checks that a measured value is at most its bound, and more than a wrong bound.
+
+        Args:
+            ratio: Measured value divided by its bound.
+            control: Name of the wrong bound.
+            wrong: Measured value divided by the wrong bound.
+        """
+        return bounded_verdict(*self, ratio, control, wrong)
+
+    def near(
+        self,
+        value: float,
+        control: tuple[str, float],
+        margin: float,
+        notices: str,
+        *,
+        target: float = 1.0,
+        formats: tuple[str, str] = (".3f", ".3f"),
+        applies: bool = True,
+    ) -> Verdict:
+        """Checks that a number is within ``margin`` of its target, and the control's number is not.
+
+        Args:
+            value: Measured number.
+            control: Name of the wrong theory, and its number.
+            margin: Allowed deviation from the target.
+            notices: How large an error of the theory must be for the check to detect it.
+            target: Number that theory predicts.
+            formats: Format specifications of the measured number and of the control's.
+            applies: Whether the assumptions of the theorem hold.
+        """
+        name, wrong = control
+        return self.judged(
+            (format(value, formats[0]), f"{target:g} +- {margin:g}", applies and abs(value - target) <= margin),
+            (name, format(wrong, formats[1]), abs(wrong - target) > margin),
+            notices,
+        )
+
+    def between(
+        self,
+        estimate: Interval,
+        control: tuple[str, Interval],
+        limits: tuple[float, float],
+        expected: str,
+        notices: str,
+    ) -> Verdict:
+        """Checks that an interval lies within limits, and the control's outside; else the verdict is undecided.
+
+        Args:
+            estimate: Measured number.
+            control: Name of the wrong theory, and its number.
+            limits: Least and largest number that theory allows.
+            expected: The limits, as text.
+            notices: How large an error of the theory must be for the check to detect it.
+        """
+        name, wrong = control
+        right = str(estimate), expected, estimate.within(*limits)
+        return self.judged(right, (name, str(wrong), wrong.outside(*limits)), notices)

@@ -22,6 +22,7 @@ import numpy as np
 
 import fedtangent as ft
 from fedtangent import theory
+from fedtangent._src.comparison.theorems.deep_linear import Size, fed_avg_of
 from fedtangent._src.comparison.verdicts import Verdict, bounded_verdict
 from fedtangent._src.experiments import lab
 from fedtangent._src.experiments.deep_linear.problems import Problem, load
@@ -208,22 +209,6 @@ def rate_of(study: Study) -> float:
     return float(f"{math.floor(rate / unit) * unit:.1e}")
 
 
-@functools.lru_cache(maxsize=16)
-def _algorithm(
-    sizes: tuple[int, int], settings: CurveSettings, setting: Setting, rate: float
-) -> tuple[Model, Algorithm]:
-    """Builds the network and its algorithm, cached so that all seeds share one compiled program."""
-    model = ft.models.deep_linear(*sizes, settings.width, settings.depth, dtype=jnp.dtype(settings.dtype))
-    return model, ft.fed_avg(
-        model,
-        ft.schedules.all_clients(setting.num_clients),
-        client_learning_rate=rate,
-        loss="squared_error_sum",
-        work=ft.Work(steps=setting.local_steps, batch_size=None),
-        averaging=ft.Averaging(weighting="uniform"),
-    )
-
-
 @functools.partial(jax.jit, static_argnames=("model", "size"))
 def _product(model: Model, size: int, params: PyTree) -> jax.Array:
     """Computes the network as one matrix M [d, C], ``f(x) = M' x``, in float64."""
@@ -247,8 +232,9 @@ def _trained(
     mapping: str = "auto",
 ) -> Trained:
     """Trains the deep linear network with FedAvg. Needs 64-bit types."""
-    sizes = examples.x.shape[1], examples.y.shape[1]
-    model, algorithm = _algorithm(sizes, settings, setting, rate)
+    inputs, outputs, count = examples.x.shape[1], examples.y.shape[1], setting.num_clients
+    size = Size(count, 0, inputs, outputs, settings.width, setting.local_steps, settings.num_rounds, settings.depth)
+    algorithm = fed_avg_of(size, rate, settings.dtype)
     read, initial = algorithm.params, list[np.ndarray]()
     assert read is not None  # FedAvg has global models
 
@@ -256,7 +242,7 @@ def _trained(
         params = read(state)
         if not initial:
             initial.extend(np.array(layer[0][0], np.float64).T for layer in params[::2])
-        return {"model": np.array(_product(model, sizes[0], params))}
+        return {"model": np.array(_product(algorithm.model, inputs, params))}
 
     data = ft.data.federated_data(examples.x, examples.y, clients, dtype=jnp.dtype(settings.dtype))
     rounds, evaluation, devices = settings.num_rounds, ft.Evaluation(1, look), ft.Devices(mapping)

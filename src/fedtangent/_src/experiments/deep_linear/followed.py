@@ -9,8 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 import fedtangent as ft
-from fedtangent._src.comparison.theorems.deep_linear.runs import Size, run_of
-from fedtangent._src.federated import schedule
+from fedtangent._src.comparison.theorems.deep_linear import Size, run_of
 from fedtangent._src.theory.checks import Assumption
 from fedtangent._src.theory.deep_linear import gram
 from fedtangent._src.theory.deep_linear.theorem import linear_model
@@ -134,7 +133,7 @@ def kernel_flow(
         start: Outputs before the first round, [n, C].
         rounds: Number R of rounds.
     """
-    plan = schedule.drawn_cohorts(schedule.all_clients(work.num_clients), None, rounds, weighting=None)
+    plan = ft.schedules.drawn_cohorts(ft.schedules.all_clients(work.num_clients), None, rounds, weighting=None)
 
     def flow(kernel: np.ndarray, steps: int, rate: float) -> np.ndarray:
         blocks = ft.kernels.KernelBlocks(kernel, kernel[: start.shape[1]])

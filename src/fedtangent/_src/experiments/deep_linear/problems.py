@@ -16,7 +16,6 @@ from typing import Any, NamedTuple
 import numpy as np
 
 import fedtangent as ft
-from fedtangent._src import data
 
 
 class Problem(NamedTuple):
@@ -52,7 +51,7 @@ def _problem_of(loaded: ft.data.Dataset, directions: int = 0, centred: bool = Fa
     if directions > rank:
         raise ValueError(f"directions: got {directions}, must be at most {rank}, the rank of the inputs")
     x = flat @ basis[:, : directions or rank]
-    y = data.classification_targets(loaded.y_train, loaded.num_classes, centred)
+    y = ft.data.classification_targets(loaded.y_train, loaded.num_classes, centred)
     singular = np.linalg.norm(x, axis=0)
     return Problem(x, y, loaded.y_train, singular, x.T @ y / singular[:, None] ** 2, rank, flat.shape[1])
 
@@ -77,4 +76,4 @@ def load(dataset: str, folder: Path | None, seed: int, num_train: int, direction
         centred: Whether 1 / C is subtracted from the one-hot targets.
     """
     options = {"num_train": num_train} if num_train else {}
-    return _problem_of(data.load(dataset, folder, seed, **options), directions, centred)
+    return _problem_of(ft.data.load(dataset, folder, seed, **options), directions, centred)

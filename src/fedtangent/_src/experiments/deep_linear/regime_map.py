@@ -17,7 +17,7 @@ from typing import NamedTuple
 import numpy as np
 
 import fedtangent as ft
-from fedtangent._src.comparison.theorems.deep_linear.runs import Size, problem, run_of, work_of
+from fedtangent._src.comparison.theorems.deep_linear import Size, problem, run_of, work_of
 from fedtangent._src.comparison.verdicts import EXACT, Verdict, bounded_verdict, exact_verdict
 from fedtangent._src.experiments import lab
 from fedtangent._src.experiments.deep_linear.followed import check_width, kernel_flow

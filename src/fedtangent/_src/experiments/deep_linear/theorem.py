@@ -15,7 +15,7 @@ from operator import methodcaller
 import numpy as np
 
 import fedtangent as ft
-from fedtangent._src.comparison.theorems.deep_linear.runs import Size, problem, work_of
+from fedtangent._src.comparison.theorems.deep_linear import Size, problem, work_of
 from fedtangent._src.comparison.verdicts import Verdict, bounded_verdict
 from fedtangent._src.experiments import lab
 from fedtangent._src.experiments.deep_linear.followed import CONTROL, DRAWS, FLOWS, FollowedNetwork, check_width, follow

@@ -8,6 +8,7 @@ tested on its own examples with its own prediction, and an accuracy is the mean 
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -28,7 +29,6 @@ from fedtangent._src.experiments.lab import harness, trials
 from fedtangent._src.experiments.lab.harness import Bench, EvaluationSets, Method, Record, Runs, Steps, Tuned
 from fedtangent._src.experiments.lab.runner import Study, within
 from fedtangent._src.experiments.lab.trials import DISTORTED, IID, USERS, Trial, partition_of, scheme_name
-from fedtangent._src.federated import faults
 from fedtangent._src.federated.algorithms.distil import FEDBE
 from fedtangent._src.federated.algorithms.entry import arguments_of
 from fedtangent._src.federated.local import client_view
@@ -252,7 +252,7 @@ def schedule_of(settings: ClassifierSettings, trial: Trial, entrant: Entrant) ->
             f"keep_first: got {settings.keep_first}, must be 0 for random_walk, which has no server that waits"
         )
     checks.whole("keep_first", settings.keep_first, 1, schedule.num_slots)
-    return faults.stragglers(
+    return ft.faults.stragglers(
         schedule, settings.keep_first, _completion_times(settings, trial), spread=settings.completion_spread
     )
 
@@ -400,7 +400,7 @@ def play_all(studies: Mapping[str, Study]) -> dict[str, tuple[list[Scores], dict
 
 def _bench(study: Study, classes: int, name: str) -> Bench:
     """Builds the bench for clients of one kind."""
-    settings, of_seed = study.settings, partial(divide, study, classes)
+    settings, of_seed = study.settings, functools.cache(partial(divide, study, classes))
     largest = _largest([of_seed(seed) for seed in (*study.seeds, settings.tuning_seed)])
     score = partial(_measure_clients, largest) if "test" in largest else _measure
     depends_on = {**harness.decisive(settings, DECISIVE), "classes": classes}

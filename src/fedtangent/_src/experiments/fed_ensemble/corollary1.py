@@ -12,14 +12,14 @@ from typing import NamedTuple
 
 import fedtangent as ft
 from fedtangent._src.comparison.statistics import Slope
-from fedtangent._src.comparison.theorems.fed_ensemble import repeated_runs
-from fedtangent._src.comparison.theorems.fed_ensemble.repeated_runs import ToyProblem, power_law
-from fedtangent._src.comparison.verdicts import Verdict
+from fedtangent._src.comparison.theorems.fed_ensemble import bias_variance
+from fedtangent._src.comparison.theorems.fed_ensemble.bias_variance import ToyProblem, power_law
 from fedtangent._src.experiments import lab
 from fedtangent._src.experiments.lab import sine
 from fedtangent._src.experiments.lab.runner import Study, by_scale, experiment, with_changes, within
 from fedtangent._src.output.line_plots import Points, variance_against_models
 from fedtangent._src.theory.fed_ensemble.bias_variance import Corollary1, Decomposition
+from fedtangent.types import Verdict
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ def check(study: Study) -> None:
 def _network_problem(settings: EnsembleSizeSettings, seed: int, width: int) -> ToyProblem:
     """Builds the problem of erf networks of one hidden layer; the kernel has infinite width."""
     data = sine.load(
-        seed, settings.network_clients, settings.points_per_client, True, settings.spacing, repeated_runs.TEST_POINTS
+        seed, settings.network_clients, settings.points_per_client, True, settings.spacing, bias_variance.TEST_POINTS
     )
     model = sine.network(width)
     assert model.kernel is not None
@@ -78,7 +78,7 @@ def run(study: Study) -> lab.Outcome:
     """Decomposes the variance of the linear toy and of networks of every width, on the first seed's data."""
     settings, seed = study.settings, study.seeds[0]
     clients = {"num_clients": settings.num_clients, "points_per_client": settings.points_per_client}
-    linear = repeated_runs.sine_problem(seed, local_steps=settings.local_steps, gap=True, **clients)
+    linear = bias_variance.sine_problem(seed, local_steps=settings.local_steps, gap=True, **clients)
     series = [_series(settings, "linear toy", linear, settings.num_rounds, settings.schedules, settings.draws)]
     study.say(
         f"linear toy: every K, {settings.schedules} schedules of {settings.draws} initialisations, "

@@ -17,12 +17,11 @@ import numpy as np
 import scipy
 
 import fedtangent as ft
-from fedtangent._src.comparison.verdicts import Verdict
 from fedtangent._src.experiments import lab
 from fedtangent._src.experiments.lab import sine
 from fedtangent._src.experiments.lab.runner import Study, by_scale, experiment, within
 from fedtangent._src.output.function_plots import PosteriorRow, posterior_samples
-from fedtangent._src.types import Algorithm, Gaussian, Model
+from fedtangent.types import Algorithm, Gaussian, Model, Verdict
 
 MODELS = {"linear": "linear model, 100 RBFs", "network": "erf network"}
 BEFORE, AFTER = "untrained", "trained"

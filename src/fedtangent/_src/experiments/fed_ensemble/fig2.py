@@ -18,7 +18,7 @@ import numpy as np
 
 import fedtangent as ft
 from fedtangent._src.comparison.statistics import relative_distance
-from fedtangent._src.comparison.theorems.fed_ensemble.repeated_runs import AMPLITUDE, NOISE
+from fedtangent._src.comparison.theorems.fed_ensemble.bias_variance import AMPLITUDE, NOISE
 from fedtangent._src.comparison.verdicts import EXACT, Verdict, exact_verdict
 from fedtangent._src.experiments import lab
 from fedtangent._src.experiments.lab import sine
@@ -26,7 +26,7 @@ from fedtangent._src.experiments.lab.runner import Study, by_scale, experiment, 
 from fedtangent._src.measures import uncertainty
 from fedtangent._src.output.function_plots import BandPanel, bands_side_by_side
 from fedtangent._src.output.style import METHODS, NEUTRAL, PREDICTED
-from fedtangent._src.types import Algorithm, Model
+from fedtangent.types import Algorithm, Model
 
 AVERAGE, ENSEMBLE, WITH_NOISE, FLOW, LIMIT = "fed_avg", "fed_ensemble", "fed_ensemble+residual", "flow", "limit"
 LABELS = {

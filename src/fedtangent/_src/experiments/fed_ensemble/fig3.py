@@ -23,7 +23,7 @@ from fedtangent._src.experiments import lab
 from fedtangent._src.experiments.fed_ensemble.versus_fed_avg import network
 from fedtangent._src.experiments.lab.runner import Study, by_scale, experiment, with_changes, within
 from fedtangent._src.experiments.lab.trials import IID, dealt
-from fedtangent._src.measures import loss_surface
+from fedtangent._src.measures.loss_surface import Loss
 from fedtangent._src.output.surface_plots import SurfacePanel, loss_segments, loss_surfaces
 from fedtangent._src.types import Algorithm, Array, FederatedData, Model, PyTree
 
@@ -77,7 +77,7 @@ class Triple(NamedTuple):
     @property
     def barriers(self) -> np.ndarray:
         """The loss barrier of each pair, [3]."""
-        return np.array([loss_surface.barrier(values) for values in self.segments])
+        return np.array([ft.measures.barrier(values) for values in self.segments])
 
 
 def _ensemble(settings: BarrierSettings, model: Model, common_start: bool = False) -> Algorithm:
@@ -102,7 +102,7 @@ def _train(algorithm: Algorithm, data: FederatedData, num_rounds: int, seed: int
     return {e.round: e.metrics["params"] for e in run.history.evaluations if e.round != every}
 
 
-def _measurer(model: Model, loss: loss_surface.Loss) -> Callable[[list[PyTree], ImageData], Triple]:
+def _measurer(model: Model, loss: Loss) -> Callable[[list[PyTree], ImageData], Triple]:
     """Returns a function ``(three models, data) -> Triple``, compiled once."""
     both = jax.jit(jax.value_and_grad(loss))
     classify = jax.jit(lambda params, x: jnp.argmax(model.apply(params, x), axis=-1))
@@ -118,7 +118,7 @@ def _measurer(model: Model, loss: loss_surface.Loss) -> Callable[[list[PyTree], 
             np.array([float(value) for value, _ in at]),
             np.array([float(pytrees.norm(gradient)) for _, gradient in at]),
             float(both(mean, *examples)[0]),
-            np.stack([loss_surface.segment(loss, params[i], params[j], shares, examples) for i, j in PAIRS]),
+            np.stack([ft.measures.segment(loss, params[i], params[j], shares, examples) for i, j in PAIRS]),
             _distances(params),
             np.array([np.mean(classes[i] != classes[j]) for i, j in PAIRS]),
         )
@@ -157,7 +157,7 @@ def run(study: Study) -> lab.Outcome:
     settings, first = study.settings, _load(study, study.seeds[0])
     model = network(settings, first.train.x, int(jnp.max(first.train.y)) + 1)
     algorithm, joint = _ensemble(settings, model), _ensemble(settings, model, common_start=True)
-    loss = loss_surface.mean_loss(model, "cross_entropy")
+    loss = ft.measures.mean_loss(model, "cross_entropy")
     measure, starts, rows = _measurer(model, loss), list[float](), list[lab.Row]()
     by_kind: dict[str, list[Triple]] = {kind: [] for kind in LABELS}
     for seed in study.each_seed():
@@ -240,15 +240,15 @@ def _sheet(by_kind: dict[str, list[Triple]]) -> lab.Sheet:
     return lab.table(title, rows, columns)
 
 
-def _draw(study: Study, images: ImageData, triples: dict[str, Triple], loss: loss_surface.Loss) -> None:
+def _draw(study: Study, images: ImageData, triples: dict[str, Triple], loss: Loss) -> None:
     """Draws the loss on the planes and along the segments, of one seed's triples."""
     settings, figures = study.settings, study.figures
     examples, panels = (images.train.x, images.train.y), []
     rounds = tuple(str(share * settings.num_rounds // 4) for share in (2, 3, 4))
     for kind, t in triples.items():
-        plane = loss_surface.plane_through(t.params)
-        a, b = loss_surface.grid(plane, settings.num_points, settings.margin)
-        values = loss_surface.surface(loss, plane, a, b, examples, progress=True)
+        plane = ft.measures.plane_through(t.params)
+        a, b = ft.measures.grid(plane, settings.num_points, settings.margin)
+        values = ft.measures.surface(loss, plane, a, b, examples, progress=True)
         names = rounds if kind == SAME_MODEL else ("1", "2", "3")
         panels.append(SurfacePanel(LABELS[kind], a, b, values, plane.coordinates, names))
     title = f"{study.dataset}, {settings.model}, {settings.num_clients} clients, {settings.num_rounds} rounds"

@@ -18,7 +18,7 @@ from fedtangent._src import streams
 from fedtangent._src.experiments import lab
 from fedtangent._src.experiments.fed_ensemble import classifiers
 from fedtangent._src.experiments.fed_ensemble.classifiers import LAST, ClassifierSettings, Entrant
-from fedtangent._src.experiments.fed_ensemble.table2 import DIGITS, IMAGES, SMOKE
+from fedtangent._src.experiments.fed_ensemble.tables import DIGITS, IMAGES, SMOKE
 from fedtangent._src.experiments.lab.runner import Study, by_scale, experiment, with_changes, within
 from fedtangent._src.experiments.lab.trials import scheme_name
 from fedtangent._src.output.run_plots import curves

@@ -17,8 +17,7 @@ from typing import NamedTuple
 import numpy as np
 
 import fedtangent as ft
-from fedtangent._src.comparison.theorems.fed_ensemble import repeated_runs
-from fedtangent._src.comparison.verdicts import Verdict
+from fedtangent._src.comparison.theorems.fed_ensemble import bias_variance
 from fedtangent._src.experiments import lab
 from fedtangent._src.experiments.lab import sine
 from fedtangent._src.experiments.lab.runner import Study, by_scale, experiment, with_changes, within
@@ -34,9 +33,9 @@ def _curves(settings: BiasVarianceSettings, seed: int) -> list[ScanCurve]:
         problem, terms = _problem(settings, seed, steps), dict[tuple[str, int], list[tuple[float, ...]]]()
         for k in settings.num_models:
             rounds = sorted({n * (k if b == "ages" else 1) for b, n in lengths})
-            plan = repeated_runs.permutations(settings.num_clients, k)
+            plan = bias_variance.permutations(settings.num_clients, k)
             # With one model all clients train it in every round: the schedule is not random.
-            laws = repeated_runs.laws(problem, plan, rounds, range(settings.scanned_schedules if k > 1 else 1))
+            laws = bias_variance.laws_of(problem, plan, rounds, range(settings.scanned_schedules if k > 1 else 1))
             for b, n in lengths:
                 at = rounds.index(n * (k if b == "ages" else 1))
                 d = ft.theory.decompose_laws([law[at] for law in laws], problem.expected, problem.noise)
@@ -119,8 +118,8 @@ class Fit(NamedTuple):
 
 def _problem(
     settings: BiasVarianceSettings, seed: int, local_steps: int, sigma: float = 1.0
-) -> repeated_runs.ToyProblem:
-    draw = partial(repeated_runs.sine_problem, seed, local_steps=local_steps, sigma=sigma)
+) -> bias_variance.ToyProblem:
+    draw = partial(bias_variance.sine_problem, seed, local_steps=local_steps, sigma=sigma)
     return draw(num_clients=settings.num_clients, points_per_client=settings.points_per_client)
 
 
@@ -190,14 +189,14 @@ def _deviations(budget: str, pairs: Pairs) -> lab.Row:
     }
 
 
-def _verdict(settings: BiasVarianceSettings, c: lab.Row, budgets: int) -> Verdict:
+def _verdict(settings: BiasVarianceSettings, c: lab.Row, budgets: int) -> ft.types.Verdict:
     """Checks that simulation agrees with the closed form, at the level of one verdict on all comparisons together."""
     allowed, control = sine.allowed(settings.schedules, budgets * 2 * len(settings.num_models)), c[NOT_DIVIDED]
     measured, holds = f"variance {c['variance']:.1f} SE, bias {c['bias']:.1f} SE at most", max(c["variance"], c["bias"])
     right = measured, f"<= {allowed:.1f} SE", holds <= allowed
     wrong = "variance not divided by K", f"{control:.0f} SE", control > allowed
     statement, sizes = "simulation is the closed form", BUDGETS[c["budget"]]
-    return Verdict.of("FE-2021 eq. (3)", statement, sizes, right, wrong)
+    return ft.types.Verdict.of("FE-2021 eq. (3)", statement, sizes, right, wrong)
 
 
 def _comparison(choice: Fit, rows: list[lab.Row]) -> lab.Sheet:

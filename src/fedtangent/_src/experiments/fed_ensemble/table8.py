@@ -7,6 +7,7 @@ clients in every round, and the learning rate that is best at another speed that
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 from functools import partial
 
@@ -99,10 +100,9 @@ def check(study: Study) -> None:
 
 def _bench(study: Study) -> Bench:
     """Builds the bench on which both methods run."""
-    settings = study.settings
-    largest = max(max_client_size(_divide(study, seed).data) for seed in (*study.seeds, settings.tuning_seed))
-    depends_on = harness.decisive(settings, DECISIVE)
-    of_seed, of_trial = partial(_divide, study), partial(methods, settings)
+    settings, of_seed = study.settings, functools.cache(partial(_divide, study))
+    largest = max(max_client_size(of_seed(seed).data) for seed in (*study.seeds, settings.tuning_seed))
+    depends_on, of_trial = harness.decisive(settings, DECISIVE), partial(methods, settings)
     return Bench(study, of_seed, of_trial, depends_on, _measure, 1, largest, "validation.fit")
 
 

@@ -17,12 +17,10 @@ from fedtangent._src.comparison import cases
 from fedtangent._src.comparison.predicted import run_flow
 from fedtangent._src.comparison.settings import Scale, Setting
 from fedtangent._src.comparison.simulated import trained_networks
-from fedtangent._src.comparison.verdicts import Verdict
 from fedtangent._src.experiments import lab
 from fedtangent._src.experiments.lab.runner import Study, by_scale, experiment, within
 from fedtangent._src.output.files import Metric
 from fedtangent._src.output.line_plots import BoundedPanel, bounded
-from fedtangent._src.types import Cohort
 
 FORMS = {
     "proof": "9.1 as proved: e^(-u t / 3)",
@@ -94,11 +92,11 @@ def _follow(setting: Setting, settings: EnsembleDecaySettings) -> EnsembleDecay:
     return EnsembleDecay(settings.width, theorem, networks, exact, _rate(setting, flow, plan, rounds // length), sent)
 
 
-def _rate(setting: Setting, flow: ft.theory.Flow, plan: Cohort, ages: int) -> float:
+def _rate(setting: Setting, flow: ft.theory.Flow, plan: ft.types.Cohort, ages: int) -> float:
     """Computes the factor of an age for the first model's slowest mode: spectral radius of n ages, power 1 / n."""
     few = min(ages, RATE_AGES)
     if few < ages:
-        first = Cohort(*(np.asarray(leaf)[: few * setting.num_models] for leaf in plan))  # type: ignore[arg-type]
+        first = ft.types.Cohort(*(np.asarray(leaf)[: few * setting.num_models] for leaf in plan))  # type: ignore[arg-type]
         flow = run_flow(setting, flow.blocks, first)
     return float(flow.contraction(0)) ** (1 / few)
 
@@ -143,7 +141,7 @@ def _conclude(study: Study, results: list[EnsembleDecay]) -> lab.Outcome:
     for row in rows[:-1]:
         right = f"{row['networks_worst']:.3g}", "<= 1", row["networks_worst"] <= 1
         statement = f"residual / {row['bound']}, largest at the ends of ages"
-        verdicts.append(Verdict.of("FE-2024 Theorem 1", statement, sizes, right, wrong))
+        verdicts.append(ft.types.Verdict.of("FE-2024 Theorem 1", statement, sizes, right, wrong))
     details = lab.theorem_details(theorems) | {"rate_of_an_age": [f.rate for f in results]}
     sheets = (
         _bounds_sheet(study, results, rows),

@@ -13,12 +13,18 @@ from typing import Any
 import numpy as np
 
 from fedtangent._src.comparison.theorems.fed_ensemble import limit
-from fedtangent._src.comparison.theorems.fed_ensemble.ensemble_law import COVERED, covered, entries
-from fedtangent._src.comparison.theorems.fed_ensemble.limit import NUM_MODELS, Theorem2, compare
-from fedtangent._src.comparison.verdicts import Verdict
+from fedtangent._src.comparison.theorems.fed_ensemble.limit import (
+    COVERED,
+    NUM_MODELS,
+    Theorem2,
+    compare,
+    covered,
+    entries,
+)
 from fedtangent._src.experiments import lab
 from fedtangent._src.experiments.lab.runner import Study, by_scale, experiment, within
 from fedtangent._src.output.comparison_plots import theorem2_figure
+from fedtangent.types import Verdict
 
 BOTH = "digits_and_sine"
 NUMBERS = ("measured", "predicted", "standard_error", "farthest")

@@ -7,6 +7,7 @@ grid for both, that is best on validation examples, by accuracy and by NLL in tu
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 from collections.abc import Callable
@@ -165,9 +166,9 @@ def check(study: Study) -> None:
 def run(study: Study) -> lab.Outcome:
     """Trains with both methods and every rate on every seed, then chooses the rates and compares."""
     settings, runs = study.settings, GridRuns()
-    largest = max(max_client_size(_divide(study, seed).data) for seed in study.seeds)
+    of_seed, of_trial = functools.cache(partial(_divide, study)), partial(methods, settings)
+    largest = max(max_client_size(of_seed(seed).data) for seed in study.seeds)
     depends_on = harness.decisive(settings, DECISIVE)
-    of_seed, of_trial = partial(_divide, study), partial(methods, settings)
     bench = Bench(study, of_seed, of_trial, depends_on, harness.all_scores, settings.evaluate_every, largest)
     for seed in study.each_seed():
         for config in itertools.starmap(Config, itertools.product(NAMES, settings.learning_rates)):

@@ -20,8 +20,6 @@ import numpy as np
 
 import fedtangent as ft
 from fedtangent._src import pytrees
-from fedtangent._src.comparison.forecast import Forecast
-from fedtangent._src.comparison.from_start import FromStart
 from fedtangent._src.experiments import lab
 from fedtangent._src.experiments.lab.runner import Study, by_scale, experiment, with_changes, within
 from fedtangent._src.output.line_plots import BoundedPanel, bounded
@@ -79,8 +77,8 @@ class Tuned(NamedTuple):
 
     part: str
     num_parameters: int
-    theory: Forecast
-    side: FromStart  # at half the predicted best rate
+    theory: ft.types.Forecast
+    side: ft.types.FromStart  # at half the predicted best rate
     rates: np.ndarray  # of networks
     losses: np.ndarray  # of networks at each rate after the last round; NaN where a run diverged
     accuracies: np.ndarray  # of networks at each rate, at the start and after the last round
@@ -167,7 +165,7 @@ def _tune(task: PreTrained, part: str, model: Model, settings: FineTuningSetting
     networks = ft.sweep(fed_avg, federated, num_rounds=rounds, seeds=[seed], grid=grid, evaluation=evaluation)
     losses, accuracies = (networks.metrics[name][0].astype(np.float64) for name in ("mse", "accuracy"))
     side = ft.compare(fed_avg(theory.rates.best / 2), task.data, task.clients, evaluation=often, **run)
-    assert isinstance(side, FromStart)
+    assert isinstance(side, ft.types.FromStart)
     return Tuned(part, pytrees.size(start), theory, side, np.array(rates), losses[:, -1], accuracies)
 
 

@@ -14,11 +14,11 @@ from typing import Any, NamedTuple, Protocol, TypeVar, runtime_checkable
 import numpy as np
 
 from fedtangent._src.comparison.statistics import log_slope
-from fedtangent._src.comparison.verdicts import Verdict
 from fedtangent._src.intervals import half_width
 from fedtangent._src.output.files import Metric
 from fedtangent._src.theory.checks import Assumption
 from fedtangent._src.types import ArrayLike
+from fedtangent.types import Verdict
 
 SEEN, NOT_SEEN, UNDECIDED = "seen", "not seen", "undecided"
 NOT_OWED = "where its assumptions fail a theorem promises nothing: a bound that is broken there is no counterexample"

@@ -140,7 +140,7 @@ def all_scores(algorithm: Algorithm, state: PyTree, splits: EvaluationSets) -> d
 
 @dataclass
 class Bench:
-    """All runs of a comparison: their data, methods and compiled programs; holds one seed's data at a time."""
+    """All runs of a comparison: their data, methods and compiled programs; holds one seed's methods at a time."""
 
     study: Study
     trial: Callable[[int], Trial]

@@ -12,12 +12,12 @@ import scipy
 
 import fedtangent as ft
 from fedtangent._src.comparison.statistics import LEVEL
-from fedtangent._src.comparison.theorems.fed_ensemble import repeated_runs
-from fedtangent._src.comparison.theorems.fed_ensemble.repeated_runs import ToyProblem
+from fedtangent._src.comparison.theorems.fed_ensemble import bias_variance
+from fedtangent._src.comparison.theorems.fed_ensemble.bias_variance import ToyProblem
 from fedtangent._src.engine.run import predict
 from fedtangent._src.experiments.lab.runner import Study
 from fedtangent._src.theory.fed_ensemble.bias_variance import Decomposition, Estimate
-from fedtangent._src.types import Algorithm, Model, Partition, Schedule
+from fedtangent.types import Algorithm, Model, Partition, Schedule
 
 NORMAL_95 = 1.959963984540054  # the normal quantile of 0.975
 CANDIDATES = 40  # clients that are drawn for each client that is kept, where inputs must not be close
@@ -195,11 +195,11 @@ def decomposed(
         schedules: Number of schedules.
         draws: Number of initialisations under each schedule; 1 for networks.
     """
-    plan = repeated_runs.permutations(problem.clients.num_clients, num_models)
-    seeds = repeated_runs.seeds_of(num_models, schedules)
+    plan = bias_variance.permutations(problem.clients.num_clients, num_models)
+    seeds = bias_variance.seeds_of(num_models, schedules)
     # With one model all clients train it in every round: the schedule is not random.
-    laws = repeated_runs.laws(problem, plan, (num_rounds,), seeds if num_models > 1 else seeds[:1])
-    runs = repeated_runs.simulated(problem, plan, num_rounds, seeds, draws)
+    laws = bias_variance.laws_of(problem, plan, (num_rounds,), seeds if num_models > 1 else seeds[:1])
+    runs = bias_variance.simulated(problem, plan, num_rounds, seeds, draws)
     return (
         ft.theory.decompose_laws([law[0] for law in laws], problem.expected, problem.noise),
         ft.theory.decompose_runs(runs if draws > 1 else runs[:, 0], problem.expected, problem.noise),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -11,28 +10,16 @@ import jax.numpy as jnp
 import numpy as np
 
 import fedtangent as ft
-from fedtangent._src.comparison.verdicts import Verdict
+from fedtangent._src.comparison.theorems.ntk_fl.evolution import Start, TwoLayerProblem, initial, ntk_fl_run
 from fedtangent._src.experiments.lab import NOT_OWED, Row, grouped
 from fedtangent._src.experiments.lab.runner import Study
 from fedtangent._src.theory.ntk_fl.convergence import NtkConstants
 from fedtangent._src.theory.ntk_fl.lemmas import empirical_kernel
-from fedtangent._src.types import Algorithm, FederatedData, Model, Partition, PyTree
+from fedtangent.types import Partition, Verdict
 
 DATASETS = ("digits", "sphere", "fashion_mnist")
 SPHERE_DIMENSION = 20
 TREND = 1e-9  # share of the initial squared residual below which a measured one is rounding
-
-
-class TwoLayerProblem(NamedTuple):
-    """N examples on M clients of N / M each, every client with few labels."""
-
-    x: np.ndarray  # [N, d] of norm 1
-    y: np.ndarray  # [N] -1 or 1
-    partition: Partition
-
-    def federated(self) -> FederatedData:
-        """Returns the data on the device, float64."""
-        return ft.data.federated_data(self.x, self.y[:, None], self.partition, dtype=jnp.float64)
 
 
 def _problem(name: str, data_dir: Path | None, num_examples: int, num_clients: int, seed: int) -> TwoLayerProblem:
@@ -126,21 +113,6 @@ def first_above(measured: np.ndarray, bound: np.ndarray, floor: float) -> int | 
     return int(np.argmax(above)) if above.any() else None
 
 
-def start(model: Model, run_key: jax.Array) -> PyTree:
-    """Draws the initial weights of a run of one model that gets ``run_key`` as its ``start``."""
-    return model.init(jax.random.split(run_key, 1)[0])
-
-
-class Start(NamedTuple):
-    """Network of one seed and width at the start of every run."""
-
-    model: Model
-    key: jax.Array  # that the weights are drawn from: the same for every method
-    params: PyTree
-    kernel: np.ndarray  # [N, N] empirical
-    residual: np.ndarray  # [N]
-
-
 def network(task: TwoLayerProblem, width: int, seed: int) -> Start:
     """Draws the network of ``seed`` at ``width`` in float64. Needs 64-bit types.
 
@@ -151,7 +123,7 @@ def network(task: TwoLayerProblem, width: int, seed: int) -> Start:
     """
     model = ft.models.two_layer_relu(task.x.shape[1], width, seed=seed, dtype=jnp.float64)
     key = jax.random.fold_in(jax.random.key(seed + 1), width)
-    params = start(model, key)
+    params = initial(model, key)
     residual = np.asarray(model.apply(params, jnp.asarray(task.x)))[:, 0] - task.y
     return Start(model, key, params, empirical_kernel(task.x, params["v"]), residual)
 
@@ -179,7 +151,7 @@ class NtkRounds(NamedTuple):
 
 
 def several_rounds(
-    task: TwoLayerProblem, start: Start, learning_rate: float, times: tuple[int, ...], num: int, seed: int
+    task: TwoLayerProblem, start: Start, learning_rate: float, times: tuple[int, ...], num: int
 ) -> NtkRounds:
     """Simulates NTK-FL with every client in every round, t(k) by the training loss (11a). Needs 64-bit types.
 
@@ -189,18 +161,9 @@ def several_rounds(
         learning_rate: Step eta.
         times: Candidate times of a round.
         num: Number R of rounds.
-        seed: Seed of the run.
     """
-    schedule, evolution = ft.schedules.all_clients(task.partition.num_clients), ft.Evolution(times, kernel="averaged")
-    algorithm = ft.ntk_fl(start.model, schedule, learning_rate=learning_rate, evolution=evolution)
-    read, size = algorithm.params, len(task.x)
-
-    def look(_: Algorithm, state: PyTree) -> dict[str, np.ndarray]:
-        return {"v": np.array(read(state)["v"][0])}  # type: ignore[misc]
-
-    run = partial(ft.simulate, algorithm, task.federated(), num_rounds=num, seed=seed)
-    history = run(start=start.key, evaluation=ft.Evaluation(1, look)).history
-    starts = [e.metrics["v"] for e in history.evaluations[:num]]
+    size, history = len(task.x), ntk_fl_run(task, start, learning_rate, ft.Evolution(times, kernel="averaged"), num)
+    starts = [e.metrics["params"]["v"] for e in history.evaluations[:num]]
     least = tuple(float(np.linalg.eigvalsh(empirical_kernel(task.x, v))[0]) for v in starts)
     chosen = tuple(int(t) for t in np.asarray(history.rounds["time"]).reshape(num))
     candidates = 2 * size * np.asarray(history.rounds["losses"]).reshape(num, -1)

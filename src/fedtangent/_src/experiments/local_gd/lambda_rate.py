@@ -15,11 +15,11 @@ from typing import NamedTuple
 import numpy as np
 
 from fedtangent import theory
-from fedtangent._src.comparison.verdicts import Verdict
 from fedtangent._src.experiments import lab
 from fedtangent._src.experiments.lab.runner import Study, by_scale, experiment, within
 from fedtangent._src.experiments.local_gd import problems
 from fedtangent._src.output.line_plots import BoundedPanel, bounded
+from fedtangent.types import Verdict
 
 SUBJECT = "Local-GD, Lemma 2"
 MARGIN = 0.05  # of a fitted exponent: a factor ln l more would be 0.08 over these l

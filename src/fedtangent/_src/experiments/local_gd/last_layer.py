@@ -20,12 +20,11 @@ import numpy as np
 
 import fedtangent as ft
 from fedtangent._src import storage
-from fedtangent._src.comparison.verdicts import Verdict
 from fedtangent._src.data import features
 from fedtangent._src.experiments import lab
 from fedtangent._src.experiments.lab.runner import Study, by_scale, experiment, with_changes, within
 from fedtangent._src.output.run_plots import curves
-from fedtangent._src.types import Algorithm, Partition
+from fedtangent.types import Algorithm, Partition, Verdict
 
 SUBJECT = "Local-GD, section 5"
 FLOOR = 0.5  # of the distance after round 1: our reading of "decreases to a small error floor"

@@ -22,12 +22,10 @@ import scipy
 
 import fedtangent as ft
 from fedtangent import theory
-from fedtangent._src.comparison.verdicts import Verdict
 from fedtangent._src.experiments import lab
 from fedtangent._src.experiments.lab.runner import Study, by_scale, experiment, within
 from fedtangent._src.experiments.local_gd import problems
 from fedtangent._src.output.run_plots import curves
-from fedtangent._src.types import Algorithm
 
 SUBJECT = "Local-GD, Theorem 1 beside its optimiser"
 MOMENTUM = 0.9
@@ -99,7 +97,7 @@ def run(study: Study) -> lab.Outcome:
 
 
 @functools.cache
-def _algorithm(settings: OptimiserSettings, name: str, task: str) -> Algorithm:
+def _algorithm(settings: OptimiserSettings, name: str, task: str) -> ft.types.Algorithm:
     """Builds the algorithm, cached so that all seeds share one compiled program."""
     is_regression, is_adam = task == "regression", name in (ADAM, POOLED)
     plain = settings.rate if is_regression else settings.margin_rate
@@ -231,7 +229,7 @@ def _apart(results: list[Ended], task: str) -> lab.MeanInterval:
     )
 
 
-def _verdicts(results: list[Ended]) -> tuple[Verdict, ...]:
+def _verdicts(results: list[Ended]) -> tuple[ft.types.Verdict, ...]:
     """Checks that gradient descent and momentum end at Theorem 1's model; Adam is the wrong theory."""
     adam, verdicts = _ends(results, "regression", ADAM, "distance"), []
     wrong = "Adam", f"{adam.min():.1e}", adam.min() > NEAR
@@ -239,7 +237,7 @@ def _verdicts(results: list[Ended]) -> tuple[Verdict, ...]:
         largest = _ends(results, "regression", name, "distance").max()
         right = f"{largest:.1e}", f"<= {NEAR:g}", largest <= NEAR
         statement = f"{name}: distance of the end to the minimum-norm model"
-        verdicts.append(Verdict.of(SUBJECT, statement, "regression, the worst seed", right, wrong))
+        verdicts.append(ft.types.Verdict.of(SUBJECT, statement, "regression, the worst seed", right, wrong))
     return tuple(verdicts)
 
 

@@ -25,7 +25,6 @@ from fedtangent._src.experiments.lab.runner import Study, by_scale, experiment, 
 from fedtangent._src.experiments.local_gd import problems
 from fedtangent._src.output.line_plots import BoundedPanel, bounded
 from fedtangent._src.output.style import METHODS
-from fedtangent._src.types import Cohort
 
 SUBJECT = "Local-GD, Lemma 1 for cohorts"
 REMARKS = (
@@ -116,7 +115,7 @@ def _closed_form(problem: problems.Problem, settings: ParticipationSettings, ste
     return theory.local_regression(x, y, clients, learning_rate=settings.learning_rate, local_steps=steps)
 
 
-def _cohorts(settings: ParticipationSettings, seed: int) -> Cohort:
+def _cohorts(settings: ParticipationSettings, seed: int) -> ft.types.Cohort:
     """Draws the cohorts of a simulation with this seed; nodes are of equal size, so their weights are 1."""
     schedule = ft.schedules.uniform_sampling(settings.num_nodes, settings.clients_per_round)
     return ft.schedules.drawn_cohorts(schedule, None, settings.num_rounds, seed, weighting=None)
@@ -141,7 +140,7 @@ def run(study: Study) -> lab.Outcome:
 def _follow(
     form: theory.LocalRegression,
     centre: np.ndarray,
-    cohorts: Cohort,
+    cohorts: ft.types.Cohort,
     settings: ParticipationSettings,
     place: tuple[int, int, int],
 ) -> ParticipationRun:
@@ -167,7 +166,7 @@ def _simulated(settings: ParticipationSettings, seed: int) -> Verdict:
     trained = path["weights"][-1, 0, :, 0]
     part, other = (jax.tree.map(lambda leaf: leaf[:short], _cohorts(settings, key)) for key in (seed, seed + 1))
 
-    def off(form: theory.LocalRegression, rounds: Cohort | int) -> float:
+    def off(form: theory.LocalRegression, rounds: ft.types.Cohort | int) -> float:
         predicted = form.models(rounds)[-1]
         return float(np.linalg.norm(trained - predicted) / np.linalg.norm(predicted))
 

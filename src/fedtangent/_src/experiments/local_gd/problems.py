@@ -13,8 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import fedtangent as ft
-from fedtangent._src.federated.algorithms.entry import arguments_of
-from fedtangent._src.types import Algorithm, FederatedData, Partition
+from fedtangent._src.comparison.theorems import local_gd
 
 TRUTH, NOISE = 2.0, 0.2  # standard deviations of the truths' entries, and of the noise
 
@@ -24,7 +23,7 @@ class Problem(NamedTuple):
 
     x: np.ndarray  # [n, r]
     y: np.ndarray  # [n]
-    partition: Partition
+    partition: ft.types.Partition
     truths: np.ndarray  # [N, d], the linear model w_i* that labels the examples of each node
     basis: np.ndarray | None = None  # [d, r], orthonormal: inputs are x @ basis.T; None: x are the inputs
 
@@ -38,7 +37,7 @@ class Problem(NamedTuple):
         """The same examples, all at one node."""
         return self._replace(partition=ft.partition.of([self.partition.indices], len(self.y)))
 
-    def federated(self) -> FederatedData:
+    def federated(self) -> ft.types.FederatedData:
         """Returns the data on the device, float64."""
         return ft.data.federated_data(self.x, self.y[:, None], self.partition, jnp.float64)
 
@@ -94,7 +93,7 @@ def classification(seed: int, num_nodes: int, examples_per_node: int, dimension:
 def _of(x: np.ndarray, y: np.ndarray, truths: np.ndarray) -> Problem:
     """Builds the problem of inputs [N, h, d] and labels [N, h], node after node."""
     nodes, size, dimension = x.shape
-    clients = Partition(np.arange(nodes * size, dtype=np.int32), size * np.arange(nodes + 1, dtype=np.int32))
+    clients = ft.types.Partition(np.arange(nodes * size, dtype=np.int32), size * np.arange(nodes + 1, dtype=np.int32))
     return Problem(x.reshape(-1, dimension), y.reshape(-1), clients, truths)
 
 
@@ -116,21 +115,7 @@ def dirichlet_halfspaces(seed: int, num_nodes: int, num_examples: int, dimension
     return Problem(x, y, nodes, np.tile(truth, (num_nodes, 1)))
 
 
-@functools.lru_cache(maxsize=8)
-def _algorithm(
-    recipe: str, size: int, nodes: int, rate: float, steps: int, options: tuple[tuple[str, float | str], ...]
-) -> Algorithm:
-    """Builds the algorithm, cached so that all seeds share one compiled program."""
-    make = getattr(ft, recipe)
-    model, schedule = ft.models.linear(size, dtype=jnp.float64), ft.schedules.all_clients(nodes)
-    arguments = {
-        "client_learning_rate": rate,
-        "work": ft.Work(steps=steps, batch_size=None),
-        "weighting": "uniform",
-        **dict(options),
-    }
-    algorithm: Algorithm = make(model, schedule, **arguments_of(make, arguments))
-    return algorithm
+_everybody = functools.cache(ft.schedules.all_clients)  # one object for each N, so that all seeds share a program
 
 
 def simulated(
@@ -148,10 +133,9 @@ def simulated(
         local_steps: Local steps in a round.
         **options: Further arguments of the recipe.
     """
-    size, nodes, items = problem.x.shape[1], problem.partition.num_clients, tuple(sorted(options.items()))
-    algorithm = _algorithm(recipe, size, nodes, learning_rate, local_steps, items)
-    path = ft.params_by_round(algorithm, problem.federated(), num_rounds=num_rounds, devices=ft.Devices("scan"))
-    return np.asarray(path["weights"][:, 0, :, 0])
+    schedule = _everybody(problem.partition.num_clients)
+    descent = local_gd.Descent(schedule, local_steps, learning_rate, num_rounds, mapping="scan")
+    return local_gd.simulated(getattr(ft, recipe), problem[:3], descent, weighting="uniform", **options)
 
 
 def off(path: np.ndarray, expected: np.ndarray) -> float:

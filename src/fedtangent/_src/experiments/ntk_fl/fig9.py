@@ -17,14 +17,11 @@ import jax.numpy as jnp
 import numpy as np
 
 import fedtangent as ft
-from fedtangent._src.comparison.theorems.ntk_fl.descents import Descents, descents
-from fedtangent._src.comparison.verdicts import Verdict
+from fedtangent._src.comparison.theorems.ntk_fl.evolution import Descents, descents, gap_bounds
 from fedtangent._src.experiments import lab
 from fedtangent._src.experiments.lab.runner import Study, by_scale, experiment, within
-from fedtangent._src.experiments.ntk_fl.theorem1 import movement
 from fedtangent._src.output.line_plots import BoundedPanel, bounded
 from fedtangent._src.theory.ntk_fl import lemmas
-from fedtangent._src.types import Array, PyTree
 
 NETWORKS = {
     "averaged": "MLP, the paper's kernel H",
@@ -121,18 +118,8 @@ def _two_layer(x: np.ndarray, labels: np.ndarray, settings: WeightGapSettings, s
     model = ft.models.two_layer_relu(x.shape[1], settings.width, seed=seed, dtype=jnp.float64)
     params = model.init(jax.random.fold_in(jax.random.key(seed), 1))
     eta = settings.step_factor * 2 * len(x) / float(np.linalg.eigvalsh(lemmas.empirical_kernel(x, params["v"]))[-1])
-    active = jnp.asarray(x) @ params["v"].T >= 0
-
-    def watch(start: PyTree, weights: PyTree) -> dict[str, Array]:
-        switched = jnp.sum((jnp.asarray(x) @ weights["v"].T >= 0) != active)
-        return {**movement(start, weights), "switched": switched}
-
-    paths = descents(model, params, x, y, eta, settings.last_step, watch=watch)
-    gamma, sizes = paths.largest[:-1], {"learning_rate": eta, "width": settings.width, "input_size": x.shape[1]}
-    lemma = lemmas.weight_gap_bound(gamma, radius=float(paths.watched["moved"].max()), delta=settings.delta, **sizes)
-    counted = lemmas.switched_bound(gamma, paths.watched["switched"][:-1], num_examples=len(x), **sizes)
-    left_out = lemmas.residual_part(paths.apart, num_examples=len(x), **sizes)
-    return WeightGap(seed, "two_layer", eta, paths, lemmas.figure_bound(gamma), lemma, counted, left_out)
+    paths, _, *bounds = gap_bounds(model, params, x, y, eta, settings.last_step, settings.delta)
+    return WeightGap(seed, "two_layer", eta, paths, lemmas.figure_bound(paths.largest[:-1]), *bounds)
 
 
 def _row(g: WeightGap) -> lab.Row:
@@ -178,7 +165,7 @@ def _conclude(study: Study, results: list[WeightGap]) -> lab.Outcome:
     statement, sizes = "gap / ((25d) and what the lemma leaves out), largest", f"n = {study.settings.width}"
     right = f"{largest:.3g}", "<= 1", largest <= 1 + 1e-9
     wrong = "(25d) for a factor 1/n", f"{control:.3g}", control > 1
-    verdict = Verdict.of("NTK-FL Lemma 2", statement, sizes, right, wrong)
+    verdict = ft.types.Verdict.of("NTK-FL Lemma 2", statement, sizes, right, wrong)
     _draw(study, results)
     return lab.Outcome((_sheet(study, rows),), rows, remarks=REMARKS, failed=failed, verdicts=(verdict,))
 

@@ -12,17 +12,15 @@ from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
 
-import jax.numpy as jnp
 import numpy as np
 
 import fedtangent as ft
-from fedtangent._src.comparison.theorems.ntk_fl.descents import Descents, descents
+from fedtangent._src.comparison.theorems.ntk_fl.evolution import Descents, TwoLayerProblem, descents, movement
 from fedtangent._src.experiments import lab
 from fedtangent._src.experiments.lab import two_layer
 from fedtangent._src.experiments.lab.runner import Study, by_scale, experiment, with_changes, within
 from fedtangent._src.output.line_plots import BoundedPanel, bounded
 from fedtangent._src.theory.ntk_fl.convergence import linear_rate
-from fedtangent._src.types import Array, PyTree
 
 METHODS = {
     "network": "gradient descent on the network (the proof)",
@@ -64,9 +62,8 @@ def run(study: Study) -> lab.Outcome:
         start = two_layer.network(task, settings.widths[-1], seed)
         eta = two_layer.step_size(task, settings.step_factors[-1])
         of_seed = _follow(task, settings, seed)
-        rounds.append(
-            two_layer.several_rounds(task, start, eta, two_layer.times(settings.last_time), settings.num_rounds, seed)
-        )
+        times = two_layer.times(settings.last_time)
+        rounds.append(two_layer.several_rounds(task, start, eta, times, settings.num_rounds))
         results += of_seed
         for f, method in itertools.product(of_seed, METHODS):
             values = {"relative_squared_residual": getattr(f.paths, method)[steps] / f.paths.network[0]}
@@ -74,7 +71,7 @@ def run(study: Study) -> lab.Outcome:
     return _conclude(study, results, rounds)
 
 
-def _follow(task: two_layer.TwoLayerProblem, settings: EvolutionDecaySettings, seed: int) -> list[FollowedDescent]:
+def _follow(task: TwoLayerProblem, settings: EvolutionDecaySettings, seed: int) -> list[FollowedDescent]:
     """Follows every width and step of one seed. Needs 64-bit types."""
     results = []
     for width in settings.widths:
@@ -90,16 +87,6 @@ def _follow(task: two_layer.TwoLayerProblem, settings: EvolutionDecaySettings, s
             of_run = theorem(radius=float(paths.watched["moved"].max()))
             results.append(FollowedDescent(seed, width, factor, of_run, start.kernel, paths))
     return results
-
-
-def movement(start: PyTree, weights: PyTree) -> dict[str, Array]:
-    """Computes R, the largest distance that a neuron has moved.
-
-    Args:
-        start: Weights at the start.
-        weights: Weights after some steps.
-    """
-    return {"moved": jnp.max(jnp.linalg.norm(weights["v"] - start["v"], axis=1))}
 
 
 def _row(f: FollowedDescent) -> lab.Row:

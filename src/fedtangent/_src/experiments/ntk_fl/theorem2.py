@@ -11,17 +11,14 @@ from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 
 import fedtangent as ft
-from fedtangent._src.engine.run import predict
+from fedtangent._src.comparison.theorems.ntk_fl.evolution import TwoLayerProblem, fed_avg_run
 from fedtangent._src.experiments import lab
 from fedtangent._src.experiments.lab import two_layer
 from fedtangent._src.experiments.lab.runner import Study, by_scale, experiment, with_changes, within
 from fedtangent._src.output.line_plots import BoundedPanel, bounded
-from fedtangent._src.types import Algorithm, PyTree
 
 MEANS = ("late_decay_over_bound", "end", "ntk_fl_one_round", "ratio_of_rates")  # of these the table has means
 EVALUATIONS = 50  # of a run, about
@@ -75,48 +72,24 @@ def run(study: Study) -> lab.Outcome:
     return _conclude(study, results)
 
 
-def _follow(task: two_layer.TwoLayerProblem, settings: AveragingDecaySettings, seed: int) -> list[FollowedRounds]:
+def _follow(task: TwoLayerProblem, settings: AveragingDecaySettings, seed: int) -> list[FollowedRounds]:
     """Follows every width, step and number of local steps of one seed. Needs 64-bit types."""
     results = []
     for width in settings.widths:
         start = two_layer.network(task, width, seed)
         for factor in settings.step_factors:
             eta, of_kernel = two_layer.step_size(task, factor), ft.theory.TwoLayerStart(width, kernel=start.kernel)
-            evolved = two_layer.several_rounds(task, start, eta, two_layer.times(settings.ntk_time), 1, seed)
+            evolved = two_layer.several_rounds(task, start, eta, two_layer.times(settings.ntk_time), 1)
             theorem = partial(
                 ft.theory.ntk_theorem_2, task.x, start.residual, task.partition, of_kernel, learning_rate=eta
             )
             for steps in settings.local_steps:
                 of_run = theorem(local_steps=steps, delta=settings.delta)
-                rounds, squared, uplink = _fed_avg_residuals(task, start, eta, steps, settings.num_rounds, seed)
+                every = max(settings.num_rounds // EVALUATIONS, 1)
+                averaged = fed_avg_run(task, start, eta, steps, settings.num_rounds, every)
                 ntk = evolved.time[0], evolved.after[0]
-                results.append(FollowedRounds(seed, width, factor, of_run, rounds, squared, *ntk, uplink))
+                results.append(FollowedRounds(seed, width, factor, of_run, *averaged[:2], *ntk, averaged.uplink_bytes))
     return results
-
-
-def _fed_avg_residuals(
-    task: two_layer.TwoLayerProblem,
-    start: two_layer.Start,
-    learning_rate: float,
-    local_steps: int,
-    num_rounds: int,
-    seed: int,
-) -> tuple[np.ndarray, np.ndarray, int]:
-    """Trains with FedAvg and the theorem's eta. Needs 64-bit types."""
-    # The recipe divides by a client's N_m = N / M examples where (58) divides by N: its step is ``eta / M``.
-    clients, x = task.partition.num_clients, jnp.asarray(task.x)
-    schedule, work = ft.schedules.all_clients(clients), ft.Work(steps=local_steps, batch_size=None)
-    algorithm = ft.fed_avg(start.model, schedule, client_learning_rate=learning_rate / clients, work=work)
-    outputs = jax.jit(lambda state: predict(algorithm, state, x).mean[:, 0])
-
-    def look(_: Algorithm, state: PyTree) -> dict[str, float]:
-        return {"squared": float(np.sum((np.asarray(outputs(state)) - task.y) ** 2))}
-
-    evaluation = ft.Evaluation(max(num_rounds // EVALUATIONS, 1), look)
-    run = partial(ft.simulate, algorithm, task.federated(), num_rounds=num_rounds, seed=seed)
-    evaluations = run(start=start.key, evaluation=evaluation).history.evaluations
-    squared = np.array([e.metrics["squared"] for e in evaluations])
-    return np.array([e.round for e in evaluations]), squared, evaluations[-1].uplink_bytes
 
 
 def _row(f: FollowedRounds) -> lab.Row:

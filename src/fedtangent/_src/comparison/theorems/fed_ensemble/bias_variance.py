@@ -1,26 +1,219 @@
-"""Corollary 1 and the bias-variance decomposition, on the linear toy: simulation against the closed form.
+"""Ensembles trained many times: under many schedules, and for a linear model from many initial functions under each.
+
+The simulation (``simulated``) and the theory of the same schedules (``laws``) share only the data, the learning rate
+and the keys of the schedules.
+
+Corollary 1 and the bias-variance decomposition, on the linear toy: simulation against the closed form.
 
 The toy's model is linear, so theory is exact at its one width: sampled quantities need no extrapolation in the width,
 and must be within a margin of the closed form. Both sides use the same schedules. Each output of a run is an
 independent initialisation; estimates come from independent batches of them.
+
+Corollary 4.1 of FE-2021 (eq. 5): how often the mean of trained ensembles is far from the limit's mean.
+
+The model is linear, so that Theorem 4.2 has no remainder. Its outputs are independent initialisations, which one run
+trains by one schedule on the same targets.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import functools
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from typing import NamedTuple
 
+import jax.numpy as jnp
 import numpy as np
+import scipy
+from jaxtyping import Float, Float64
 
+import fedtangent as ft
 from fedtangent._src.comparison.settings import exact_arithmetic
-from fedtangent._src.comparison.statistics import Interval, combined
-from fedtangent._src.comparison.theorems import entries, of_scale
-from fedtangent._src.comparison.theorems.claims import Claim
-from fedtangent._src.comparison.theorems.fed_ensemble import repeated_runs
-from fedtangent._src.comparison.theorems.fed_ensemble.repeated_runs import ToyProblem
+from fedtangent._src.comparison.statistics import LEVEL, Interval, Slope, combined, weighted_line
+from fedtangent._src.comparison.theorems import Claim, TheoremEntry, of_scale
 from fedtangent._src.comparison.verdicts import EXACT, Rival, Verdict, judged
-from fedtangent._src.theory.fed_ensemble.bias_variance import Decomposition, corollary_1, decompose_laws, decompose_runs
+from fedtangent._src.data.partition.given import consecutive
+from fedtangent._src.engine.run import predict
+from fedtangent._src.theory.fed_ensemble.bias_variance import Decomposition, EnsembleLaw, Estimate
 from fedtangent._src.theory.prior import prior_blocks
+
+TEST_POINTS = 201
+# Variances of the sine data (FE-2024, section V-A): of a client's amplitude, and of the noise.
+AMPLITUDE, NOISE = 0.2**2, 0.2**2
+ToyModel = Callable[[int], ft.types.Model]
+
+
+class ToyProblem(NamedTuple):
+    """Data, a model and its kernels, and the clients' training; the C outputs of a linear model are independent."""
+
+    x: Float[np.ndarray, "n 1"]
+    y: Float[np.ndarray, "n 1"]
+    clients: ft.types.Partition
+    x_test: Float[np.ndarray, "m 1"]  # an even grid
+    expected: Float[np.ndarray, "m 1"]  # E[y | x] on the grid
+    noise: float  # E_x Var[y | x] over the grid
+    model: ToyModel  # number of outputs -> model
+    blocks: ft.kernels.KernelBlocks
+    learning_rate: float
+    local_steps: int
+
+
+def sine_problem(
+    seed: int,
+    *,
+    local_steps: int,
+    sigma: float = 1.0,
+    gap: bool = False,
+    num_clients: int = 50,
+    points_per_client: int = 2,
+) -> ToyProblem:
+    """Builds the toy of FE-2024, section V-A (FE-2021, section 5), in float64.
+
+    The paper gives neither learning rate nor local steps. The rate here is ``1 / max_x Theta(x, x)``, half of the
+    largest that is stable for any data. The 100 centres are the same for every ``seed``.
+
+    Args:
+        seed: Seed of the data.
+        local_steps: Local steps of a round.
+        sigma: Standard deviation of the initial weights.
+        gap: Whether to use the data of section V-B, which have a gap.
+        num_clients: Number of clients.
+        points_per_client: Examples of each client.
+    """
+    toy = ft.data.load(
+        "sine", seed=seed, num_users=num_clients, points_per_user=points_per_client, gap=gap, test_points=TEST_POINTS
+    )
+
+    def model(outputs: int) -> ft.types.Model:
+        return ft.models.rbf_linear(100, 0.08, sigma, seed=0, output_size=outputs, dtype=jnp.float64)
+
+    blocks = _blocks(model, toy.x_train, toy.x_test)
+    assert blocks.ntk_test is not None
+    expected = np.asarray(toy.y_test)
+    return ToyProblem(
+        np.asarray(toy.x_train),
+        np.asarray(toy.y_train),
+        ft.partition.by_user(np.asarray(toy.user_train)),
+        np.asarray(toy.x_test),
+        expected,
+        float(np.mean(AMPLITUDE * expected**2 + NOISE)),
+        model,
+        blocks,
+        1 / float(np.max(np.diag(blocks.ntk_test))),
+        local_steps,
+    )
+
+
+def _blocks(model: ToyModel, x: np.ndarray, x_test: np.ndarray) -> ft.kernels.KernelBlocks:
+    kernel = model(1).kernel
+    assert kernel is not None
+    return ft.kernels.kernel_blocks(kernel, x, x_test)
+
+
+def spaced_problem(seed: int, local_steps: int) -> ToyProblem:
+    """Builds the toy with a gap on three unequal clients, with eight points that are more than a bandwidth apart.
+
+    On the papers' points Theta is nearly singular and no run comes near Theorem 2's limit; here a hundred rounds
+    suffice for any seed.
+
+    Args:
+        seed: Seed of the data.
+        local_steps: Local steps of a round.
+    """
+    rng, whole = np.random.default_rng(seed), sine_problem(seed, local_steps=local_steps, gap=True, num_clients=1)
+    x = 0.5 + 0.13 * np.arange(4) + rng.uniform(0, 0.02, (2, 4))
+    x = rng.permutation((x * [[-1], [1]]).ravel())[:, None]
+    y = np.sin(2 * np.pi * x) + rng.normal(0, NOISE**0.5, x.shape)
+    return whole._replace(x=x, y=y, clients=consecutive((1, 3, 4)), blocks=_blocks(whole.model, x, whole.x_test))
+
+
+@functools.cache
+def permutations(num_clients: int, num_models: int) -> ft.types.Schedule:
+    """Returns ``per_client_permutations``, cached so that all runs share a compiled program.
+
+    Args:
+        num_clients: Clients N.
+        num_models: Models K.
+    """
+    return ft.schedules.per_client_permutations(num_clients, num_models)
+
+
+def seeds_of(num_models: int, count: int, first: int = 0) -> range:
+    """Returns ``count`` seeds for runs of K models, different for every K and ``first``.
+
+    Args:
+        num_models: Number of models K.
+        count: Number of seeds.
+        first: Seed of the whole check.
+    """
+    start = (first * 2**16 + 1000 * num_models) % 2**32
+    return range(start, start + count)
+
+
+def laws_of(
+    problem: ToyProblem, schedule: ft.types.Schedule, rounds: Sequence[int], seeds: Sequence[int]
+) -> list[tuple[EnsembleLaw, ...]]:
+    """Computes the ensemble's exact law after each of ``rounds`` under each seed's schedule, ``[schedule][round]``.
+
+    Clients are weighted by their examples.
+
+    Args:
+        problem: Data, kernels and training.
+        schedule: The schedule, drawn with each seed.
+        rounds: Rounds of the laws.
+        seeds: Seeds of the runs.
+    """
+    last = max(rounds)
+    longer = max(256, 1 << (last - 1).bit_length())  # one compiled program serves runs of many lengths
+    runs = (ft.schedules.drawn_cohorts(schedule, problem.clients, longer, int(seed)) for seed in seeds)
+    cohorts = [ft.types.Cohort(*(np.asarray(part)[:last] for part in run)) for run in runs]  # type: ignore[arg-type]
+    rule = ft.theory.Rule(problem.local_steps, problem.learning_rate)
+    return ft.theory.ensemble_laws(
+        problem.blocks, problem.y, problem.clients, cohorts, rule, rounds, schedule.num_models
+    )
+
+
+def simulated(
+    problem: ToyProblem, schedule: ft.types.Schedule, num_rounds: int, seeds: Sequence[int], draws: int
+) -> Float[np.ndarray, "S J m 1"]:
+    """Trains ensembles and returns their predictions at the test points, one run for each seed's schedule.
+
+    The outputs of a linear model share no weights and, under squared loss, no gradients: each is an independent
+    initialisation of the one-output model, trained by the same schedule on the same targets. For a network, whose
+    outputs share layers, ``draws`` must be 1.
+
+    Args:
+        problem: Data, model and training.
+        schedule: The schedule.
+        num_rounds: Rounds R.
+        seeds: Seeds of the S runs.
+        draws: Outputs J of the model in each run.
+    """
+    rate, work = problem.learning_rate, ft.Work(steps=problem.local_steps, batch_size=None)
+    algorithm = ft.fed_ensemble(problem.model(draws), schedule, client_learning_rate=rate, work=work)
+    targets = np.tile(problem.y, (1, draws))
+    examples = ft.data.federated_data(problem.x, targets, problem.clients, dtype=jnp.float64)
+    x, predictions = jnp.asarray(problem.x_test), []
+    for seed in seeds:
+        run = ft.simulate(algorithm, examples, num_rounds=num_rounds, seed=int(seed), devices=ft.Devices("scan"))
+        predictions.append(np.asarray(predict(algorithm, run.state, x).mean).T[:, :, None])
+    return np.stack(predictions)
+
+
+def power_law(variances: Mapping[int, Estimate]) -> Slope:
+    """Fits the slope of log variance against log K, weighted by relative standard errors (equally if they are 0).
+
+    Args:
+        variances: Variance at each of two or more K, all positive.
+    """
+    k, value = np.array(list(variances), float), np.array([v.value for v in variances.values()])
+    if len(k) < 2 or not np.all(value > 0):
+        raise ValueError(f"variances: got {dict(variances)}, must be positive, at two K or more")
+    error = np.array([v.standard_error for v in variances.values()]) / value
+    if np.all(error > 0):
+        return weighted_line(np.log(k), np.log(value), 1 / error**2)
+    return weighted_line(np.log(k), np.log(value), np.ones(len(k)))._replace(standard_error=0.0)
+
 
 NUM_MODELS = (1, 2, 4, 8)
 LAST = max(NUM_MODELS)
@@ -34,7 +227,7 @@ SOONER = 8  # the corollary's last round, over an earlier one that must not have
 DECOMPOSED, COROLLARY = "FE-2024 eq. (10), FE-2021 eq. (3)", "FE-2024 Corollary 1, eq. (11)"
 
 
-def _checks(scale: str, seed: int) -> list[Verdict]:
+def _check_bias_variance(scale: str, seed: int) -> list[Verdict]:
     """Checks Corollary 1 at its limit, and every term of eq. (10) / (3) after a few rounds."""
     with exact_arithmetic():
         return _corollary(seed, *of_scale(scale, *LIMIT_SIZES)) + _decomposition(seed, *of_scale(scale, *SIZES))
@@ -42,19 +235,19 @@ def _checks(scale: str, seed: int) -> list[Verdict]:
 
 def _corollary(seed: int, schedules: int, draws: int, ages: int) -> list[Verdict]:
     """Checks Corollary 1 for every K: the mean of K models has the variance k(x, x) / K."""
-    problem = repeated_runs.spaced_problem(seed, LIMIT_STEPS)
+    problem = spaced_problem(seed, LIMIT_STEPS)
     clients = problem.clients.num_clients
     ratios: dict[int, np.ndarray] = {}
     late, early = 0.0, 0.0
     for k in NUM_MODELS:
-        schedule, seeds = repeated_runs.permutations(clients, k), repeated_runs.seeds_of(k, schedules, seed)
+        schedule, seeds = permutations(clients, k), seeds_of(k, schedules, seed)
         num_rounds = ages * max(k, 4)
-        mean, variance = corollary_1(problem.blocks, problem.y, k)[:2]
+        mean, variance = ft.theory.corollary_1(problem.blocks, problem.y, k)[:2]
         assert mean is not None and variance is not None
         limit = float(variance.mean())
-        runs = repeated_runs.simulated(problem, schedule, num_rounds, seeds, draws)
+        runs = simulated(problem, schedule, num_rounds, seeds, draws)
         ratios[k] = np.mean((runs - mean) ** 2, axis=(2, 3)).ravel() / limit
-        for laws in repeated_runs.laws(problem, schedule, (num_rounds // SOONER, num_rounds), seeds):
+        for laws in laws_of(problem, schedule, (num_rounds // SOONER, num_rounds), seeds):
             off = [float(np.mean(law.variance + ((law.mean - mean) ** 2)[:, 0])) / limit - 1 for law in laws]
             early, late = np.maximum((early, late), np.abs(off))
     prior, cross, test = prior_blocks(problem.blocks)
@@ -96,17 +289,20 @@ def _judged(claim: Claim, margin: float, values: list[np.ndarray], rivals: list[
 
 def _decomposition(seed: int, schedules: int, draws: int, num_rounds: int) -> list[Verdict]:
     """Checks every term of the decomposition for ``LAST`` models against its closed form under the same schedules."""
-    problem = repeated_runs.sine_problem(seed, local_steps=STEPS, num_clients=CLIENTS)
-    schedule, seeds = repeated_runs.permutations(CLIENTS, LAST), repeated_runs.seeds_of(LAST, schedules, seed)
+    problem = sine_problem(seed, local_steps=STEPS, num_clients=CLIENTS)
+    schedule, seeds = permutations(CLIENTS, LAST), seeds_of(LAST, schedules, seed)
 
     def law(problem: ToyProblem) -> Decomposition:
-        laws = repeated_runs.laws(problem, schedule, (num_rounds,), seeds)
-        return decompose_laws([law[0] for law in laws], problem.expected, problem.noise)
+        laws = laws_of(problem, schedule, (num_rounds,), seeds)
+        return ft.theory.decompose_laws([law[0] for law in laws], problem.expected, problem.noise)
 
     exact = law(problem)
     other = {f"{steps} local steps for {STEPS}": law(problem._replace(local_steps=steps)) for steps in (1, 3)}
-    runs = repeated_runs.simulated(problem, schedule, num_rounds, seeds, draws)
-    batches = [decompose_runs(part, problem.expected, problem.noise) for part in np.array_split(runs, BATCHES, axis=1)]
+    runs = simulated(problem, schedule, num_rounds, seeds, draws)
+    batches = [
+        ft.theory.decompose_runs(part, problem.expected, problem.noise)
+        for part in np.array_split(runs, BATCHES, axis=1)
+    ]
     sizes = (
         f"RBF-linear sine toy, N = {CLIENTS}, K = {LAST}, round {num_rounds}, {schedules} schedules x "
         f"{draws} initialisations"
@@ -146,12 +342,12 @@ def _error(problem: ToyProblem, exact: Decomposition, runs: np.ndarray, seed: in
 
 def _schedules(seed: int, schedules: int, num_rounds: int) -> Verdict:
     """Checks the schedules' part of the variance to rounding; models start at 0 and differ only by schedule."""
-    problem = repeated_runs.sine_problem(seed, local_steps=STEPS, sigma=0.0, num_clients=CLIENTS)
-    schedule, seeds = repeated_runs.permutations(CLIENTS, LAST), repeated_runs.seeds_of(LAST, schedules, seed)
-    laws = repeated_runs.laws(problem, schedule, (num_rounds,), seeds)
-    runs = repeated_runs.simulated(problem, schedule, num_rounds, seeds, 1)[:, 0]
-    exact = decompose_laws([law[0] for law in laws], problem.expected).variance.value
-    variance = decompose_runs(runs, problem.expected).variance.value
+    problem = sine_problem(seed, local_steps=STEPS, sigma=0.0, num_clients=CLIENTS)
+    schedule, seeds = permutations(CLIENTS, LAST), seeds_of(LAST, schedules, seed)
+    laws = laws_of(problem, schedule, (num_rounds,), seeds)
+    runs = simulated(problem, schedule, num_rounds, seeds, 1)[:, 0]
+    exact = ft.theory.decompose_laws([law[0] for law in laws], problem.expected).variance.value
+    variance = ft.theory.decompose_runs(runs, problem.expected).variance.value
     biased = exact * (schedules - 1) / schedules
     return Claim(
         DECOMPOSED,
@@ -164,11 +360,84 @@ def _schedules(seed: int, schedules: int, num_rounds: int) -> Verdict:
     )
 
 
-ENTRIES = entries(
-    _checks,
-    "the variance of an ensemble against its size, and the decomposition of its error",
-    papers=("shi2024", "shi2021"),
-    statement="Corollary 1 and eq. (10) of FE-2024 (4.1 and eq. 3 of FE-2021)",
-    functions=(corollary_1, decompose_laws, decompose_runs),
-    figures=("fed_ensemble.corollary1", "fed_ensemble.table1"),
+CLIENT_SIZES = (1, 2, 4, 5)  # of the clients
+MEAN_MODELS, NUM_POINTS, NUM_FEATURES = 4, 10, 40
+NUM_ROUNDS, LOCAL_STEPS = 100, 20
+FAR = 1.2  # standard deviations of the mean, where Chebyshev's inequality is nearest to a Gaussian's tails
+SHARE_MARGIN = 0.05  # of the probability itself
+
+
+def _check_ensemble_mean(scale: str, seed: int) -> list[Verdict]:
+    """Checks eq. (5), and the probability that it bounds, which is known for a Gaussian limit."""
+    draws = of_scale(scale, 2000, 20000)
+    limit, means, residual = _trained(seed, draws)
+    epsilon = FAR * np.sqrt(np.diag(limit.cov) / MEAN_MODELS)
+    shares = np.mean(np.abs(means - limit.mean) >= epsilon[:, None], axis=0)  # of the points, [draws]
+    error = float(scipy.stats.t.ppf(1 - LEVEL / 2, draws - 1) * shares.std(ddof=1) / np.sqrt(draws))
+    share = Interval.about(float(shares.mean()), error)
+    bound = float(np.mean(ft.theory.corollary_4_1(limit, MEAN_MODELS, epsilon)))
+    where = (
+        f"n = {sum(CLIENT_SIZES)}, {len(CLIENT_SIZES)} clients of 1 to 5, K = {MEAN_MODELS}, linear model, round "
+        f"{NUM_ROUNDS} (residual {residual:.0e} of the first), {draws} ensembles, {NUM_POINTS} points"
+    )
+    exact, other = 2 * float(scipy.stats.norm.sf(FAR)), 2 * float(scipy.stats.norm.sf(FAR / 2**0.5))
+    event = f"how often the ensemble's mean is {FAR:g} standard deviations or more from m(x)"
+    chebyshev = Claim("FE-2021 Corollary 4.1, eq. (5)", f"{event}: at most k(x, x) / (K epsilon^2)", where)
+    gaussian = Claim("FE-2021 Corollary 4.1, Theorem 4.2", f"{event}: a Gaussian's probability", where)
+    return [
+        chebyshev.judged(
+            (str(share), f"<= {bound:.3f}", share.within(0, bound)),
+            ("K^2 instead of K", f"above {bound / MEAN_MODELS:.3f}", share.outside(0, bound / MEAN_MODELS)),
+            f"bound x {share.value / bound:.2g}",
+        ),
+        gaussian.judged(
+            (str(share), f"{exact:.3f} +- {SHARE_MARGIN:g}", share.within(exact - SHARE_MARGIN, exact + SHARE_MARGIN)),
+            ("half of the variance", f"not {other:.3f}", share.outside(other - SHARE_MARGIN, other + SHARE_MARGIN)),
+            f"probability off by {SHARE_MARGIN + share.length:.2g}",
+        ),
+    ]
+
+
+def _trained(seed: int, draws: int) -> tuple[ft.types.Gaussian, Float64[np.ndarray, "m draws"], float]:
+    """Trains ``draws`` ensembles in one run; returns limit, test means, and last over first training residual."""
+    rng, n = np.random.default_rng(seed), sum(CLIENT_SIZES)
+    points = rng.standard_normal((n + NUM_POINTS, NUM_FEATURES))
+    x, y = points[:n], rng.standard_normal((n, 1))
+    theta = points @ points.T / NUM_FEATURES  # of the model below, exactly: its weights are N(0, 1)
+    train, cross, test = theta[:n, :n], theta[n:, :n], theta[n:, n:]
+    limit = ft.theory.gp_limit(ft.kernels.KernelBlocks(train, cross, train, cross, test), y)
+    clients = consecutive(CLIENT_SIZES)
+    client_rows = map(clients.client, range(4))
+    largest = max(np.linalg.eigvalsh(train[np.ix_(rows, rows)])[-1] / len(rows) for rows in client_rows)
+    algorithm = ft.fed_ensemble(
+        ft.models.mlp(NUM_FEATURES, draws, (), w_std=1.0, b_std=None, dtype=jnp.float64),
+        ft.schedules.per_client_permutations(len(CLIENT_SIZES), MEAN_MODELS),
+        client_learning_rate=float(1 / largest),
+        work=ft.Work(steps=LOCAL_STEPS, batch_size=None),
+    )
+    data = ft.data.federated_data(x, np.tile(y, (1, draws)), clients, dtype=jnp.float64)
+    start = np.asarray(predict(algorithm, algorithm.init(seed, len(CLIENT_SIZES)), jnp.asarray(x)).mean)
+    state = ft.simulate(algorithm, data, num_rounds=NUM_ROUNDS, seed=seed, devices=ft.Devices("scan")).state
+    means = np.asarray(predict(algorithm, state, jnp.asarray(points)).mean)
+    return limit, means[n:], float(np.linalg.norm(means[:n] - y) / np.linalg.norm(start - y))
+
+
+ENTRIES = (
+    TheoremEntry(
+        "fed_ensemble.bias_variance",
+        "the variance of an ensemble against its size, and the decomposition of its error",
+        _check_bias_variance,
+        papers=("shi2024", "shi2021"),
+        statement="Corollary 1 and eq. (10) of FE-2024 (4.1 and eq. 3 of FE-2021)",
+        functions=(ft.theory.corollary_1, ft.theory.decompose_laws, ft.theory.decompose_runs),
+        figures=("fed_ensemble.corollary1", "fed_ensemble.table1"),
+    ),
+    TheoremEntry(
+        "fed_ensemble.ensemble_mean",
+        "how often the mean of an ensemble is far from the limit's",
+        _check_ensemble_mean,
+        papers=("shi2021",),
+        statement="Corollary 4.1, eq. (5) of FE-2021",
+        functions=(ft.theory.corollary_4_1, ft.theory.gp_limit),
+    ),
 )

@@ -1,26 +1,269 @@
-"""Trained networks that meet Theorem 9.1 (FE-2021), and its constants over widths: Lemma 9.1, C_i and C_1."""
+"""Networks that can be trained within Theorem 9.1: kappa_2 < 1, C_1 measured, equally many examples in every round.
+
+They have one hidden layer of erf units. Inputs are few, nearly orthogonal and of norm 1, so that the kernel is well
+conditioned and C_2 small: the largest allowed step falls as 1 / C_2^2. Unequal clients take turns at the models in
+fixed groups, so that every round of every model has the same number of examples.
+
+Trained networks that meet Theorem 9.1 (FE-2021), and its constants over widths: Lemma 9.1, C_i and C_1.
+
+Networks of growing width: the kernel's drift and the gap to linear training (FE-2021 Theorem 9.1, 9.3 and 9.4).
+
+Each network and its linearisation start from the same weights and are trained by the same algorithm on the same data
+and schedule, with steps that Theorem 9.1 allows: they differ only by the curvature of the network.
+"""
 
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Float64
+import scipy
+from jaxtyping import Float, Float64, Int, Shaped
 
+import fedtangent as ft
+from fedtangent._src.comparison.settings import Problem, Scale, Setting
+from fedtangent._src.comparison.simulated import cohorts, init_key
 from fedtangent._src.comparison.statistics import Interval, width_slope
-from fedtangent._src.comparison.theorems import entries, of_scale
-from fedtangent._src.comparison.theorems.claims import Claim
-from fedtangent._src.comparison.theorems.fed_ensemble import small_networks
-from fedtangent._src.comparison.verdicts import Verdict
-from fedtangent._src.theory.fed_ensemble.convergence import theorem_1
-from fedtangent._src.types import PyTree
+from fedtangent._src.comparison.theorems import Claim, TheoremEntry, of_scale
+from fedtangent._src.data.partition.given import consecutive
+from fedtangent._src.engine.loop import Measure
+from fedtangent._src.engine.run import predict
+from fedtangent._src.models.linearised import first_order
+from fedtangent._src.theory.fed_ensemble.convergence import Curvature
+from fedtangent._src.theory.fed_ensemble.second_order import age_operators, second_order_terms
+from fedtangent._src.types import Algorithm, AnyArray, Array, Cohort, Key, Model, PyTree, Schedule
 
-TRAINED = small_networks.Task(
-    (1, 2, 3, 3, 3, 3), (0, 0, 1, 2, 3, 4), 200, 0.95, labels=6.0, weakest=True, evaluations=10
-)
+W_STD = 1.5
+Function = Callable[[np.ndarray], np.ndarray]
+# Activations with their first and second derivatives; ReLU's second one is taken as 0.
+ACTIVATIONS: dict[str, tuple[Function, Function, Function]] = {
+    "erf": (
+        scipy.special.erf,
+        lambda z: 2 / np.sqrt(np.pi) * np.exp(-(z**2)),
+        lambda z: -4 / np.sqrt(np.pi) * z * np.exp(-(z**2)),
+    ),
+    "relu": (lambda z: np.maximum(z, 0), lambda z: (z > 0).astype(float), np.zeros_like),
+}
+
+
+class Task(NamedTuple):
+    """Sizes of the clients, their groups, the length of training, and the targets."""
+
+    sizes: tuple[int, ...]  # of the clients
+    group: tuple[int, ...]  # of each client; groups take turns at as many models
+    ages: int
+    step: float  # eta_0 tau, as a fraction of the largest that kappa_2 < 1 allows
+    labels: float = 1.0  # norm of Y, in units of the root of the kernel's mean diagonal
+    weakest: bool = False  # Y along the kernel's weakest direction, instead of a random one
+    evaluations: int = 1
+    local_steps: int = 2
+
+    @property
+    def nbar(self) -> int:
+        """The number of examples that train a model in a round; the same for all groups."""
+        return sum(size for size, group in zip(self.sizes, self.group, strict=True) if group == 0)
+
+
+def _turns(group: tuple[int, ...]) -> Schedule:
+    """Builds the schedule in which client i trains model ``group[i] + round``, modulo the number of groups."""
+    num_models, num_clients = max(group) + 1, len(group)
+
+    def sample(key: Key, state: tuple[()], round_: Array) -> tuple[Cohort, tuple[()]]:
+        model = (jnp.asarray(group, jnp.int32) + round_.astype(jnp.int32)) % num_models
+        return Cohort(jnp.arange(num_clients, dtype=jnp.int32), model, jnp.ones(num_clients, jnp.float32)), state
+
+    return Schedule(num_models, num_clients, num_clients, lambda key: (), sample)
+
+
+def one_hidden_layer(input_size: int, width: int, activation: str = "erf") -> Model:
+    """Builds a scalar network without biases, in the NTK parameterisation and in float64.
+
+    Args:
+        input_size: Dimension of the inputs.
+        width: Number of hidden units.
+        activation: "erf" or "relu".
+    """
+    return ft.models.mlp(input_size, 1, (width,), activation, b_std=None, w_std=W_STD, dtype=jnp.float64)
+
+
+def inputs(rng: np.random.Generator, number: int) -> Float64[np.ndarray, "number d"]:
+    """Draws nearly orthogonal inputs of norm 1, [number, number + 1].
+
+    Args:
+        rng: Source of randomness.
+        number: Number of inputs.
+    """
+    size = number + 1
+    x = np.linalg.qr(rng.standard_normal((size, size)))[0][:number]
+    x = x + 0.15 * rng.standard_normal(x.shape) / np.sqrt(size)
+    return np.asarray(x / np.linalg.norm(x, axis=1, keepdims=True) * (1 - 1e-12))  # never above 1 by rounding
+
+
+def setting_of(task: Task, width: int, seed: int) -> Setting:
+    """Builds the setting of ``task`` for networks of ``width``.
+
+    The step is chosen for the expected C_1 and size of the initial functions.
+
+    Args:
+        task: Clients, training and targets.
+        width: Width of the networks.
+        seed: Seed of data and networks.
+    """
+    rng, n = np.random.default_rng(seed), sum(task.sizes)
+    x = inputs(rng, n)
+    model = one_hidden_layer(x.shape[1], width)
+    theta = np.asarray(model.kernel(jnp.asarray(x), None, get="ntk"))  # type: ignore[misc]
+    y = np.linalg.eigh(theta)[1][:, :1] if task.weakest else rng.standard_normal((n, 1))
+    y = y * (task.labels * np.sqrt(np.trace(theta) / n) / np.linalg.norm(y))
+    clients = consecutive(task.sizes)
+    c2 = float(sum(np.sqrt(np.trace(theta[a:b, a:b])) for a, b in itertools.pairwise(clients.offsets)))
+    c1, r0 = 5.0, float(np.hypot(np.linalg.norm(y), np.sqrt(np.trace(theta))))
+    rounds = max(task.group) + 1
+    rate = task.step * Curvature(c2, c1, r0, width).largest_progress() / task.local_steps
+    work = ft.Work(steps=task.local_steps, batch_size=None)
+    algorithm = ft.fed_ensemble(model, _turns(task.group), client_learning_rate=rate, work=work)
+    problem, rule = Problem(x, y, x[:1], y[:1], clients), ft.theory.Rule(task.local_steps, rate)
+    size = Scale((width,), 1, rounds * task.ages, evaluate_every=rounds * (task.ages // task.evaluations))
+    return Setting("networks", "a few nearly orthogonal inputs", problem, algorithm, rule, size, seed)
+
+
+def jacobian(activation: str, params: PyTree, x: Float64[np.ndarray, "n d"]) -> Float64[np.ndarray, "n P"]:
+    """Computes the Jacobian of ``one_hidden_layer`` with respect to its weights, in NumPy.
+
+    Args:
+        activation: "erf" or "relu".
+        params: Parameters of the network.
+        x: Inputs.
+    """
+    w, a, first, last = _weights(params, x)
+    function, slope, _ = ACTIVATIONS[activation]
+    z = first * x @ w
+    below = last * first * x[:, :, None] * (slope(z) * a)[:, None, :]
+    return np.concatenate([below.reshape(len(x), -1), last * function(z)], axis=1)
+
+
+def curvature(activation: str, params: PyTree, x: Float64[np.ndarray, "n d"]) -> float:
+    """Computes C_1 of one network: a bound of ``l^-1/2 ||Hessian||`` in the papers' parameterisation.
+
+    The papers' weights are l^-1/2 times the weights here, so C_1 is l^1/2 times the Hessian's norm here, l the width.
+    The Hessian is block diagonal in the hidden units; for an example of norm r the block of unit u is ``[[p r^2, q r],
+    [q r, 0]]`` in the direction of the example and of the unit's last weight a_u, with ``p = a_u phi''(z)`` and ``q =
+    phi'(z)`` at the unit's input z, times the layers' scales. The bound for all examples is the root of the sum of
+    squares; it is exact for one example.
+
+    Args:
+        activation, params, x: As for ``jacobian``.
+    """
+    w, a, first, last = _weights(params, x)
+    _, slope, second = ACTIVATIONS[activation]
+    z, r = first * x @ w, np.linalg.norm(x, axis=1)[:, None]
+    p, q = last * first**2 * a * second(z) * r**2, last * first * slope(z) * r
+    norms = np.abs(p) / 2 + np.sqrt(p**2 / 4 + q**2)
+    return float(np.sqrt(w.shape[1] * np.sum(norms**2, axis=0).max()))
+
+
+def _weights(params: PyTree, x: np.ndarray) -> tuple[np.ndarray, np.ndarray, float, float]:
+    """Returns both layers' weights, [d, l] and [l], and their scales."""
+    w, a = np.asarray(params[0][0]), np.asarray(params[2][0])[:, 0]
+    return w, a, W_STD / np.sqrt(x.shape[1]), W_STD / np.sqrt(len(a))
+
+
+def own_linearisation(model: Model) -> Model:
+    """Builds ``model`` linearised in its weights about the initial weights, which its parameters keep."""
+
+    def init(key: Key) -> PyTree:
+        params = model.init(key)
+        return {"start": params, "weights": params}
+
+    def apply(params: PyTree, x: Shaped[AnyArray, "n ..."]) -> Float[Array, "n C"]:
+        return first_order(model, jax.lax.stop_gradient(params["start"]), params["weights"], x)
+
+    return Model(f"{model.name}, linearised where it starts", init, apply, None, model.output_size)
+
+
+class FollowedNetworks(NamedTuple):
+    """E draws of K networks of one width and their linearisations, at T ages of their training."""
+
+    setting: Setting
+    ages: Int[np.ndarray, "T"]  # the first is 0
+    residual: Float64[np.ndarray, "E T K"]  # ||f - Y||
+    gap: Float64[np.ndarray, "E T K"]  # ||f - f_lin||
+    change: Float64[np.ndarray, "E T K"]  # ||f - f_0||
+    kernels: Float64[np.ndarray, "E T K n n"]
+    c1: Float64[np.ndarray, "E K"]  # the largest along the way
+    start: Float64[np.ndarray, "E K n C"]  # initial functions
+
+    @property
+    def drift(self) -> Float64[np.ndarray, "E T K"]:
+        """The operator norm of Theta_t - Theta_0."""
+        return np.linalg.norm(self.kernels - self.kernels[:, :1], 2, axis=(-2, -1))
+
+    def theorem(self, draw: int) -> ft.theory.Theorem1:
+        """Evaluates Theorem 1 on the K networks of one draw, for the initial kernel that is farthest from the limit."""
+        setting, start, c1 = self.setting, self.kernels[draw, 0], float(self.c1[draw].max())
+        x, y, clients = setting.problem.x_train, setting.problem.y_train, setting.problem.partition
+        limit = np.asarray(setting.kernel(jnp.asarray(x), None, get="ntk"))
+        farthest = start[np.argmax(np.linalg.norm(start - limit, 2, axis=(1, 2)))]
+        networks = ft.theory.Networks(self.start[draw], x, farthest, c1, float(setting.size.largest))
+        run, rule, num_models = cohorts(setting), setting.followed, setting.num_models
+        return ft.theory.theorem_1(setting.blocks(), y, clients, run, rule, num_models=num_models, networks=networks)
+
+
+def follow(setting: Setting, draws: int) -> FollowedNetworks:
+    """Trains the K networks of the setting's width, and their linearisations.
+
+    Args:
+        setting: The setting.
+        draws: Number of initialisations.
+    """
+    problem, size, model = setting.problem, setting.size, setting.model(setting.size.largest)
+    x, data = jnp.asarray(problem.x_train), problem.federated()
+    network, tangent = (setting.algorithm.on(m) for m in (model, own_linearisation(model)))
+    kernels = jax.jit(jax.vmap(lambda params: ft.kernels.empirical_ntk(model, params, x)))
+
+    def outputs(algorithm: Algorithm, state: PyTree) -> dict[str, np.ndarray]:
+        return {"members": np.asarray(predict(algorithm, state, x).members)}
+
+    def all_measured(algorithm: Algorithm, state: PyTree) -> dict[str, np.ndarray]:
+        assert algorithm.params is not None
+        weights = algorithm.params(state)
+        models = [jax.tree.map(lambda leaf, k=k: np.asarray(leaf[k]), weights) for k in range(setting.num_models)]
+        c1 = np.array([curvature("erf", params, problem.x_train) for params in models])
+        return {"c1": c1, **outputs(algorithm, state), "kernels": np.asarray(kernels(weights))}
+
+    train = partial(ft.simulate, data=data, num_rounds=size.num_rounds, seed=setting.seed, devices=ft.Devices("scan"))
+
+    def run(algorithm: Algorithm, draw: int, measure: Measure) -> list[ft.types.Measurement]:
+        evaluation, start = ft.Evaluation(size.evaluate_every, measure), init_key(setting, draw, size.largest)
+        return train(algorithm, start=start, evaluation=evaluation).history.evaluations
+
+    curved, straight = (
+        [run(algorithm, draw, measure) for draw in range(draws)]
+        for algorithm, measure in ((network, all_measured), (tangent, outputs))
+    )
+
+    def stacked(name: str, runs: list[list[ft.types.Measurement]] = curved) -> np.ndarray:
+        return np.stack([np.stack([e.metrics[name] for e in evaluations]) for evaluations in runs])
+
+    members = stacked("members")
+    return FollowedNetworks(
+        setting,
+        np.array([e.round for e in curved[0]]) // setting.num_models,
+        np.linalg.norm(members - problem.y_train, axis=(-2, -1)),
+        np.linalg.norm(members - stacked("members", straight), axis=(-2, -1)),
+        np.linalg.norm(members - members[:, :1], axis=(-2, -1)),
+        stacked("kernels"),
+        stacked("c1").max(axis=1),
+        members[:, 0],
+    )
+
+
+TRAINED = Task((1, 2, 3, 3, 3, 3), (0, 0, 1, 2, 3, 4), 200, 0.95, labels=6.0, weakest=True, evaluations=10)
 WIDTH = 2048
 BAND = 0.1  # of a slope
 RADIUS = 1.0  # of the ball about the initial weights, in the NTK parameterisation
@@ -28,14 +271,14 @@ NUM_POINTS = 6
 CLIENTS = (slice(0, 1), slice(1, 3), slice(3, 6))  # of 1, 2 and 3 examples
 
 
-def _checks(scale: str, seed: int) -> list[Verdict]:
+def _check_networks(scale: str, seed: int) -> list[ft.types.Verdict]:
     """Checks the decay of trained networks, and the theorem's constants over widths."""
     return [_decay(scale, seed), *_constants(scale, seed, 200)]
 
 
-def _decay(scale: str, seed: int) -> Verdict:
+def _decay(scale: str, seed: int) -> ft.types.Verdict:
     """Checks the decay of networks trained with kappa_2 < 1, and names the assumptions that fail."""
-    networks = small_networks.follow(small_networks.setting(TRAINED, WIDTH, seed), of_scale(scale, 2, 10))
+    networks = follow(setting_of(TRAINED, WIDTH, seed), of_scale(scale, 2, 10))
     theorems = [networks.theorem(draw) for draw in range(len(networks.start))]
 
     def least_fall(form: str) -> float:
@@ -63,10 +306,10 @@ def _decay(scale: str, seed: int) -> Verdict:
     )
 
 
-def _constants(scale: str, seed: int, draws: int) -> list[Verdict]:
+def _constants(scale: str, seed: int, draws: int) -> list[ft.types.Verdict]:
     """Checks Lemma 9.1's Lipschitz constant and norms, and C_1, at initialisation and in a ball about it."""
     widths = of_scale(scale, (256, 1024, 4096), (256, 1024, 4096, 16384))
-    x = small_networks.inputs(np.random.default_rng(seed), NUM_POINTS)
+    x = inputs(np.random.default_rng(seed), NUM_POINTS)
     smooth, kinked = ([_measured(a, width, draws, seed, x) for width in widths] for a in ("erf", "relu"))
     where = f"n = {NUM_POINTS}, 3 clients of 1 to 3, widths {widths[0]} .. {widths[-1]}, {draws} networks each"
 
@@ -99,7 +342,7 @@ def _constants(scale: str, seed: int, draws: int) -> list[Verdict]:
     ]
 
 
-def half_slope(claim: Claim, slope: Interval, control: tuple[str, Interval], band: float = BAND) -> Verdict:
+def half_slope(claim: Claim, slope: Interval, control: tuple[str, Interval], band: float = BAND) -> ft.types.Verdict:
     """Checks that a slope in the width is -1/2 to ``band``, and that the control's slope is not.
 
     Args:
@@ -121,20 +364,20 @@ class Point(NamedTuple):
 
 def _measured(activation: str, width: int, draws: int, seed: int, x: np.ndarray) -> dict[str, np.ndarray]:
     """Measures the quantities of Lemma 9.1 and C_1 on ``draws`` networks of one width, [draws] each, by name."""
-    model = small_networks.one_hidden_layer(x.shape[1], width, activation)
+    model = one_hidden_layer(x.shape[1], width, activation)
     assert model.kernel is not None
     nngp, ntk = (np.asarray(k) for k in model.kernel(jnp.asarray(x), None))
     rng, rows = np.random.default_rng(seed), []
     for draw in range(draws):
         key = jax.random.fold_in(jax.random.fold_in(jax.random.key(seed), draw), width)
         params = jax.tree.map(np.asarray, model.init(key))
-        start = small_networks.jacobian(activation, params, x)
+        start = jacobian(activation, params, x)
         points = [Point(np.zeros(start.shape[1]), start)]
         # A random direction, and one in the span of the gradients, as training moves the weights.
         for direction in (rng.standard_normal(start.shape[1]), rng.standard_normal(len(x)) @ start):
             step = np.asarray(RADIUS * direction / np.linalg.norm(direction))
-            points.append(Point(step, small_networks.jacobian(activation, _moved(params, step), x)))
-        c1 = small_networks.curvature(activation, params, x)
+            points.append(Point(step, jacobian(activation, _moved(params, step), x)))
+        c1 = curvature(activation, params, x)
         rows.append((_lipschitz(points), _error(points, ntk), _error(points, nngp), c1, c1 / np.sqrt(width)))
     names = ("lipschitz", "norm", "last_layer", "c1", "c1_term")
     return dict(zip(names, np.array(rows).T, strict=True))
@@ -162,10 +405,103 @@ def _moved(params: PyTree, by: np.ndarray) -> PyTree:
     return [(w + by[: w.size].reshape(w.shape), None), (), (a + by[w.size :].reshape(a.shape), None)]
 
 
-ENTRIES = entries(
-    _checks,
-    "trained networks inside the theorem's assumptions; its constants measured over widths",
-    papers=("shi2021", "shi2024"),
-    statement="Theorem 9.1, Lemma 9.1 and C_1 of FE-2021",
-    functions=(theorem_1,),
+SIZES, GROUP = (1, 1, 2), (0, 0, 1)
+SHORT = Task(SIZES, GROUP, 100, 0.9, labels=2.0, evaluations=10)
+# Labels far from the initial functions, and small steps: the gap exceeds the kappa_4 of one age.
+LONG = Task(SIZES, GROUP, 600, 0.1, labels=8.0, evaluations=10, local_steps=1)
+LONG_WIDTH = 64
+MARGIN = 0.2  # of a slope
+WHERE = "n = 4, 3 clients of 1 and 2, K = 2, nbar = 2"
+
+
+def _check_linearisation_gap(scale: str, seed: int) -> list[ft.types.Verdict]:
+    """Checks slopes in the width, and two bounds of the gap: from the measured drift, and as printed."""
+    widths, draws = of_scale(scale, ((64, 256, 1024), 40), ((64, 256, 1024, 4096), 100))
+    runs = [follow(setting_of(SHORT, width, seed), draws) for width in widths]
+    where = f"{WHERE}, widths {widths[0]} .. {widths[-1]}, {runs[0].c1.size} networks each"
+    return [*_slopes(runs, where), _from_drift(runs, where), _as_printed(scale, seed)]
+
+
+def _slopes(runs: list[FollowedNetworks], where: str) -> list[ft.types.Verdict]:
+    """Checks that the distance to the limiting kernel falls as width^-1/2, and drift and gap at least as fast."""
+    widths = tuple(run.setting.size.largest for run in runs)
+    far = [np.linalg.norm(run.kernels[:, -1] - run.setting.blocks().ntk_train, 2, axis=(-2, -1)) for run in runs]
+    last = {name: [getattr(run, name)[:, -1] for run in runs] for name in ("drift", "gap", "change")}
+    distance, drift, gap, change = (width_slope(widths, values) for values in (far, *last.values()))
+    claim = Claim("FE-2021 Theorem 9.1", "operator norm of Theta_t - Theta: slope in the width", where)
+    verdicts = [half_slope(claim, distance, ("Theta_0 instead of the limit Theta", drift), MARGIN)]
+    slopes = {
+        ("section 9.3", "operator norm of Theta_t - Theta_0: slope in the width"): drift,
+        ("section 9.4", "||g - g_lin||, network and its linearisation: slope in the width"): gap,
+    }
+    control, steep = ("initial function instead of the linearised network", change), (-np.inf, -0.5)
+    for (place, statement), slope in slopes.items():
+        claim, notices = Claim(f"FE-2021 {place}", statement, where), -0.5 - slope.value + slope.length
+        expected = "-1/2 or steeper: O(l^-1/2)"
+        verdicts.append(claim.between(slope, control, steep, expected, f"slope flatter by {notices:.2f}"))
+    return verdicts
+
+
+def _from_drift(runs: list[FollowedNetworks], where: str) -> ft.types.Verdict:
+    """Checks that the gap of every network is below the first-order bound from the largest drift of its kernel."""
+
+    def worst(factor: float) -> float:
+        """Returns the largest ratio of gap to bound, for ``factor`` times the least eigenvalue."""
+        ratios = []
+        for run in runs:
+            progress = SHORT.ages * run.setting.followed.local_steps * run.setting.followed.learning_rate
+            drift, low = run.drift.max(axis=1), np.linalg.eigvalsh(run.kernels[:, 0])[..., 0]
+            quantities = run.gap[:, -1], drift, run.residual[:, 0], low - drift
+            for gap, moved, r0, smallest in zip(*(q.flat for q in quantities), strict=True):
+                bound = ft.theory.gap_from_drift(progress, moved, r0, factor * max(smallest, 0.0), SHORT.nbar)
+                ratios.append(float(gap / bound))
+        return float(np.max(ratios))
+
+    statement = "||g - g_lin|| / R_0 drift t e^(-lambda t), t = eta_0 tau ages / nbar: largest over networks"
+    claim = Claim("FE-2021 section 9.4, first order", statement, where)
+    return claim.bounded(worst(1.0), "2 lambda instead of lambda", worst(2.0))
+
+
+def _as_printed(scale: str, seed: int) -> ft.types.Verdict:
+    """Checks section 9.4's last line, the gap is below kappa_4 / (1 - q) at any age, with constants of each network."""
+    setting = setting_of(LONG, LONG_WIDTH, seed)
+    networks, rule, age_rounds = follow(setting, of_scale(scale, 2, 10)), setting.followed, range(setting.num_models)
+    progress, ratios, wrong, largest = rule.local_steps * rule.learning_rate, [], [], 0.0
+    clients, plan = setting.problem.partition, cohorts(setting)
+    for draw in range(len(networks.start)):
+        constants = networks.theorem(draw).constants
+        largest = max(largest, constants.kappa_2)
+        for k in range(setting.num_models):
+            start, r0 = networks.kernels[draw, 0, k], float(networks.residual[draw, 0, k])
+            age = age_operators(start, clients, plan, rule.local_steps, rule.learning_rate, model=k, rounds=age_rounds)
+            second = float(np.linalg.norm(second_order_terms(age, "gradient_descent"), 2)) / progress**2
+            kappa = ft.theory.kappa_4(progress, float(networks.c1[draw, k]), constants.c2, r0, LONG.nbar, LONG_WIDTH)
+            bound = ft.theory.linearisation_gap(kappa, progress, float(np.linalg.eigvalsh(start)[0]), LONG.nbar, second)
+            ratios.append(float(networks.gap[draw, :, k].max()) / bound)
+            wrong.append(float(networks.gap[draw, :, k].max()) / kappa)
+    return Claim(
+        "FE-2021 section 9.4, last line",
+        f"||g - g_lin|| / printed kappa_4 / (1 - q), C_1 <= {networks.c1.max():.2f} measured, kappa_2 {largest:.2f}: "
+        "largest over networks and ages",
+        f"{WHERE}, width {LONG_WIDTH}, {LONG.ages} ages, {networks.c1.size} networks",
+    ).bounded(max(ratios), "kappa_4 of one age, not of all", max(wrong))
+
+
+ENTRIES = (
+    TheoremEntry(
+        "fed_ensemble.networks",
+        "trained networks inside the theorem's assumptions; its constants measured over widths",
+        _check_networks,
+        papers=("shi2021", "shi2024"),
+        statement="Theorem 9.1, Lemma 9.1 and C_1 of FE-2021",
+        functions=(ft.theory.theorem_1,),
+    ),
+    TheoremEntry(
+        "fed_ensemble.linearisation_gap",
+        "networks of growing width: drift of the kernel, distance to linear training",
+        _check_linearisation_gap,
+        papers=("shi2021",),
+        statement="Theorem 9.1, sections 9.3 and 9.4 of FE-2021",
+        functions=(ft.theory.linearisation_gap, ft.theory.gap_from_drift, ft.theory.kappa_4, age_operators),
+    ),
 )

@@ -15,14 +15,17 @@ import numpy as np
 from jaxtyping import Float64, Num
 
 import fedtangent as ft
-from fedtangent._src.comparison.theorems import entries, of_scale
-from fedtangent._src.comparison.theorems.claims import Claim
-from fedtangent._src.comparison.verdicts import Verdict
+from fedtangent._src.comparison.theorems import Claim, TheoremEntry, of_scale
+from fedtangent._src.comparison.theorems.ntk_fl.evolution import (
+    Start,
+    TwoLayerProblem,
+    fed_avg_run,
+    initial,
+    ntk_fl_run,
+)
 from fedtangent._src.data.partition.given import consecutive
-from fedtangent._src.engine.run import predict
 from fedtangent._src.theory.ntk_fl.convergence import largest_learning_rate
 from fedtangent._src.theory.ntk_fl.lemmas import empirical_kernel
-from fedtangent._src.types import Algorithm, Key, Model, PyTree
 
 DELTA = 0.2
 PAIR = np.array([[1.0, 0.0], [0.9, np.sqrt(1 - 0.81)]])  # the two inputs; lambda_max is over 4 times lambda_min
@@ -37,12 +40,13 @@ REMARK_BAND = 0.01  # wider, as the remark is to first order in the step
 class AllowedRun(NamedTuple):
     """Two examples with targets so close to the initial outputs that every assumption holds at the largest step."""
 
-    model: Model
-    key: Key  # initialises the run
-    y: Float64[np.ndarray, "2"]
-    residual: Float64[np.ndarray, "2"]
-    kernel: Float64[np.ndarray, "2 2"]
-    start: ft.theory.TwoLayerStart
+    task: TwoLayerProblem
+    start: Start
+
+    @property
+    def of_kernel(self) -> ft.theory.TwoLayerStart:
+        """The start in the form that theory needs."""
+        return ft.theory.TwoLayerStart(len(self.start.params["v"]), kernel=self.start.kernel)
 
 
 class Decay(NamedTuple):
@@ -62,7 +66,7 @@ class Decay(NamedTuple):
         return float(np.log(self.ratio[late] / self.ratio[-1]) / (self.at[-1] - self.at[late]))
 
 
-def _checks(scale: str, seed: int) -> list[Verdict]:
+def _checks(scale: str, seed: int) -> list[ft.types.Verdict]:
     """Checks both theorems, the true rates of decay, and Remark 2, which compares the two methods."""
     sizes = (10_000, (50, 100, 200, 400, 800), 400), (40_000, (100, 1000, 3000), 1500)
     width, times, rounds = of_scale(scale, *sizes)
@@ -79,60 +83,40 @@ def _checks(scale: str, seed: int) -> list[Verdict]:
 
 def _allowed_run(seed: int, width: int) -> AllowedRun:
     """Builds the run of this ``width`` on which all assumptions of both theorems hold."""
-    model = ft.models.two_layer_relu(2, width, seed=seed, dtype=jnp.float64)
-    key = jax.random.key(seed)
-    params = model.init(jax.random.split(key, 1)[0])
+    model, key = ft.models.two_layer_relu(2, width, seed=seed, dtype=jnp.float64), jax.random.key(seed)
+    params = initial(model, key)
     slowest = np.linalg.eigh(ft.theory.expected_kernel(PAIR))[1][:, 0]
     residual = 1.5e-3 * slowest + 1e-5
     outputs = np.asarray(model.apply(params, jnp.asarray(PAIR)))[:, 0]
-    kernel = empirical_kernel(PAIR, params["v"])
-    return AllowedRun(
-        model, key, outputs - residual, residual, kernel, ft.theory.TwoLayerStart(len(params["v"]), kernel=kernel)
-    )
+    start = Start(model, key, params, empirical_kernel(PAIR, params["v"]), residual)
+    return AllowedRun(TwoLayerProblem(PAIR, outputs - residual, CLIENTS), start)
 
 
 def _ntk_fl_decay(case: AllowedRun, times: tuple[int, ...]) -> Decay:
     """Simulates NTK-FL at Theorem 1's largest step; returns the decay at all candidate ``times`` of every round."""
 
     def theorem_at(step: float) -> ft.theory.NtkTheorem:
-        return ft.theory.ntk_theorem_1(PAIR, case.residual, case.start, learning_rate=step, delta=DELTA)
+        return ft.theory.ntk_theorem_1(PAIR, case.start.residual, case.of_kernel, learning_rate=step, delta=DELTA)
 
     eta = 0.999 * largest_learning_rate(theorem_at(1e-3).constants)
-    evolution = ft.Evolution(times=times, method="eigh")
-    algorithm = ft.ntk_fl(case.model, ft.schedules.all_clients(2), learning_rate=eta, evolution=evolution)
-    history = _history(case, algorithm, ROUNDS, ROUNDS)
+    history = ntk_fl_run(case.task, case.start, eta, ft.Evolution(times=times, method="eigh"), ROUNDS)
     losses, before = (np.asarray(history.rounds[name])[:, 0] for name in ("losses", "loss_before"))
     return Decay(theorem_at(eta), np.broadcast_to(times, losses.shape), losses / before[:, None])
 
 
 def _fed_avg_decay(case: AllowedRun, rounds: int) -> Decay:
-    """Simulates FedAvg at Theorem 2's largest step eta (eta / M on a client's mean loss), and returns the decay."""
+    """Simulates FedAvg at Theorem 2's largest step eta, and returns the decay."""
 
     def theorem_at(step: float) -> ft.theory.NtkTheorem:
-        pair = PAIR, case.residual, CLIENTS, case.start
+        pair = PAIR, case.start.residual, CLIENTS, case.of_kernel
         return ft.theory.ntk_theorem_2(*pair, learning_rate=step, local_steps=LOCAL_STEPS, delta=DELTA)
 
     eta = 0.999 * largest_learning_rate(theorem_at(1e-3).constants)
-    work = ft.Work(steps=LOCAL_STEPS, batch_size=None)
-    algorithm = ft.fed_avg(case.model, ft.schedules.all_clients(2), client_learning_rate=eta / 2, work=work)
-    evaluations = _history(case, algorithm, rounds, max(rounds // 20, 1)).evaluations
-    squared = np.array([e.metrics["squared"] for e in evaluations])
-    return Decay(theorem_at(eta), np.array([e.round for e in evaluations])[1:], squared[1:] / squared[0])
+    at, squared, _ = fed_avg_run(case.task, case.start, eta, LOCAL_STEPS, rounds, max(rounds // 20, 1))
+    return Decay(theorem_at(eta), at[1:], squared[1:] / squared[0])
 
 
-def _history(case: AllowedRun, algorithm: Algorithm, rounds: int, every: int) -> ft.types.History:
-    data = ft.data.federated_data(PAIR, case.y[:, None], CLIENTS, dtype=jnp.float64)
-    outputs = jax.jit(lambda state: predict(algorithm, state, jnp.asarray(PAIR)).mean[:, 0])
-
-    def look(_: Algorithm, state: PyTree) -> dict[str, float]:
-        return {"squared": float(np.sum((np.asarray(outputs(state)) - case.y) ** 2))}
-
-    return ft.simulate(
-        algorithm, data, num_rounds=rounds, start=case.key, evaluation=ft.Evaluation(every, look)
-    ).history
-
-
-def _bounded(decay: Decay, where: str) -> Verdict:
+def _bounded(decay: Decay, where: str) -> ft.types.Verdict:
     """Checks that the decay is below the theorem's bound, that all assumptions hold, and that a faster bound fails."""
     theorem, ratio, wrong = decay.theorem, decay.over_bound(), decay.over_bound(TOO_FAST)
     noticed = next((f for f in np.arange(1.0, TOO_FAST + 0.1, 0.05) if decay.over_bound(f) > 1), np.inf)
@@ -145,15 +129,15 @@ def _bounded(decay: Decay, where: str) -> Verdict:
     )
 
 
-def _rate(claim: Claim, ratio: float, control: str, wrong: float, band: float = RATE_BAND) -> Verdict:
+def _rate(claim: Claim, ratio: float, control: str, wrong: float, band: float = RATE_BAND) -> ft.types.Verdict:
     """Checks that a measured rate over the theory's is 1 to ``band``; ``wrong`` is the control's ratio."""
     notices = f"rate x {ratio / (1 - band) if ratio <= 1 else ratio / (1 + band):.4f}"
     return claim.near(ratio, (control, wrong), band, notices, formats=(".5f", ".4f"))
 
 
-def _evolution_rate(case: AllowedRun, decay: Decay) -> Verdict:
+def _evolution_rate(case: AllowedRun, decay: Decay) -> ft.types.Verdict:
     """Checks NTK-FL's true rate here, ``(1 - eta lambda_min(H) / N)^2`` a step, 4 times the exponent of (14)."""
-    least = float(np.linalg.eigvalsh(case.kernel)[0])
+    least = float(np.linalg.eigvalsh(case.start.kernel)[0])
     step = -2 * np.log1p(-decay.theorem.constants.learning_rate * least / 2)
     rates = -np.log(decay.ratio) / decay.at / step
     worst = float(rates.flat[int(np.argmax(np.abs(rates - 1)))])
@@ -163,14 +147,14 @@ def _evolution_rate(case: AllowedRun, decay: Decay) -> Verdict:
     return _rate(claim, worst, "without the square: eta lambda / N a step", 2 * worst)
 
 
-def _averaging_rate(case: AllowedRun, decay: Decay) -> Verdict:
+def _averaging_rate(case: AllowedRun, decay: Decay) -> ft.types.Verdict:
     """Checks FedAvg's true rate here, by (58) with the initial activation pattern; 4 times the exponent of (15)."""
-    eta, diagonal = decay.theorem.constants.learning_rate, np.diag(case.kernel)
+    eta, diagonal = decay.theorem.constants.learning_rate, np.diag(case.start.kernel)
 
     def slowest(num_clients: int) -> float:
         # a client of one example multiplies its residual by (1 - eta h_m / N)^tau, h_m its diagonal entry of H
         moved = (1 - (1 - eta * diagonal / 2) ** LOCAL_STEPS) / diagonal
-        return float(np.linalg.eigvals(np.eye(2) - case.kernel * moved / num_clients).real.max())
+        return float(np.linalg.eigvals(np.eye(2) - case.start.kernel * moved / num_clients).real.max())
 
     right, wrong = (float(decay.late_slope() / (-2 * np.log(slowest(num_clients)))) for num_clients in (2, 1))
     statement = "late decay per round of the squared residual's logarithm / (58)'s"
@@ -178,7 +162,7 @@ def _averaging_rate(case: AllowedRun, decay: Decay) -> Verdict:
     return _rate(Claim("NTK-FL Theorem 2, (58)", statement, sizes), right, "without the 1/M of (58)", wrong)
 
 
-def _remark_2(evolved: Decay, averaged: Decay) -> Verdict:
+def _remark_2(evolved: Decay, averaged: Decay) -> ft.types.Verdict:
     """Checks (16): a round of NTK-FL decays ``eta_1 t M / (eta_2 tau)`` times as fast as FedAvg's, to first order."""
     one, two, t = evolved.theorem.constants, averaged.theorem.constants, int(evolved.at[0, 0])
     faster = -np.log(evolved.ratio[0, 0]) / averaged.late_slope()
@@ -192,11 +176,14 @@ def _remark_2(evolved: Decay, averaged: Decay) -> Verdict:
     return _rate(claim, float(faster / predicted), "M forgotten", float(2 * faster / predicted), REMARK_BAND)
 
 
-ENTRIES = entries(
-    _checks,
-    "rates of NTK-FL and of FedAvg, as recipes, on the two-layer ReLU network",
-    papers=("yue2022",),
-    statement="Theorems 1 and 2, Remark 2 of NTK-FL",
-    functions=(ft.theory.ntk_theorem_1, ft.theory.ntk_theorem_2),
-    figures=("ntk_fl.theorem1", "ntk_fl.theorem2"),
+ENTRIES = (
+    TheoremEntry(
+        "ntk_fl.convergence",
+        "rates of NTK-FL and of FedAvg, as recipes, on the two-layer ReLU network",
+        _checks,
+        papers=("yue2022",),
+        statement="Theorems 1 and 2, Remark 2 of NTK-FL",
+        functions=(ft.theory.ntk_theorem_1, ft.theory.ntk_theorem_2),
+        figures=("ntk_fl.theorem1", "ntk_fl.theorem2"),
+    ),
 )

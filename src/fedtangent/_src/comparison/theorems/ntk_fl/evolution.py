@@ -1,25 +1,301 @@
-"""Eq. (9a) and (9b) of NTK-FL in whole runs of the recipe, and Remark 1: how far the network departs from them."""
+"""Runs on the two-layer ReLU network of eq. (12): NTK-FL, FedAvg, and descent on a network and its linearisation.
+
+Eq. (9a) and (9b) of NTK-FL in whole runs of the recipe, and Remark 1: how far the network departs from them.
+
+Lemma 2 of NTK-FL: the distance between its weights and gradient descent's.
+"""
 
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import scipy
-from jaxtyping import Float64, Int
+from jaxtyping import Float, Float64, Int
 
 import fedtangent as ft
-from fedtangent._src.comparison.theorems import entries, of_scale
-from fedtangent._src.comparison.theorems.claims import Claim
-from fedtangent._src.comparison.theorems.ntk_fl.descents import Sphere, descents, sphere
+from fedtangent._src.checks import choice
+from fedtangent._src.comparison.theorems import Claim, TheoremEntry, of_scale
 from fedtangent._src.comparison.verdicts import EXACT, Verdict
 from fedtangent._src.data.partition.given import consecutive
+from fedtangent._src.engine.run import predict
 from fedtangent._src.models.linearised import first_order
-from fedtangent._src.theory.ntk_fl.lemmas import empirical_kernel
-from fedtangent._src.types import Algorithm, PyTree
+from fedtangent._src.theory.ntk_fl import lemmas
+from fedtangent._src.theory.ntk_fl.lemmas import empirical_kernel, weight_gap_bound
+from fedtangent._src.types import Algorithm, AnyArray, Array, ArrayLike, FederatedData, Key, Model, Partition, PyTree
+
+DIMENSION = 10
+
+
+class TwoLayerProblem(NamedTuple):
+    """N examples on M clients."""
+
+    x: Float64[np.ndarray, "n d"]  # of norm 1
+    y: Float64[np.ndarray, "n"]
+    partition: Partition
+
+    def federated(self) -> FederatedData:
+        """Returns the data on the device, float64."""
+        return ft.data.federated_data(self.x, self.y[:, None], self.partition, dtype=jnp.float64)
+
+
+class Start(NamedTuple):
+    """Network of one width at the start of every run."""
+
+    model: Model
+    key: Key  # that the weights are drawn from: the same for every method
+    params: PyTree
+    kernel: Float64[np.ndarray, "n n"]  # empirical
+    residual: Float64[np.ndarray, "n"]
+
+
+def initial(model: Model, run_key: Key) -> PyTree:
+    """Draws the initial weights of a run of one model that gets ``run_key`` as its ``start``."""
+    return model.init(jax.random.split(run_key, 1)[0])
+
+
+def ntk_fl_run(
+    task: TwoLayerProblem, start: Start, learning_rate: float, evolution: ft.Evolution, num_rounds: int
+) -> ft.types.History:
+    """Simulates NTK-FL with every client in every round. Needs 64-bit types.
+
+    Args:
+        task: The examples and clients.
+        start: The network at its start.
+        learning_rate: Step eta.
+        evolution: Candidate times of a round, and how the server evolves the kernel.
+        num_rounds: Number of rounds.
+
+    Returns:
+        The history; its evaluations have the weights ``params`` at the start and after every round.
+    """
+    schedule = ft.schedules.all_clients(task.partition.num_clients)
+    algorithm = ft.ntk_fl(start.model, schedule, learning_rate=learning_rate, evolution=evolution)
+    read = algorithm.params
+    assert read is not None  # NTK-FL has global models
+
+    def look(_: Algorithm, state: PyTree) -> dict[str, PyTree]:
+        return {"params": jax.tree.map(lambda leaf: np.asarray(leaf)[0], read(state))}
+
+    evaluation = ft.Evaluation(1, look)
+    return ft.simulate(
+        algorithm, task.federated(), num_rounds=num_rounds, start=start.key, evaluation=evaluation
+    ).history
+
+
+class AveragedRun(NamedTuple):
+    """A run of FedAvg at E evaluated rounds."""
+
+    rounds: Int[np.ndarray, "E"]
+    squared: Float64[np.ndarray, "E"]  # squared residuals
+    uplink_bytes: int
+
+
+def fed_avg_run(
+    task: TwoLayerProblem, start: Start, learning_rate: float, local_steps: int, num_rounds: int, every: int
+) -> AveragedRun:
+    """Simulates FedAvg with every client in every round and the step eta of (58). Needs 64-bit types.
+
+    The recipe divides by a client's N_m = N / M examples where (58) divides by N: its step is ``eta / M``.
+
+    Args:
+        task: The examples, and clients of equal size.
+        start: The network at its start.
+        learning_rate: Step eta.
+        local_steps: Local steps in a round.
+        num_rounds: Number of rounds.
+        every: Rounds between two evaluations.
+    """
+    clients, x = task.partition.num_clients, jnp.asarray(task.x)
+    schedule, work = ft.schedules.all_clients(clients), ft.Work(steps=local_steps, batch_size=None)
+    algorithm = ft.fed_avg(start.model, schedule, client_learning_rate=learning_rate / clients, work=work)
+    outputs = jax.jit(lambda state: predict(algorithm, state, x).mean[:, 0])
+
+    def look(_: Algorithm, state: PyTree) -> dict[str, float]:
+        return {"squared": float(np.sum((np.asarray(outputs(state)) - task.y) ** 2))}
+
+    run = partial(ft.simulate, algorithm, task.federated(), num_rounds=num_rounds)
+    evaluations = run(start=start.key, evaluation=ft.Evaluation(every, look)).history.evaluations
+    squared = np.array([e.metrics["squared"] for e in evaluations])
+    return AveragedRun(np.array([e.round for e in evaluations]), squared, evaluations[-1].uplink_bytes)
+
+
+class Sphere(NamedTuple):
+    """Random inputs of norm 1 with random signs as targets, and a network before training."""
+
+    x: Float64[np.ndarray, "n d"]
+    y: Float64[np.ndarray, "n"]
+    model: Model
+    params: PyTree  # initial weights of a run from ``jax.random.key(seed)``
+    step: float  # n / lambda_max of the empirical kernel, which is half of the largest stable step
+
+
+def sphere(seed: int, width: int, size: int, extra: int = 0) -> Sphere:
+    """Draws a problem on the sphere.
+
+    Args:
+        seed: Seed of data and network.
+        width: Number of neurons.
+        size: Number of examples, for which the step is half of the largest stable one.
+        extra: Number of further points that follow the examples in ``x`` and ``y``.
+    """
+    rng = np.random.default_rng(seed)
+    x = rng.standard_normal((size + extra, DIMENSION))
+    model = ft.models.two_layer_relu(DIMENSION, width, seed=seed, dtype=jnp.float64)
+    params = initial(model, jax.random.key(seed))
+    x, y = x / np.linalg.norm(x, axis=1, keepdims=True), rng.choice(np.array([-1.0, 1.0]), size + extra)
+    step = size / float(np.linalg.eigvalsh(lemmas.empirical_kernel(x[:size], params["v"]))[-1])
+    return Sphere(x, y, model, params, step)
+
+
+Watch = Callable[[PyTree, PyTree], dict[str, Array]]
+
+
+class Descents(NamedTuple):
+    """Gradient descent on a network and on its linearisation after 0, 1, .. T steps; residuals are sums of squares."""
+
+    network: Float[AnyArray, "T"]  # squared residual of the network under gradient descent
+    tangent: Float[AnyArray, "T"]  # that of the network at the linearisation's weights, which are NTK-FL's
+    linear: Float[AnyArray, "T"]  # that of the linearised network itself
+    largest: Float[AnyArray, "T"]  # largest |f - y| of the network under gradient descent: Lemma 2's gamma
+    apart: Float[AnyArray, "T"]  # sum over outputs of |sum_{u<t} (f_u - linear f_u)|, for ``residual_part``
+    gap: Float[AnyArray, "T"]  # l1 distance of the two weights
+    watched: Mapping[str, AnyArray]  # values returned by ``watch``, [T, ..]
+
+
+def _nothing(start: PyTree, weights: PyTree) -> dict[str, Array]:
+    return {}
+
+
+def descents(
+    model: Model,
+    params: PyTree,
+    x: ArrayLike,
+    y: ArrayLike,
+    learning_rate: float,
+    steps: int,
+    kernel: str = "exact",
+    watch: Watch = _nothing,
+) -> Descents:
+    """Computes both descents on ``1/(2 N C) sum |f - y|^2`` from the same weights, in the parameters' dtype.
+
+    Args:
+        model: The network.
+        params: Initial weights.
+        x: Inputs, [N, ...].
+        y: Targets, [N, C].
+        learning_rate: Step size.
+        steps: Number of steps.
+        kernel: ``"exact"`` descends on the linearised network; ``"averaged"`` lets every output's residual follow the
+            paper's ``H = 1/C sum_k Theta_kk`` (9b, 10).
+        watch: Function of the initial and the present weights that returns numbers by name, called after every step.
+    """
+    choice("kernel", kernel, ("exact", "averaged"))
+    examples = jnp.asarray(x), jnp.asarray(y)
+    paths: Descents = jax.device_get(_descents(model, params, *examples, learning_rate, int(steps), kernel, watch))
+    return paths
+
+
+@partial(jax.jit, static_argnames=("model", "steps", "kernel", "watch"))
+def _descents(
+    model: Model,
+    params: PyTree,
+    x: Float[Array, "n d"],
+    y: Float[Array, "n *C"],
+    learning_rate: float | Float[Array, ""],
+    steps: int,
+    kernel: str,
+    watch: Watch,
+) -> Descents:
+    outputs, push = jax.linearize(lambda p: model.apply(p, x), params)
+    transpose = jax.linear_transpose(push, params)
+    matrix = ft.kernels.empirical_ntk(model, params, x) if kernel == "averaged" else None
+    step = learning_rate / y.size
+
+    def minus(weights: PyTree, gradient: PyTree) -> PyTree:
+        return jax.tree.map(lambda w, g: w - step * g, weights, gradient)
+
+    def look(state: tuple[PyTree, PyTree, Array, Array]) -> tuple[Array, Callable[[Array], PyTree], Descents]:
+        weights, change, residual, total = state
+        out, pull = jax.vjp(lambda p: model.apply(p, x), weights)
+        real = out - y
+        at_tangent = model.apply(jax.tree.map(jnp.add, params, change), x) - y
+        distances = jax.tree.map(lambda w, p, c: jnp.sum(jnp.abs(w - (p + c))), weights, params, change)
+        measured = Descents(
+            network=jnp.sum(real**2),
+            tangent=jnp.sum(at_tangent**2),
+            linear=jnp.sum(residual**2),
+            largest=jnp.max(jnp.abs(real)),
+            apart=jnp.sum(jnp.abs(total)),
+            gap=jax.tree.reduce(jnp.add, distances),
+            watched=watch(params, weights),
+        )
+        return real, pull, measured
+
+    def one(state: tuple[PyTree, PyTree, Array, Array], _: None) -> tuple[PyTree, Descents]:
+        real, pull, measured = look(state)
+        weights, change, residual, total = state
+        moved = minus(change, transpose(residual)[0])
+        evolved = outputs - y + push(moved) if matrix is None else residual - step * (matrix @ residual)
+        return (minus(weights, pull(real)[0]), moved, evolved, total + real - residual), measured
+
+    start = (params, jax.tree.map(jnp.zeros_like, params), outputs - y, jnp.zeros_like(y))
+    last, path = jax.lax.scan(one, start, None, length=steps)
+    return jax.tree.map(lambda a, b: jnp.concatenate([a, jnp.asarray(b)[None]]), path, look(last)[2])
+
+
+def movement(start: PyTree, weights: PyTree) -> dict[str, Array]:
+    """Computes R, the largest distance that a neuron has moved.
+
+    Args:
+        start: Weights at the start.
+        weights: Weights after some steps.
+    """
+    return {"moved": jnp.max(jnp.linalg.norm(weights["v"] - start["v"], axis=1))}
+
+
+class GapBounds(NamedTuple):
+    """Both descents of a network of eq. (12), and bounds of their weights' l1 distance, [T + 1] each."""
+
+    paths: Descents
+    radius: float  # R, measured
+    lemma: Float64[np.ndarray, "T"]  # Lemma 2
+    counted: Float64[np.ndarray, "T"]  # (25d), with the neurons that did switch
+    left_out: Float64[np.ndarray, "T"]  # the term that (25a) leaves out
+
+
+def gap_bounds(
+    model: Model,
+    params: PyTree,
+    x: Float64[np.ndarray, "n d"],
+    y: Float64[np.ndarray, "n 1"],
+    learning_rate: float,
+    steps: int,
+    delta: float = 0.05,
+) -> GapBounds:
+    """Computes both descents on a network of eq. (12), and Lemma 2's bounds.
+
+    Args:
+        model, params, x, y, learning_rate, steps: As for ``descents``.
+        delta: Probability with which Lemma 1 may fail.
+    """
+
+    def watch(start: PyTree, weights: PyTree) -> dict[str, Array]:
+        active = [jnp.asarray(x) @ w["v"].T >= 0 for w in (start, weights)]
+        return {**movement(start, weights), "switched": jnp.sum(active[0] != active[1])}
+
+    paths = descents(model, params, x, y, learning_rate, steps, watch=watch)
+    gamma, radius, num = paths.largest[:-1], float(paths.watched["moved"].max()), len(x)
+    sizes = {"learning_rate": learning_rate, "width": len(params["v"]), "input_size": x.shape[1]}
+    lemma = lemmas.weight_gap_bound(gamma, radius=radius, delta=delta, **sizes)
+    counted = lemmas.switched_bound(gamma, paths.watched["switched"][:-1], num_examples=num, **sizes)
+    return GapBounds(paths, radius, lemma, counted, lemmas.residual_part(paths.apart, num_examples=num, **sizes))
+
 
 SIZE, NEW = 20, 8  # training examples, and further points
 CLIENTS = consecutive((6, 5, 9))
@@ -28,7 +304,7 @@ TIMES = (2, 5, 10)  # candidate times, so early that one step more or less matte
 DOUBLINGS = tuple(2**k for k in range(0, 11, 2))
 
 
-def _checks(scale: str, seed: int) -> list[Verdict]:
+def _check_evolution(scale: str, seed: int) -> list[Verdict]:
     """Checks eq. (9a) and (9b) to rounding, and Remark 1."""
     width = of_scale(scale, 256, 1024)
     return [_evolution(seed, width), _remark_1(seed, width)]
@@ -93,19 +369,9 @@ def _evolution(seed: int, width: int) -> Verdict:
 
 def _history(problem: Sphere, times: tuple[int, ...], seed: int, rounds: int) -> ft.types.History:
     """Runs NTK-FL with every client in every round; the history has the weights after each round."""
-    evolution = ft.Evolution(times=times, method="eigh")
-    algorithm = ft.ntk_fl(problem.model, ft.schedules.all_clients(3), learning_rate=problem.step, evolution=evolution)
-    assert algorithm.params is not None
-    read = algorithm.params
-
-    def look(_: Algorithm, state: PyTree) -> dict[str, PyTree]:
-        return {"params": jax.tree.map(lambda leaf: np.asarray(leaf)[0], read(state))}
-
-    data = ft.data.federated_data(problem.x[:SIZE], problem.y[:SIZE, None], CLIENTS, dtype=jnp.float64)
-    key = jax.random.key(seed)
-    return ft.simulate(
-        algorithm, data, num_rounds=rounds, seed=seed, start=key, evaluation=ft.Evaluation(1, look)
-    ).history
+    task = TwoLayerProblem(problem.x[:SIZE], problem.y[:SIZE], CLIENTS)
+    start = Start(problem.model, jax.random.key(seed), problem.params, np.zeros((0, 0)), np.zeros(0))
+    return ntk_fl_run(task, start, problem.step, ft.Evolution(times=times, method="eigh"), rounds)
 
 
 def _remark_1(seed: int, width: int) -> Verdict:
@@ -134,10 +400,79 @@ def _remark_1(seed: int, width: int) -> Verdict:
     )
 
 
-ENTRIES = entries(
-    _checks,
-    "the recipe's evolution of function and weights, to rounding, and where the network leaves it",
-    papers=("yue2022",),
-    statement="eq. (9a) and (9b), Remark 1 of NTK-FL",
-    functions=(ft.theory.ntk_evolution,),
+EXAMPLE_DIMENSION = 4  # of the single example
+STEPS = 300
+
+
+def _check_weight_gap(scale: str, seed: int) -> list[Verdict]:
+    """Checks the lemma, and inequality (25) of its proof, which leaves out a term."""
+    sphere_width, width = of_scale(scale, (256, 400), (1024, 1600))
+    return [_lemma_2(seed, sphere_width), _part_left_out(seed, width)]
+
+
+class Ratios(NamedTuple):
+    """The measured gap after 3 .. T steps over bounds of it."""
+
+    printed: Float64[np.ndarray, "t"]  # the lemma
+    switched: Float64[np.ndarray, "t"]  # (25d), with the neurons that did switch
+    complete: Float64[np.ndarray, "t"]  # (25d) and the term that (25a) leaves out
+    radius: float  # R, measured
+
+
+def _ratios(model: Model, params: PyTree, x: np.ndarray, y: np.ndarray, step: float) -> Ratios:
+    paths, radius, printed, switched, rest = gap_bounds(model, params, x, y, step, STEPS)
+    over = [np.asarray(paths.gap[3:] / bound[3:]) for bound in (printed, switched, switched + rest)]
+    return Ratios(over[0], over[1], over[2], radius)
+
+
+def _lemma_2(seed: int, width: int) -> Verdict:
+    """Checks the lemma as stated, and (25d), which has the neurons that did switch in place of Lemma 1's bound."""
+    x, y, model, params, step = sphere(seed, width, 20)
+    ratios = _ratios(model, params, x, y[:, None], step)
+    ratio, sharp = float(ratios.printed.max()), float(ratios.switched.max())
+    wrong = float(np.max(ratios.switched * np.sqrt(width)))
+    return Claim(
+        "NTK-FL Lemma 2",
+        "l1 distance of NTK and descent weights / Lemma 2's bound; / (25d)'s, with the neurons that did switch",
+        f"sphere, N = 20, n = {width}, half of the largest stable step, {STEPS} steps, R = {ratios.radius:.2g} "
+        "measured",
+    ).judged(
+        (f"{ratio:.2g}; {sharp:.2g}", "<= 1", max(ratio, sharp) <= 1),
+        ("(25d) for a factor 1/n in eq. (12)", f"{wrong:.3g}", wrong > 1),
+        f"bound x {ratio:.1g}; (25d) x {sharp:.2g}",
+    )
+
+
+def _part_left_out(seed: int, width: int) -> Verdict:
+    """Checks (25) for one input of equal entries, where (25b) to (25d) are equalities and the gap is larger."""
+    model = ft.models.two_layer_relu(EXAMPLE_DIMENSION, width, seed=seed, dtype=jnp.float64)
+    params = model.init(jax.random.key(seed))
+    x = np.full((1, EXAMPLE_DIMENSION), EXAMPLE_DIMENSION**-0.5)
+    y = np.asarray(model.apply(params, jnp.asarray(x))) + 0.5 * np.sqrt(width)
+    ratios = _ratios(model, params, x, y, 1.0)
+    statement = "l1 distance of NTK and descent weights / (25d) and the part that (25a) leaves out"
+    claim = Claim("NTK-FL Lemma 2, (25)", statement, f"N = 1, entries of one size, n = {width}, eta = 1, {STEPS} steps")
+    ratio, wrong = float(ratios.complete.max()), float(ratios.switched.max())
+    right, control = (f"{ratio:.3f}", "<= 1", ratio <= 1), ("(25d) without it, as printed", f"{wrong:.3f}", wrong > 1)
+    return claim.judged(right, control, f"bound x {ratio:.2g}")
+
+
+ENTRIES = (
+    TheoremEntry(
+        "ntk_fl.evolution",
+        "the recipe's evolution of function and weights, to rounding, and where the network leaves it",
+        _check_evolution,
+        papers=("yue2022",),
+        statement="eq. (9a) and (9b), Remark 1 of NTK-FL",
+        functions=(ft.theory.ntk_evolution,),
+    ),
+    TheoremEntry(
+        "ntk_fl.weight_gap",
+        "the distance of NTK-FL's weights to gradient descent's",
+        _check_weight_gap,
+        papers=("yue2022",),
+        statement="Lemma 2 of NTK-FL",
+        functions=(weight_gap_bound,),
+        figures=("ntk_fl.fig9",),
+    ),
 )

@@ -14,8 +14,7 @@ import scipy
 from jaxtyping import Bool, Float64
 
 from fedtangent._src.comparison.statistics import LEVEL, Interval
-from fedtangent._src.comparison.theorems import entries, of_scale
-from fedtangent._src.comparison.theorems.claims import Claim
+from fedtangent._src.comparison.theorems import Claim, TheoremEntry, of_scale
 from fedtangent._src.comparison.verdicts import Verdict
 from fedtangent._src.theory.ntk_fl.lemmas import drift_bound, expected_kernel, sampling_bound, undecided_bound
 
@@ -167,10 +166,13 @@ def _lemma_4(seed: int, draws: int) -> Verdict:
     return _rarely(claim, fails, "half of the bound", fails(0.5))
 
 
-ENTRIES = entries(
-    _checks,
-    "neurons that may switch, drift and sampling error of the kernel: how often a bound fails",
-    papers=("yue2022",),
-    statement="Lemmas 1, 3 and 4 of NTK-FL",
-    functions=(undecided_bound, drift_bound, sampling_bound, expected_kernel),
+ENTRIES = (
+    TheoremEntry(
+        "ntk_fl.lemmas",
+        "neurons that may switch, drift and sampling error of the kernel: how often a bound fails",
+        _checks,
+        papers=("yue2022",),
+        statement="Lemmas 1, 3 and 4 of NTK-FL",
+        functions=(undecided_bound, drift_bound, sampling_bound, expected_kernel),
+    ),
 )

@@ -2,6 +2,8 @@
 
 Every option of the algorithms is one entry of ``OPTIONS``: the arguments that set it in the simulator and in
 ``federated_flow``, and the arguments of a wrong theory that ignores it.
+
+The residual ledger on whole runs: each client's residual is the flow's, to rounding or within a network's bound.
 """
 
 from __future__ import annotations
@@ -16,31 +18,28 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
+import fedtangent as ft
 from fedtangent._src.comparison import cases
+from fedtangent._src.comparison.ledger import LedgerRow, ResidualLedger, residual_ledger
 from fedtangent._src.comparison.predicted import networks
 from fedtangent._src.comparison.settings import Problem, Scale, Setting
 from fedtangent._src.comparison.simulated import Simulated, trained
-from fedtangent._src.comparison.statistics import relative_errors
-from fedtangent._src.comparison.theorems import entries, of_scale
-from fedtangent._src.comparison.theorems.claims import Claim
+from fedtangent._src.comparison.statistics import Interval, relative_errors, width_slope
+from fedtangent._src.comparison.theorems import Claim, TheoremEntry, of_scale
 from fedtangent._src.comparison.verdicts import Verdict, slope_verdict
 from fedtangent._src.data import partition
 from fedtangent._src.federated import algorithms, graph, schedule
 from fedtangent._src.federated.algorithms.entry import arguments_of
-from fedtangent._src.federated.local import Work
 from fedtangent._src.kernels.gram import KernelBlocks, kernel_blocks
 from fedtangent._src.models.dense import mlp
-from fedtangent._src.models.features import rbf_linear
 from fedtangent._src.theory.flow.build import federated_flow
 from fedtangent._src.theory.flow.flow import Flow
-from fedtangent._src.theory.flow.rules import Rule
-from fedtangent._src.types import Model, Recipe, Schedule
 
-THEOREM = "federated flow (FE-2021 section 9.2, exact)"
+EXACT_FLOW = "federated flow (FE-2021 section 9.2, exact)"
 LOCAL_STEPS = 4
 SLOWER = 0.95  # factor of the learning rate in a wrong theory
 SLOWER_STILL = (0.75, 0.5, 0.25, 0.1)  # the same for networks, which are themselves some percent off their flow
-SIZES = Scale((128, 512, 2048), 48, 10), Scale((128, 256, 512, 1024, 2048, 4096), 30, 20)
+EXACT_SIZES = Scale((128, 512, 2048), 48, 10), Scale((128, 256, 512, 1024, 2048, 4096), 30, 20)
 LINEAR_ROUNDS = {"default": 30, "paper": 300}
 NUM_CLIENTS = 5
 NUM_STRATA = 2
@@ -54,8 +53,8 @@ class Option(NamedTuple):
     """One option of the algorithms, with its arguments for the simulator and for the theory."""
 
     name: str
-    schedule: Callable[[], Schedule]
-    recipe: Recipe = algorithms.fed_avg
+    schedule: Callable[[], ft.types.Schedule]
+    recipe: ft.types.Recipe = algorithms.fed_avg
     both: Arguments = NONE  # arguments of the recipe, and fields of the Rule with the same names
     simulated: Arguments = NONE  # further arguments of the recipe
     predicted: Arguments = NONE  # further fields of the Rule
@@ -63,10 +62,10 @@ class Option(NamedTuple):
     uniform: bool = False  # clients have equal weights, instead of their numbers of examples
     lazy: bool = True  # networks approach the flow as their width grows
 
-    def _rule(self, case: Case, changes: Arguments = NONE) -> Rule:
+    def _rule(self, case: Case, changes: Arguments = NONE) -> ft.theory.Rule:
         """Returns the rule of the option, as the paper states it and not as the algorithm carries it."""
         rates = {"local_steps": LOCAL_STEPS, "learning_rate": case.learning_rate}
-        return Rule(**{**rates, **self.both, **self.predicted, **changes})
+        return ft.theory.Rule(**{**rates, **self.both, **self.predicted, **changes})
 
     def _flow(self, case: Case, blocks: KernelBlocks, changes: Arguments = NONE) -> Flow:
         """Builds the flow; ``changes`` of the Rule, "schedule" or "uniform" weights make it a wrong theory."""
@@ -93,24 +92,24 @@ class Option(NamedTuple):
         arguments = {"client_learning_rate": case.learning_rate, **self.both, **self.simulated}
         if "client_optimizer" in arguments:  # a function from the rate
             arguments["client_optimizer"] = arguments["client_optimizer"](arguments.pop("client_learning_rate"))
-        work, more = Work(steps=LOCAL_STEPS, batch_size=None), arguments_of(self.recipe, arguments)
+        work, more = ft.Work(steps=LOCAL_STEPS, batch_size=None), arguments_of(self.recipe, arguments)
         algorithm = self.recipe(case.model, self.schedule(), work=work, **more)
         size = Scale((width,), draws, case.num_rounds, evaluate_every)
         setting = Setting(self.name, self.name, case.problem, algorithm, self._rule(case), size, case.seed)
         return trained(setting, algorithm.on(setting.model(width)), self.name, width, mapping="scan")
 
 
-def every_client(num_models: int = 1) -> Schedule:
+def every_client(num_models: int = 1) -> ft.types.Schedule:
     """Builds the schedule in which every client trains every model in every round."""
     return schedule.all_clients(NUM_CLIENTS, num_models)
 
 
-def sampled(clients_per_round: int) -> Callable[[], Schedule]:
+def sampled(clients_per_round: int) -> Callable[[], ft.types.Schedule]:
     """Returns a builder of schedules that draw ``clients_per_round`` clients in every round."""
     return partial(schedule.uniform_sampling, NUM_CLIENTS, clients_per_round)
 
 
-def permuted(num_models: int) -> Callable[[], Schedule]:
+def permuted(num_models: int) -> Callable[[], ft.types.Schedule]:
     """Returns a builder of schedules in which each client trains the models in a separate random order."""
     return partial(schedule.per_client_permutations, NUM_CLIENTS, num_models)
 
@@ -192,7 +191,7 @@ class Case(NamedTuple):
     """A problem and a model, on which every option is run."""
 
     problem: Problem
-    model: Model  # network, whose width may change
+    model: ft.types.Model  # network, whose width may change
     learning_rate: float  # of the clients
     num_rounds: int
     seed: int  # of initialisations and schedules
@@ -208,7 +207,7 @@ def _linear_case(seed: int, num_rounds: int) -> Case:
     rng = np.random.default_rng(seed)
     x = rng.uniform(-1, 1, (24, 1))
     y = np.concatenate([np.sin(2 * np.pi * x), np.cos(3 * x)], axis=1) + 0.2 * rng.standard_normal((24, 2))
-    model = rbf_linear(40, bandwidth=0.2, seed=seed, output_size=2, dtype=jnp.float64)
+    model = ft.models.rbf_linear(40, bandwidth=0.2, seed=seed, output_size=2, dtype=jnp.float64)
     return _case((x, y, np.linspace(-1, 1, 15)[:, None]), model, num_rounds, seed)
 
 
@@ -219,7 +218,7 @@ def _network_case(seed: int, num_rounds: int) -> Case:
     return _case((digits.x_train[:24], digits.y_train[:24, :3], digits.x_test[:20]), model, num_rounds, seed)
 
 
-def _case(points: tuple[np.ndarray, ...], model: Model, num_rounds: int, seed: int) -> Case:
+def _case(points: tuple[np.ndarray, ...], model: ft.types.Model, num_rounds: int, seed: int) -> Case:
     """Builds the case of all options; the learning rate is half the largest step at which every client is stable."""
     x_train, y_train, x_test = points
     clients = partition.quantity_skew(len(x_train), NUM_CLIENTS, alpha=2.0, seed=seed, min_client_size=2)
@@ -241,11 +240,11 @@ def _exact(option: Option, case: Case) -> Verdict:
     blocks, run = case.blocks(), option._run(case, 1, 2)
     controls = {name: _largest_error(flow, run) for name, flow in option._wrong_flows(case, blocks).items()}
     sizes = f"n = 24, N = 5, {case.num_rounds} rounds of {LOCAL_STEPS} steps"
-    claim = Claim(THEOREM, f"linear model = flow, every round: {option.name}", sizes)
+    claim = Claim(EXACT_FLOW, f"linear model = flow, every round: {option.name}", sizes)
     return claim.exact(_largest_error(option._flow(case, blocks), run), controls)
 
 
-def _slope(option: Option, case: Case, widths: tuple[int, ...], num_networks: int) -> Verdict:
+def _network_slope(option: Option, case: Case, widths: tuple[int, ...], num_networks: int) -> Verdict:
     """Checks that the error of networks to the flow at the last round falls as width^-1/2."""
     blocks, draws = case.blocks(), -(-num_networks // option.schedule().num_models)
     runs = [option._run(case, width, draws, evaluate_every=0) for width in widths]
@@ -253,25 +252,171 @@ def _slope(option: Option, case: Case, widths: tuple[int, ...], num_networks: in
     right = networks(option._flow(case, blocks), runs, last)
     wrong = option._wrong_flows(case, blocks, SLOWER_STILL).items()
     controls = {name: networks(flow, runs, last) for name, flow in wrong}
-    return slope_verdict(THEOREM, widths, runs, right, controls)._replace(
+    return slope_verdict(EXACT_FLOW, widths, runs, right, controls)._replace(
         statement=f"networks' error falls as width^-1/2: {option.name}",
         sizes=f"widths {widths[0]} to {widths[-1]}, {num_networks} networks each, {case.num_rounds} rounds",
     )
 
 
-def _checks(scale: str, seed: int) -> list[Verdict]:
+def _check_exact(scale: str, seed: int) -> list[Verdict]:
     """Checks every option: equality for a linear model, and the slope -1/2 of networks' errors in their width."""
-    size = of_scale(scale, *SIZES)
+    size = of_scale(scale, *EXACT_SIZES)
     linear, network = _linear_case(seed, LINEAR_ROUNDS[scale]), _network_case(seed, size.num_rounds)
     verdicts = [_exact(option, linear) for option in OPTIONS]
-    return verdicts + [_slope(option, network, size.widths, size.draws) for option in OPTIONS if option.lazy]
+    return verdicts + [_network_slope(option, network, size.widths, size.draws) for option in OPTIONS if option.lazy]
 
 
-ENTRIES = entries(
-    _checks,
-    "the exact federated flow: linear models equal it, networks come nearer to it with their width",
-    papers=("shi2021",),
-    statement="the discrete dynamics behind FE-2021, section 9.2",
-    functions=(federated_flow,),
-    figures=("local_gd.wide_network",),
+LEDGER = "FE-2021 section 9.4 (residual ledger)"
+CLIENTS, STEPS, EVALUATIONS = 6, 5, 6
+SPLIT = 1  # seed of the partition: the same for all runs, so that they share compiled programs
+LARGER = 1.1  # a step size that is wrong by 10 %
+LARGER_STEPS = (1.01, 1.02, 1.03, 1.05, 1.07, LARGER, 1.15, 1.2)  # tried in turn until one is noticed
+OFF = (1e-14, 1e-13, 1e-12, 1e-11, 1e-10, 1e-9)  # relative errors of the step size, tried on a linear model
+SLOPE, BAND = -0.5, 0.1  # the gap's slope against the width is at most their sum
+LEDGER_SIZES = Scale((256, 1024, 4096), 8, 24), Scale((512, 2048, 8192), 16, 48)  # draws: seeds
+
+
+def _check_ledger(scale: str, seed: int) -> list[Verdict]:
+    """Checks the ledger of a linear model and of networks of several widths."""
+    size = of_scale(scale, *LEDGER_SIZES)
+    networks = {width: _networks(size, width, seed) for width in size.widths}
+    return [_linear_check(size, seed), _bound_check(size, networks), _slope_check(size, networks)]
+
+
+class Trainer(NamedTuple):
+    """A model and its algorithm, the same objects for all seeds, so that their runs share compiled programs."""
+
+    model: ft.types.Model
+    rate: float
+    algorithm: ft.types.Algorithm
+    width: int
+
+
+def _trainer(model: ft.types.Model, rate: float, width: int) -> Trainer:
+    order = ft.schedules.per_client_permutations(CLIENTS, 2)
+    algorithm = ft.fed_ensemble(model, order, client_learning_rate=rate, work=ft.Work(steps=STEPS, batch_size=None))
+    return Trainer(model, rate, algorithm, width)
+
+
+def _ledger(trainer: Trainer, x: np.ndarray, y: np.ndarray, size: Scale, seed: int) -> ResidualLedger:
+    """Trains K = 2 models and returns the ledger of the run."""
+    model, rate, algorithm, width = trainer
+    clients = ft.partition.quantity_skew(len(x), CLIENTS, 2.0, SPLIT, min_client_size=2)
+    data, rounds = ft.data.federated_data(x, y, clients, dtype=jnp.float64), size.num_rounds
+    key = jax.random.fold_in(jax.random.key(seed), width)  # with one key, narrow networks would be parts of wider ones
+    ledger = residual_ledger(algorithm, model, data, rounds, ft.theory.Rule(STEPS, rate), seed=seed, start=key)
+    look, scan = ft.Evaluation(rounds // EVALUATIONS, ledger), ft.Devices("scan")
+    run = ft.simulate(algorithm, data, num_rounds=rounds, seed=seed, start=key, evaluation=look, devices=scan)
+    if not ledger.is_of(run.history):
+        raise AssertionError("the run's cohorts are not those that the ledger predicted")
+    return ledger
+
+
+def _examples(size: Scale) -> int:
+    return 3 * size.num_rounds // 2
+
+
+def _networks(size: Scale, width: int, seed: int) -> list[ResidualLedger]:
+    """Returns ledgers of smooth networks; inputs have equal norms, so the kernel's diagonal is constant."""
+    model = ft.models.mlp(5, 1, (width,), "erf", dtype=jnp.float64)
+    theta = model.kernel(jnp.ones((1, 5)), None, get="ntk")  # type: ignore[misc]
+    trainer, ledgers = _trainer(model, 1 / float(theta[0, 0]), width), []
+    for draw in (np.arange(size.draws) + seed * size.draws) % 2**32:  # two values of ``seed`` share no draw
+        x = np.random.default_rng(draw).standard_normal((_examples(size), 5))
+        x *= np.sqrt(5) / np.linalg.norm(x, axis=1, keepdims=True)
+        ledgers.append(_ledger(trainer, x, np.sin(2 * x[:, :1]), size, int(draw)))
+    return ledgers
+
+
+def _later(ledger: ResidualLedger) -> list[LedgerRow]:
+    return [row for row in ledger.rows if row.round > 0]
+
+
+def _share_failed(ledgers: list[ResidualLedger]) -> str:
+    rows = [row for ledger in ledgers for row in _later(ledger)]
+    return f"{sum(not row.passed for row in rows)} of {len(rows)} rows"
+
+
+def _wrong_rate(ledger: ResidualLedger, factor: float) -> ResidualLedger:
+    return ledger.against(learning_rate=factor * ledger.federation.rule.learning_rate)
+
+
+def _linear_check(size: Scale, seed: int) -> Verdict:
+    x = np.linspace(-1, 1, _examples(size))[:, None]
+    model = ft.models.rbf_linear(num_features=60, bandwidth=0.1, seed=seed, dtype=jnp.float64)
+    ledger = _ledger(_trainer(model, 0.1, 60), x, np.sin(4 * x), size, seed)
+    wrong, rows = _wrong_rate(ledger, 1 + 1e-6), _later(ledger)
+    noticed = next((off for off in OFF if not _wrong_rate(ledger, 1 + off).passed), np.inf)
+    gap, tolerance = max(row.gap for row in rows), max(row.tolerance for row in rows)
+    return Claim(
+        LEDGER,
+        "linear model: every client's residual at every evaluation is the flow's, to rounding",
+        f"{len(rows)} rows: {CLIENTS} clients, 2 models, {EVALUATIONS} of {size.num_rounds} rounds",
+    ).judged(
+        (f"largest gap {gap:.1e}", f"<= {tolerance:.1e}", ledger.passed),
+        ("step size wrong by 1e-6", f"{_share_failed([wrong])} fail", not wrong.passed),
+        f"step size {noticed:.0e} off",
+    )
+
+
+def _sizes(size: Scale, networks: dict[int, list[ResidualLedger]]) -> str:
+    return f"widths {', '.join(map(str, networks))}, {size.draws} seeds x 2 models, {size.num_rounds} rounds"
+
+
+def _bound_check(size: Scale, networks: dict[int, list[ResidualLedger]]) -> Verdict:
+    widest = networks[max(networks)]
+    wrong = [_wrong_rate(ledger, LARGER) for ledger in widest]
+    noticed = next((f for f in LARGER_STEPS if all(not _wrong_rate(of, f).passed for of in widest)), np.inf)
+    ledgers = [ledger for same in networks.values() for ledger in same]
+    worst = max(row.gap / row.tolerance for ledger in ledgers for row in _later(ledger))
+    control, all_fail = f"step size x {LARGER} at width {max(networks)}", not any(ledger.passed for ledger in wrong)
+    statement = "networks: gap within the kernel's measured change, propagated, and its second-order share"
+    return Claim(LEDGER, statement, _sizes(size, networks)).judged(
+        (f"largest gap / tolerance {worst:.2f}", "<= 1", all(ledger.passed for ledger in ledgers)),
+        (control, f"{_share_failed(wrong)} fail", all_fail),
+        f"step size x {noticed:g}",
+    )
+
+
+def _last_gaps(ledgers: list[ResidualLedger], rounds: int) -> np.ndarray:
+    return np.array([np.sqrt(np.mean([r.gap**2 for r in of.rows if r.round == rounds])) for of in ledgers])
+
+
+def _gap_slope(size: Scale, networks: dict[int, list[ResidualLedger]]) -> Interval:
+    return width_slope(list(networks), [_last_gaps(same, size.num_rounds) for same in networks.values()])
+
+
+def _slope_check(size: Scale, networks: dict[int, list[ResidualLedger]]) -> Verdict:
+    """Checks that the gap falls at least as width^-1/2: an upper bound, which smooth activations may undercut."""
+    slope, steep = _gap_slope(size, networks), (-np.inf, SLOPE + BAND)
+    for factor in LARGER_STEPS:
+        other = _gap_slope(size, {width: [_wrong_rate(of, factor) for of in same] for width, same in networks.items()})
+        if other.outside(*steep):
+            break
+    statement = "networks: gap of the last round against width, O(l^-1/2) at most"
+    return Claim(LEDGER, statement, _sizes(size, networks)).judged(
+        (f"slope {slope}", f"<= {SLOPE + BAND:g}", slope.within(*steep)),
+        (f"step size x {factor:g}", f"slope {other}", other.outside(*steep)),
+        f"step size x {factor:g}",
+    )
+
+
+ENTRIES = (
+    TheoremEntry(
+        "flow.exact",
+        "the exact federated flow: linear models equal it, networks come nearer to it with their width",
+        _check_exact,
+        papers=("shi2021",),
+        statement="the discrete dynamics behind FE-2021, section 9.2",
+        functions=(federated_flow,),
+        figures=("local_gd.wide_network",),
+    ),
+    TheoremEntry(
+        "flow.ledger",
+        "the residual ledger: simulated minus predicted residuals during training",
+        _check_ledger,
+        papers=("shi2021",),
+        statement="section 9.4 of FE-2021",
+        functions=(ft.theory.federated_flow,),
+    ),
 )

@@ -1,1 +1,0 @@
-"""The theorems of DeepLin (FedAvg on deep linear networks), each checked against simulation."""

@@ -1,1 +1,0 @@
-"""The theorems of Local-GD, each checked against simulation."""
