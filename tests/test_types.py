@@ -126,6 +126,6 @@ def test_a_function_may_refuse_what_breaks_its_contract(module) -> None:
 
 
 def test_nothing_is_checked_outside_the_tests() -> None:
-    program = "from fedtangent._src.theory import assumptions; print(assumptions.failing(()))"
+    program = "from fedtangent._src.theory import checks; print(checks.failing(()))"
     found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert found.stdout == "()\n"
