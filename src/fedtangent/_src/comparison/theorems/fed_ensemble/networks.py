@@ -43,7 +43,7 @@ Function = Callable[[np.ndarray], np.ndarray]
 # Activations with their first and second derivatives; ReLU's second one is taken as 0.
 ACTIVATIONS: dict[str, tuple[Function, Function, Function]] = {
     "erf": (
-        scipy.special.erf,
+        lambda h: scipy.special.erf(h),  # SciPy loads it at the first call
         lambda z: 2 / np.sqrt(np.pi) * np.exp(-(z**2)),
         lambda z: -4 / np.sqrt(np.pi) * z * np.exp(-(z**2)),
     ),
