@@ -9,7 +9,7 @@ from typing import Any
 
 
 def _timeless(told: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in told.items() if name != "seconds"}
+    return {name: value for name, value in told.items() if name not in ("seconds", "seconds_a_run")}
 
 
 def alike(folder: Path) -> tuple[str, list[list[str]]]:

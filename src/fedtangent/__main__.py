@@ -12,10 +12,12 @@ def main() -> None:
         signal.signal(signal.SIGINT, _interrupted)
     from fedtangent._src.cli.main import main as run
 
-    if interruptible:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+    def loaded() -> None:
+        if interruptible:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+
     try:
-        run()
+        run(loaded=loaded)
     finally:
         if interruptible:
             signal.signal(signal.SIGINT, _interrupted)

@@ -15,7 +15,7 @@ import inspect
 import io
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
@@ -29,13 +29,18 @@ ABOUT = "Federated learning in the kernel regime: simulation and theory side by 
 MANY = 16  # so many names to choose from are not listed in a help text
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Reads the command line, checks it and runs the command; ends the process with its exit code."""
+def main(arguments: Sequence[str] | None = None, loaded: Callable[[], None] = lambda: None) -> None:
+    """Reads the command line, checks it and runs the command; ends the process with its exit code.
+
+    Args:
+        arguments: Words of the command line; None: those of the process.
+        loaded: Called when the modules of the command line are imported.
+    """
     sys.stdout, sys.stderr = (file or open(os.devnull, "w") for file in (sys.stdout, sys.stderr))  # noqa: SIM115
     if isinstance(sys.stdout, io.TextIOWrapper):  # escapes characters that the encoding lacks, as standard error does
         sys.stdout.reconfigure(errors="backslashreplace")
     try:
-        code = run(list(sys.argv[1:] if arguments is None else arguments))
+        code = run(list(sys.argv[1:] if arguments is None else arguments), loaded)
         sys.stdout.flush()
     except BrokenPipeError:  # the reader has closed the pipe, as in `fedtangent train --help | head`
         _let_go(sys.stdout)
@@ -59,8 +64,8 @@ def _let_go(stream: IO[str]) -> None:
     os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
-def run(arguments: list[str]) -> int:
-    """Executes one command and returns its exit code."""
+def run(arguments: list[str], loaded: Callable[[], None] = lambda: None) -> int:
+    """Executes one command and returns its exit code; ``loaded`` is called as in ``main``."""
     import fedtangent
 
     if arguments == ["--version"]:
@@ -76,6 +81,7 @@ def run(arguments: list[str]) -> int:
     from fedtangent._src.engine.checkpoints.files import locked
     from fedtangent._src.federated.wire.key_server import written_at_the_end
 
+    loaded()
     fedtangent.enable_x64()
     if "" not in sys.path:  # for modules in the working folder that --model and --algorithm may name
         sys.path.append("")
