@@ -62,7 +62,7 @@ class Ended(NamedTuple):
 
 def watched(module: Any, place: Path, who: str, real: bool) -> None:
     """The command tells when it worked; unless it is the ``real`` one its work is to write files that say ``who``."""
-    works, read, all_asked = module.run_job, main.read, list[commands.ParsedLine]()
+    works, read, all_asked = module.run_job, commands.read, list[commands.ParsedLine]()
 
     def kept(*given: Any) -> commands.ParsedLine:
         all_asked.append(read(*given))
@@ -90,7 +90,7 @@ def watched(module: Any, place: Path, who: str, real: bool) -> None:
     def prepare(**given: Any) -> None:
         time.sleep(random.random() * LONG / 5)
 
-    main.read, module.run_job = kept, run_job
+    commands.read, module.run_job = kept, run_job
     for name in ("prepare", "prepare_run"):
         if hasattr(module, name) and not real:
             setattr(module, name, functools.wraps(getattr(module, name))(prepare))
