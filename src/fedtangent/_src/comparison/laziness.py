@@ -252,8 +252,9 @@ def check_linearisable(model: Model, x: Shaped[AnyArray, "m ..."]) -> None:
     try:
         jax.jit(functools.partial(first_order, model)).lower(shapes, shapes, x)
     except TypeError as error:
+        hint = "; models.lstm has them with differentiation='any'" if model.name.startswith("lstm(") else ""
         raise ValueError(
-            f"model: got {model.name}, must have derivatives forwards (jax.jvp) for a linearisation"
+            f"model: got {model.name}, must have derivatives forwards (jax.jvp) for a linearisation{hint}"
         ) from error
 
 
