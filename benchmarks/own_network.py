@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import argparse
 import json
-import time
+import timeit
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
@@ -88,11 +88,7 @@ class Row(NamedTuple):
 def best(run: Callable[[], object], steps: int, repeats: int) -> float:
     """Steps per second of the fastest of ``repeats`` runs, after one that compiles."""
     jax.block_until_ready(run())
-    seconds = []
-    for _ in range(repeats):
-        start = time.perf_counter()
-        jax.block_until_ready(run())
-        seconds.append(time.perf_counter() - start)
+    seconds = timeit.repeat(lambda: jax.block_until_ready(run()), number=1, repeat=repeats)
     return steps / min(seconds)
 
 

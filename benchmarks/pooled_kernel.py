@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import argparse
 import json
-import time
+import timeit
 from collections.abc import Callable
 from pathlib import Path
 
@@ -32,11 +32,7 @@ TURNS = 200
 def best(run: Callable[[], object], repeats: int) -> float:
     """Least seconds of a call, after one that compiles."""
     jax.block_until_ready(run())
-    seconds = []
-    for _ in range(repeats):
-        start = time.perf_counter()
-        jax.block_until_ready(run())
-        seconds.append(time.perf_counter() - start)
+    seconds = timeit.repeat(lambda: jax.block_until_ready(run()), number=1, repeat=repeats)
     return min(seconds)
 
 

@@ -47,11 +47,22 @@ def _bytes(var: core.Var | core.Literal) -> int:
     return math.prod(aval.shape) * pytrees.item_bytes(aval.dtype)
 
 
-def _inner(equation: core.JaxprEqn) -> list[core.Jaxpr]:
-    """Returns the jaxprs that an equation runs."""
-    kinds = core.ClosedJaxpr | core.Jaxpr
-    values = jax.tree.leaves(equation.params, is_leaf=lambda value: isinstance(value, kinds))
-    return [v.jaxpr if isinstance(v, core.ClosedJaxpr) else v for v in values if isinstance(v, kinds)]
+Program = core.ClosedJaxpr | core.Jaxpr
+
+
+def is_program(value: object) -> bool:
+    """Returns whether ``value`` is a traced program."""
+    return isinstance(value, Program)
+
+
+def inner_programs(equation: core.JaxprEqn) -> list[core.Jaxpr]:
+    """Returns the programs that an operation runs, such as the body of a loop.
+
+    Args:
+        equation: Operation of a traced program.
+    """
+    values = jax.tree.leaves(equation.params, is_leaf=is_program)
+    return [v.jaxpr if isinstance(v, core.ClosedJaxpr) else v for v in values if isinstance(v, Program)]
 
 
 # Operations that compilers fuse into the operation that uses their result, if there is only one: it is not stored.
@@ -90,7 +101,7 @@ def peak_bytes(jaxpr: core.Jaxpr, loop: bool = False) -> int:
             live += size_of_result
             ends[max((needed[j] for j in users[var]), default=i)] += size_of_result
         body = equation.primitive.name in ("while", "scan")
-        inside = max((peak_bytes(inner, body) for inner in _inner(equation)), default=_work_bytes(equation))
+        inside = max((peak_bytes(inner, body) for inner in inner_programs(equation)), default=_work_bytes(equation))
         peak = max(peak, live + inside)
         live -= ends[i]
     return peak
@@ -108,7 +119,7 @@ def _is_elementwise(equation: core.JaxprEqn) -> bool:
     """Returns whether an operation, or a function such as relu, computes each number of its result independently."""
     if equation.primitive.name in FUSED:
         return True
-    inner = [] if equation.primitive.name in ("while", "scan", "cond") else _inner(equation)
+    inner = [] if equation.primitive.name in ("while", "scan", "cond") else inner_programs(equation)
     return bool(inner) and all(_is_elementwise(one) for jaxpr in inner for one in jaxpr.eqns)
 
 

@@ -40,16 +40,17 @@ def keep(root: str | None = None) -> None:
 
     if root == OFF:
         jax.config.update("jax_enable_compilation_cache", False)
-        return compilation_cache.reset_cache()  # of programs that were compiled before
+        compilation_cache.reset_cache()  # of programs that were compiled before
+        return
     settings = jax.config.values
     is_set = "JAX_COMPILATION_CACHE_DIR" in os.environ or settings["jax_compilation_cache_dir"] is not None
     if root is None and (is_set or not settings["jax_enable_compilation_cache"] or _reads_badly()):
-        return None
+        return
     try:
         folder = folder_of_machine(cache_directory() / "programs" if root is None else expanded("programs", root))
     except (ValueError, RuntimeError):  # there is no home
         if root is None:
-            return None
+            return
         raise
     if settings["jax_persistent_cache_min_compile_time_secs"] == 1:  # JAX's default
         jax.config.update("jax_persistent_cache_min_compile_time_secs", LEAST_SECONDS)
@@ -58,7 +59,6 @@ def keep(root: str | None = None) -> None:
         compilation_cache.reset_cache()
     warnings.filterwarnings("ignore", "Error (reading|writing) persistent compilation cache", UserWarning)
     atexit.register(tidy, folder, MOST_BYTES)
-    return None
 
 
 def _reads_badly() -> bool:

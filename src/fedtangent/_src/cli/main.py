@@ -33,8 +33,8 @@ def main(arguments: Sequence[str] | None = None, loaded: Callable[[], None] = la
     """Reads the command line, checks it and runs the command; ends the process with its exit code.
 
     Args:
-        arguments: Words of the command line; None: those of the process.
-        loaded: Called when the modules of the command line are imported.
+        arguments: Words of the command line, by default those of the process.
+        loaded: Function that is called once the modules of the command line are imported.
     """
     sys.stdout, sys.stderr = (file or open(os.devnull, "w") for file in (sys.stdout, sys.stderr))  # noqa: SIM115
     if isinstance(sys.stdout, io.TextIOWrapper):  # escapes characters that the encoding lacks, as standard error does
@@ -65,7 +65,12 @@ def _let_go(stream: IO[str]) -> None:
 
 
 def run(arguments: list[str], loaded: Callable[[], None] = lambda: None) -> int:
-    """Executes one command and returns its exit code; ``loaded`` is called as in ``main``."""
+    """Executes one command and returns its exit code.
+
+    Args:
+        arguments: Words of the command line.
+        loaded: Function that is called once the modules of the command line are imported.
+    """
     import fedtangent
 
     if arguments == ["--version"]:

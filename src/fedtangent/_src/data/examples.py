@@ -97,7 +97,12 @@ class Examples:
         return self.sample("train", MOST_MEASURED)
 
     def sample(self, split: str, most: int | None) -> slice | Int[np.ndarray, "m"]:
-        """Returns the indices of the examples that ``in_float64`` returns; its arguments are the same."""
+        """Returns the indices of the examples that ``in_float64`` returns.
+
+        Args:
+            split: "train" or "test".
+            most: Largest number of examples; more are sampled at random. None for all.
+        """
         return sampled(most, *_columns(self.dataset, split))
 
     @property
@@ -423,11 +428,11 @@ def _columns(dataset: Dataset, split: str) -> tuple[np.ndarray, np.ndarray]:
 def sampled(most: int | None, *columns: Shaped[AnyArray, "n ..."]) -> slice | Int[np.ndarray, "most"]:
     """Draws the indices of ``most`` of the examples at random, always the same examples, in ascending order.
 
-    Examples are drawn by a random hash of their numbers, so the sample does not depend on the order of the rows. Of
-    equal examples each is drawn by itself.
+    Each example has a random number, computed from its inputs and targets, and the examples with the smallest numbers
+    are selected. So the sample does not depend on the order of the rows. Copies of an example have different numbers.
 
     Args:
-        most: Size of the sample; if there are no more examples, or for None, all of them are selected.
+        most: Size of the sample. All examples are selected if there are not more of them, or if it is None.
         columns: Arrays of the examples' numbers: inputs, targets.
     """
     num_examples = len(columns[0])

@@ -26,6 +26,7 @@ from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Primitive, Va
 from jax.interpreters import ad, batching, mlir
 from jaxtyping import Float, Shaped
 
+from fedtangent._src.liveness import Program, inner_programs, is_program
 from fedtangent._src.models.rows import module_of
 from fedtangent._src.types import AnyArray, Apply, Array, PyTree
 
@@ -371,21 +372,8 @@ def with_fast_convolutions(apply: Apply) -> Apply:
     return faster
 
 
-def _parts(eqn: JaxprEqn) -> dict[str, list[Jaxpr | ClosedJaxpr]]:
-    """Returns the programs inside an operation, by the parameter that has them."""
-    as_lists = {name: list(v) if isinstance(v, tuple | list) else [v] for name, v in eqn.params.items()}
-    return {name: v for name, v in as_lists.items() if v and all(isinstance(p, Jaxpr | ClosedJaxpr) for p in v)}
-
-
-def _of(program: Jaxpr | ClosedJaxpr) -> Jaxpr:
-    return program.jaxpr if isinstance(program, ClosedJaxpr) else program
-
-
 def _has_convolution(jaxpr: Jaxpr) -> bool:
-    return any(
-        _is_exchanged(eqn) or any(_has_convolution(_of(part)) for parts in _parts(eqn).values() for part in parts)
-        for eqn in jaxpr.eqns
-    )
+    return any(_is_exchanged(eqn) or any(map(_has_convolution, inner_programs(eqn))) for eqn in jaxpr.eqns)
 
 
 def _is_exchanged(eqn: JaxprEqn) -> bool:
@@ -399,14 +387,14 @@ def _is_exchanged(eqn: JaxprEqn) -> bool:
 def _exchanged(eqn: JaxprEqn, x: AnyArray, w: AnyArray) -> Array:
     """Computes one convolution with ``gemm_convolution``, whatever the order of its axes."""
     (batch, channels, *places), (outputs, inputs, *window), of_result = eqn.params["dimension_numbers"]
-    given = {name: eqn.params[name] for name in ("lhs_dilation", "rhs_dilation", "feature_group_count", "precision")}
+    options = {name: eqn.params[name] for name in ("lhs_dilation", "rhs_dilation", "feature_group_count", "precision")}
     last = gemm_convolution(
         jnp.transpose(x, (batch, *places, channels)),
         jnp.transpose(w, (*window, inputs, outputs)),
         eqn.params["window_strides"],
         eqn.params["padding"],
         dimension_numbers=channels_last(x.ndim),
-        **given,
+        **options,
     )
     order = [of_result[0], *of_result[2:], of_result[1]]  # of the axes of ``last`` in the result
     return jnp.transpose(last, [order.index(axis) for axis in range(x.ndim)])
@@ -426,7 +414,7 @@ def _evaluate(program: ClosedJaxpr, *arguments: Array) -> list[object]:
             x, w = cast("list[Array]", operands)
             results = [_exchanged(eqn, x, w)]
         else:
-            bound = eqn.primitive.get_bind_params(eqn.params | _rewritten(eqn))
+            bound = eqn.primitive.get_bind_params(_rewritten(eqn))
             functions, options = bound if isinstance(bound, tuple) else ([], bound)  # older JAX passes functions apart
             result = eqn.primitive.bind(*functions, *operands, **options)
             results = result if eqn.primitive.multiple_results else [result]
@@ -435,16 +423,15 @@ def _evaluate(program: ClosedJaxpr, *arguments: Array) -> list[object]:
 
 
 def _rewritten(eqn: JaxprEqn) -> dict[str, object]:
-    """Returns the parameters of an operation whose programs have convolutions, with these exchanged."""
-    if eqn.primitive.name.startswith("custom_"):
-        return {}
-    changed: dict[str, object] = {}
-    for name, parts in _parts(eqn).items():
-        if any(_has_convolution(_of(part)) for part in parts):
-            programs = [part if isinstance(part, ClosedJaxpr) else ClosedJaxpr(part, []) for part in parts]
-            fast = [
-                jax.make_jaxpr(functools.partial(_evaluate, p))(*(v.aval for v in p.jaxpr.invars)) for p in programs
-            ]
-            made = [new if isinstance(old, ClosedJaxpr) else new.jaxpr for old, new in zip(parts, fast, strict=True)]
-            changed[name] = tuple(made) if isinstance(eqn.params[name], tuple | list) else made[0]
-    return changed
+    """Returns the parameters of an operation, with the convolutions in its programs exchanged."""
+
+    def faster(value: object) -> object:
+        if not isinstance(value, Program):
+            return value
+        program = value if isinstance(value, ClosedJaxpr) else ClosedJaxpr(value, [])
+        new = jax.make_jaxpr(functools.partial(_evaluate, program))(*(v.aval for v in program.jaxpr.invars))
+        return new if program is value else new.jaxpr
+
+    if eqn.primitive.name.startswith("custom_") or not any(map(_has_convolution, inner_programs(eqn))):
+        return eqn.params
+    return {name: jax.tree.map(faster, value, is_leaf=is_program) for name, value in eqn.params.items()}

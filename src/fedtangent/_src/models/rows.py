@@ -16,6 +16,7 @@ from fedtangent._src.types import AnyArray, Apply, Array, Key, Model, PyTree
 
 ROWS = 8
 _measured: weakref.WeakSet[Apply] = weakref.WeakSet()  # functions whose rows did not influence each other
+_largest_read: weakref.WeakKeyDictionary[Apply, int] = weakref.WeakKeyDictionary()  # largest token that was told apart
 
 
 def module_of(apply: Apply) -> str:
@@ -94,19 +95,23 @@ def _near_the_start(model: Model, key: Key) -> PyTree:
 
 
 def check_reads(model: Model, *inputs: Shaped[AnyArray, "n ..."] | None) -> None:
-    """Raises ``ValueError`` if a network of unknown vocabulary does not tell the largest token from others.
+    """Raises ``ValueError`` if a network of unknown vocabulary reads the largest token of the data as another token.
 
-    JAX reads beyond the end of a table without an error: the last row, or NaN; a one-hot vector is then 0. So outputs
-    for this token are compared with those for the token before it, and for -2: a table reads -2 as its last but one,
-    and only a one-hot vector of neither is the same.
+    Beyond the end of an embedding JAX raises no error: it reads the last row, or NaN, and a one-hot vector is 0. So the
+    network's outputs for the largest token are compared with those for two others. The token before it has the same
+    outputs if both are read as the last row. The token -2 has the same outputs if both one-hot vectors are 0; a table
+    reads -2 as its last row but one. It is measured once for each network.
 
     Args:
         model: The network.
-        inputs: Examples; nothing is asked of real numbers, and None are no examples.
+        inputs: Arrays of examples. Real numbers and None are ignored.
     """
     tokens = [np.asarray(x) for x in inputs if x is not None and x.size and jnp.issubdtype(x.dtype, jnp.integer)]
     largest = max((int(x.max()) for x in tokens), default=0)
-    if model.vocabulary is not None or largest == 0:
+    known = 0
+    with contextlib.suppress(TypeError):  # an object that cannot be kept weakly is measured each time
+        known = _largest_read.get(model.apply, 0)
+    if model.vocabulary is not None or largest <= known:
         return
     tried = np.array([largest, largest - 1, -2, 0], np.int32)
     x = np.broadcast_to(tried.reshape(-1, *(1 for _ in tokens[0].shape[1:])), (len(tried), *tokens[0].shape[1:]))
@@ -114,8 +119,10 @@ def check_reads(model: Model, *inputs: Shaped[AnyArray, "n ..."] | None) -> None
         outputs = np.asarray(jax.jit(lambda key: model.apply(_near_the_start(model, key), x))(jax.random.key(0)))
     is_nan, same = np.isnan(outputs).any(axis=1), (outputs == outputs[0]).all(axis=1)
     if (is_nan[0] and not is_nan[3]) or (same[1:3].any() and not same[3]):
-        read_as = "NaN" if is_nan[0] else "another"
+        read_as = "NaN" if is_nan[0] else "another token"
         raise ValueError(
-            f"model: got {model.name}, which reads the token {largest} of the data as {read_as}, must have at least "
-            f"{largest + 1} symbols; if it has, state them: model._replace(vocabulary=..)"
+            f"model: got {model.name}, which reads the token {largest} of the data as {read_as}, must tell "
+            f"{largest + 1} tokens apart; if it does, state it: model._replace(vocabulary={largest + 1})"
         )
+    with contextlib.suppress(TypeError):
+        _largest_read[model.apply] = largest

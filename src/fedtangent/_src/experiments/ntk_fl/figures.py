@@ -343,7 +343,12 @@ def run_fig6(study: Study) -> lab.Outcome:
 
 
 def published(beta: float, dimension: int) -> float | None:
-    """Returns the paper's accuracy of a cell, as a share; None if the paper has no such cell."""
+    """Returns the accuracy that the paper's figure 6 shows, from 0 to 1; None if it shows none.
+
+    Args:
+        beta: Share of a client's examples that a round uses.
+        dimension: Dimension of the projected inputs.
+    """
     if beta not in PUBLISHED_FIG6 or dimension not in PUBLISHED_DIMENSIONS:
         return None
     return PUBLISHED_FIG6[beta][PUBLISHED_DIMENSIONS.index(dimension)] / 100

@@ -55,7 +55,12 @@ class Start(NamedTuple):
 
 
 def initial(model: Model, run_key: Key) -> PyTree:
-    """Draws the initial weights of a run of one model that gets ``run_key`` as its ``start``."""
+    """Draws the initial weights that a run of one model has, if its ``start`` is a key.
+
+    Args:
+        model: The network.
+        run_key: The key.
+    """
     return model.init(jax.random.split(run_key, 1)[0])
 
 
