@@ -16,7 +16,6 @@ from fedtangent._src.types import AnyArray, Apply, Array, Key, Model, PyTree
 
 ROWS = 8
 _measured: weakref.WeakSet[Apply] = weakref.WeakSet()  # functions whose rows did not influence each other
-_largest_read: weakref.WeakKeyDictionary[Apply, int] = weakref.WeakKeyDictionary()  # largest token that was told apart
 
 
 def module_of(apply: Apply) -> str:
@@ -100,7 +99,7 @@ def check_reads(model: Model, *inputs: Shaped[AnyArray, "n ..."] | None) -> None
     Beyond the end of an embedding JAX raises no error: it reads the last row, or NaN, and a one-hot vector is 0. So the
     network's outputs for the largest token are compared with those for two others. The token before it has the same
     outputs if both are read as the last row. The token -2 has the same outputs if both one-hot vectors are 0; a table
-    reads -2 as its last row but one. It is measured once for each network.
+    reads -2 as its last row but one.
 
     Args:
         model: The network.
@@ -108,10 +107,7 @@ def check_reads(model: Model, *inputs: Shaped[AnyArray, "n ..."] | None) -> None
     """
     tokens = [np.asarray(x) for x in inputs if x is not None and x.size and jnp.issubdtype(x.dtype, jnp.integer)]
     largest = max((int(x.max()) for x in tokens), default=0)
-    known = 0
-    with contextlib.suppress(TypeError):  # an object that cannot be kept weakly is measured each time
-        known = _largest_read.get(model.apply, 0)
-    if model.vocabulary is not None or largest <= known:
+    if model.vocabulary is not None or largest == 0:
         return
     tried = np.array([largest, largest - 1, -2, 0], np.int32)
     x = np.broadcast_to(tried.reshape(-1, *(1 for _ in tokens[0].shape[1:])), (len(tried), *tokens[0].shape[1:]))
@@ -124,5 +120,3 @@ def check_reads(model: Model, *inputs: Shaped[AnyArray, "n ..."] | None) -> None
             f"model: got {model.name}, which reads the token {largest} of the data as {read_as}, must tell "
             f"{largest + 1} tokens apart; if it does, state it: model._replace(vocabulary={largest + 1})"
         )
-    with contextlib.suppress(TypeError):
-        _largest_read[model.apply] = largest
