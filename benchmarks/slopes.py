@@ -28,7 +28,13 @@ from fedtangent._src.types import Array, Engine, Key, PyTree
 from fedtangent.types import Algorithm, Cohort, FederatedData, Model, Schedule
 
 EXAMPLES, POINTS, CLIENTS, ROUNDS = 60, 30, 6, 4
-RATE, WORK = 0.5, ft.Work(steps=4, batch_size=5)
+RATES = {
+    "dense": 0.5,
+    "convolution": 0.5,
+    "residual": 0.5,
+    "attention": 0.15,
+}  # of 3.0, 6.8, 1.0, 0.32
+WORK = ft.Work(steps=4, batch_size=5)
 IMAGE = (4, 4, 1)
 MODELS: dict[str, Callable[[], Model]] = {
     "dense": lambda: ft.models.mlp(16, 10, widths=(64,)),
@@ -77,14 +83,14 @@ def power_of_choice(
     return base._replace(name="power_of_choice", step=step, composition=composition)
 
 
-def algorithms(model: Model) -> dict[str, Algorithm]:
-    """The algorithms by name."""
+def algorithms(model: Model, rate: float) -> dict[str, Algorithm]:
+    """The algorithms by name, at one learning rate of the clients."""
     plan, clipped = ft.schedules.uniform_sampling(CLIENTS, 3), ft.Averaging(channel=ft.channels.clip(0.3))
     return {
-        "fed_avg": ft.fed_avg(model, plan, RATE, work=WORK),
-        "scaffold": ft.scaffold(model, plan, RATE, work=WORK),
-        "clipped": ft.fed_avg(model, plan, RATE, work=WORK, averaging=clipped),
-        "power_of_choice": power_of_choice(model, CLIENTS, 4, 2, RATE, WORK),
+        "fed_avg": ft.fed_avg(model, plan, rate, work=WORK),
+        "scaffold": ft.scaffold(model, plan, rate, work=WORK),
+        "clipped": ft.fed_avg(model, plan, rate, work=WORK, averaging=clipped),
+        "power_of_choice": power_of_choice(model, CLIENTS, 4, 2, rate, WORK),
     }
 
 
@@ -95,7 +101,7 @@ def row_of(model: str, algorithm: str, widths: tuple[int, ...], draws: int, seed
     y, y_test = (np.eye(10)[labels] - 0.1 for labels in (digits.y_train, digits.y_test))
     clients = ft.partition.of([np.arange(i, EXAMPLES, CLIENTS) for i in range(CLIENTS)])
     result = ft.compare(
-        algorithms(MODELS[model]())[algorithm],
+        algorithms(MODELS[model](), RATES[model])[algorithm],
         (x, y, x_test, y_test),
         clients,
         num_rounds=ROUNDS,
