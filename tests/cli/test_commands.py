@@ -1,6 +1,7 @@
-"""Every command line of README and docs/, and one for each entry that `fedtangent list` names, with its defaults.
+"""Every command line of README, docs/ and what `compare` proposes, and one for each entry of `fedtangent list`.
 
-They are prepared whole and write what they write, but nothing is trained; behind ``slow`` the documents' run whole.
+They run with their defaults: they are prepared whole and write what they write, but nothing is trained. Behind ``slow``
+those of the documents run whole.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import numpy as np
 import pytest
 
 from fedtangent._src import cli
-from fedtangent._src.cli import check_theory, experiment, main, predict
+from fedtangent._src.cli import check_theory, compare, experiment, main, predict
 from fedtangent._src.comparison.forecast import Curve, Forecast, Plan, Rates
 from fedtangent._src.comparison.verdicts import Verdict
 from fedtangent._src.engine import processes
@@ -37,7 +38,7 @@ def meant(line: str) -> list[str]:
 
 
 def lines_of_the_documents() -> list[str]:
-    text = "\n".join(documents.pages().values())
+    text = "\n".join([*documents.pages().values(), compare.NEXT])
     found = re.findall(r"^(?:- run: )?fedtangent (.*?)(?: {2,}#.*)?$", text, re.MULTILINE)
     found += re.findall(r"`fedtangent (.*?)`", text)
     return list(dict.fromkeys(line for one in found for line in meant(one)))

@@ -151,7 +151,8 @@ assert max(np.abs(a - b).max() for a, b in zip(one, other)) < 5e-6
 from fedtangent._src.theory.flow import functions
 from fedtangent._src.theory.flow.recursion import path
 flow = flows[1]
-start = functions.recursion_input(flow, functions.started(flow, "train", starts[0][0], None, None))
+start = functions.started(flow, "train", starts[0][0], None, None)
+start = start._replace(residual=start.residual - flow.targets[:, None, :])
 text = path.lower(flow.program(None, t.C), start, flow.shares(None), np.array([6])).compile().as_text()
 gathered = [line for line in text.splitlines() if " all-gather(" in line]
 assert "all-reduce" in text and not any("f32[" in line.split("all-gather(")[0] for line in gathered), gathered

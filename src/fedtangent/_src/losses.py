@@ -206,6 +206,7 @@ def mean_prediction(
     return jnp.tensordot(weights.astype(outputs.dtype), outputs, axes=1, precision="highest")
 
 
+@jax.jit
 def is_right(outputs: Float[AnyArray, "*rows C"], labels: Int[AnyArray, "*rows"]) -> Float[Array, "*rows"]:
     """Returns 1 where the largest output is at the label, else 0; NaN where the largest output is not finite.
 

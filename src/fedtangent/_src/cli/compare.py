@@ -7,6 +7,7 @@ fed_avg --help` shows the options of the second form.
 from __future__ import annotations
 
 import time
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
@@ -23,7 +24,7 @@ from fedtangent._src.comparison.followed import EVALUATIONS, has_limit
 from fedtangent._src.comparison.outcomes import errors_by_client
 from fedtangent._src.comparison.settings import Problem, Setting
 from fedtangent._src.comparison.side_by_side import Comparison
-from fedtangent._src.comparison.verdicts import Verdict, as_rows, summary
+from fedtangent._src.comparison.verdicts import as_rows, summary
 from fedtangent._src.engine.building import build, preview, small_model
 from fedtangent._src.engine.description import Chosen, Description
 from fedtangent._src.engine.loop import Evaluation
@@ -31,9 +32,14 @@ from fedtangent._src.entries import Values, catalogue, choose, option
 from fedtangent._src.losses import divergence
 from fedtangent._src.measures.uncertainty import metric_of
 from fedtangent._src.output import tables
-from fedtangent._src.output.comparison_plots import draw_all
+from fedtangent._src.output.comparison_plots import draw_each, draw_together
 from fedtangent._src.output.files import Ended, Metric, ended, output_folder, write_config, write_metrics, write_result
 from fedtangent._src.output.tables import clock, console
+
+NEXT = """Next:
+fedtangent compare --algorithm fed_prox  # another algorithm beside its theory
+fedtangent predict --algorithm fed_avg scaffold  # theory alone, in seconds
+fedtangent list experiments  # tables and figures of the papers"""
 
 
 @dataclass(frozen=True)
@@ -140,16 +146,25 @@ def run_job(job: CompareJob) -> Ended:
     screen, start = console(), time.perf_counter()
     say, folder = clock(screen), output_folder(job.output)
     write_config(folder, "compare", job.options)
-    results: list[Compared] = []
-    for setting in job.settings:
-        screen.print(f"[bold]{setting.title}[/bold]")
-        results.append(compared(setting, progress=True, say=say))
-        _write(folder, job.seed, results)
-    verdicts = [v for r in results for v in r.verdicts]
-    _show(screen, results, verdicts)
-    paths = draw_all(results, job.figures.within(folder))
+    results, figures, drawn = list[Compared](), job.figures.within(folder), list[Future[list[Path]]]()
+    with ThreadPoolExecutor(1) as beside:  # draws while the next setting is computed
+        for setting in job.settings:
+            screen.print(f"[bold]{setting.title}[/bold]")
+            results.append(compared(setting, progress=True, say=say))
+            _write(folder, job.seed, results)
+            drawn.append(beside.submit(draw_each, results[-1], figures))
+            _show(screen, results[-1])
+        verdicts = [v for r in results for v in r.verdicts]
+        screen.print(tables.LEGEND, style="dim")
+        screen.print()
+        if verdicts:
+            tables.show_verdicts(screen, verdicts, "Do simulation and theory agree?", tables.COMPARISON_LEGEND)
+            screen.print()
+    paths = [*(path for each in drawn for path in each.result()), *draw_together(results, figures)]
     screen.print(f"[bold]{summary(verdicts)}[/bold] ({time.perf_counter() - start:.0f} s)")
     screen.print(f"{len(paths)} figures in {folder / 'figures'}; numbers in {folder / 'result.json'}", highlight=False)
+    if all(setting.is_standard for setting in job.settings):
+        screen.print(NEXT, highlight=False)
     failed = any(verdict.passed is False for verdict in verdicts)
     return ended([*_diverged(results), *[summary(verdicts)] * failed])
 
@@ -164,17 +179,11 @@ def _diverged(results: list[Compared]) -> list[str]:
     ]
 
 
-def _show(screen: Console, results: list[Compared], verdicts: list[Verdict]) -> None:
+def _show(screen: Console, result: Compared) -> None:
     screen.print()
-    for result in results:
-        screen.print(tables.comparison_table(result.rows))
-        screen.print("\n".join(result.notes), style="dim")
-        screen.print()
-    screen.print(tables.LEGEND, style="dim")
+    screen.print(tables.comparison_table(result.rows))
+    screen.print("\n".join(result.notes), style="dim")
     screen.print()
-    if verdicts:
-        tables.show_verdicts(screen, verdicts, "Do simulation and theory agree?", tables.COMPARISON_LEGEND)
-        screen.print()
 
 
 def _metrics(seed: int, result: Compared) -> list[Metric]:

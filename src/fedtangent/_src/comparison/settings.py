@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -195,8 +196,7 @@ class Setting:
 
     def model(self, width: int) -> Model:
         """Returns the network of a width, with float64 weights; the algorithm's model if its width is fixed."""
-        model = self.algorithm.model
-        return in_float64(model if model.at_width is None else model.at_width(width))
+        return _of_width(self.algorithm.model, width)
 
     @property
     def kernel(self) -> Kernel:
@@ -217,6 +217,11 @@ class Setting:
         if not isinstance(kernel, AnalyticKernel):
             return compute()
         return kept_blocks(kernel, x_train, x_test, cache_directory() / "kernels", compute)
+
+
+@functools.lru_cache(maxsize=8)  # one object, so that its algorithms share compiled programs
+def _of_width(model: Model, width: int) -> Model:
+    return in_float64(model if model.at_width is None else model.at_width(width))
 
 
 def in_float64(plain: Model) -> Model:

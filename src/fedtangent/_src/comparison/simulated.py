@@ -88,8 +88,10 @@ def network_functions(
         x: Inputs, [p, ...].
     """
     keys = jax.random.split(init_key(setting, setting.size.draws, width), count)  # the key of no draw
-    together = max(1, min(AT_ONCE, POINTS_AT_ONCE // len(x)))
-    return np.asarray(_initial_functions(setting.model(width), keys, jnp.asarray(x), together))
+    batches = -(-count // max(1, min(AT_ONCE, POINTS_AT_ONCE // len(x))))
+    together = -(-count // batches)
+    filled = np.minimum(np.arange(batches * together), count - 1)  # of full batches, for one program
+    return np.asarray(_initial_functions(setting.model(width), keys[filled], jnp.asarray(x), together))[:count]
 
 
 @partial(jax.jit, static_argnames=("model", "together"))

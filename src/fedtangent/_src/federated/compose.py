@@ -141,10 +141,9 @@ def compose(
     composed = _Composed(
         model, local, server, schedule, parts, aggregate, lossless() if parts.channel is None else parts.channel
     )
-    initialise = jax.jit(partial(jax.lax.map, model.init))  # however many models, one is traced
 
     def init(key: Key | int, num_clients: int, start: Key | PyTree | None = None) -> State:
-        return _init(composed, initialise, streams.keys(key), num_clients, start)
+        return _init(composed, streams.keys(key), num_clients, start)
 
     def step(state: State, data: FederatedData, engine: Engine) -> tuple[State, dict[str, PyTree]]:
         return _step(composed, state, data, engine)
@@ -197,14 +196,19 @@ def sequentially(update: ServerUpdate) -> ServerUpdate:
 # ---- before the first round ---------------------------------------------------------------------------------------
 
 
+@partial(jax.jit, static_argnames="init")
+def _initial(init: Callable[[Key], PyTree], keys: Array) -> PyTree:
+    return jax.lax.map(init, keys)  # however many models, one is traced
+
+
 def _init(
     composed: _Composed,
-    initialise: Callable[[Array], PyTree],
     run: streams.Keys,
     num_clients: int,
     start: Key | PyTree | None,
 ) -> State:
     schedule, num_models = composed.schedule, composed.schedule.num_models
+    initialise = partial(_initial, composed.model.init)
     if num_clients != schedule.num_clients:
         raise ValueError(f"data: has {num_clients} clients, but the schedule was built for {schedule.num_clients}")
     key = start if isinstance(start, jax.Array) and pytrees.is_key(start) else None

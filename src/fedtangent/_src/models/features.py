@@ -116,6 +116,7 @@ def _of_features(
     dtype: DTypeLike,
 ) -> Model:
     """Builds the model ``features(x) @ weights`` with weights from N(0, sigma^2)."""
+    features = jax.jit(features)
     check_dtype(dtype, needs_x64=False)
 
     def init(key: Key) -> PyTree:

@@ -46,21 +46,44 @@ def draw_all(results: Sequence[Compared], figures: Figures) -> list[Path]:
         results: The comparisons.
         figures: Folder and format of the figures.
     """
+    return [*(path for result in results for path in draw_each(result, figures)), *draw_together(results, figures)]
 
-    def of(result: Compared, subject: str) -> Path:
+
+def draw_each(result: Compared, figures: Figures) -> list[Path]:
+    """Draws the figures of one comparison, and returns their paths.
+
+    Args:
+        result: The comparison.
+        figures: Folder and format of the figures.
+    """
+
+    def of(subject: str) -> Path:
         return figures.path(f"{slug(result.setting.name)}_{subject}")
 
-    with_law = [r for r in results if isinstance(r, Comparison)]
-    paths = [_bands(r, of(r, "bands")) for r in with_law if r.setting.problem.x_train.shape[1] == 1]
-    networks = [r for r in results if not r.setting.is_linear and r.setting.start is None]
-    if networks:
-        paths.append(width_errors(networks, figures.path("width_error")))
-    paths.append(_residuals(results, figures.path("residual")))
-    paths += [_beside(r, of(r, "beside")) for r in results if not r.setting.is_standard]
-    paths += [_laziness(r, of(r, "laziness")) for r in with_law if r.laziness]
-    several_inputs = [r for r in with_law if not r.setting.is_linear and r.setting.problem.x_train.shape[1] > 1]
-    paths += [_uncertainty(r, of(r, "uncertainty")) for r in several_inputs]
+    paths, setting = list[Path](), result.setting
+    is_scalar = setting.problem.x_train.shape[1] == 1
+    if not setting.is_standard:
+        paths.append(_beside(result, of("beside")))
+    if isinstance(result, Comparison):
+        if is_scalar:
+            paths.append(_bands(result, of("bands")))
+        if result.laziness:
+            paths.append(_laziness(result, of("laziness")))
+        if not is_scalar and not setting.is_linear:
+            paths.append(_uncertainty(result, of("uncertainty")))
     return paths
+
+
+def draw_together(results: Sequence[Compared], figures: Figures) -> list[Path]:
+    """Draws the figures that show all comparisons: errors by width and training errors; returns their paths.
+
+    Args:
+        results: The comparisons.
+        figures: Folder and format of the figures.
+    """
+    networks = [r for r in results if not r.setting.is_linear and r.setting.start is None]
+    paths = [width_errors(networks, figures.path("width_error"))] if networks else []
+    return [*paths, _residuals(results, figures.path("residual"))]
 
 
 def _bands(result: Comparison, path: Path) -> Path:

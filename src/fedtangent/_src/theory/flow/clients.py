@@ -100,6 +100,7 @@ def build_clients(
     return ClientBlocks(jax.tree.map(jnp.asarray, tuple(buckets)), bucket_of, place, largest, np.minimum(smallest, 0.0))
 
 
+@jax.jit
 def response(eigenvalues: Any, learning_rate: Any, num_examples: Any, local_steps: Any) -> Float[Array, "..."]:
     """Computes the eigenvalues of A_i, ``(1 - (1 - x)^T) / lambda`` with ``x = eta lambda / n_i``.
 

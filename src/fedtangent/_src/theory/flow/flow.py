@@ -232,10 +232,8 @@ class Flow:
         theta_x = jnp.asarray(self.check_law("covariance").ntk_test_train)
         r = whole("r", r, 0, self.num_rounds)
         shares, active = self.shares(model), np.arange(self.num_rounds) < r
-        of_start = influence(self.program(model, len(theta_x)), theta_x, shares, active)
-        c = self.numbers.homogeneity
-        b = of_start.residual if of_start.along is None else of_start.residual + c * of_start.along
-        return b.transpose(1, 2, 0), 1 + c * (shares[r] - 1)
+        b = influence(self.program(model, len(theta_x)), theta_x, shares, active)
+        return b, 1 + self.numbers.homogeneity * (shares[r] - 1)
 
     @in_float64
     def ensemble_cov(self, r: int, *, common_start: bool = False) -> Float[Array, "m m"]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
@@ -12,7 +13,7 @@ from jaxtyping import Float, Float64, Int
 
 from fedtangent._src.checks import finite, real_array
 from fedtangent._src.theory.checks import is_concrete
-from fedtangent._src.theory.flow.recursion import Input, path
+from fedtangent._src.theory.flow.recursion import Input, Program, path
 from fedtangent._src.types import AnyArray, Array, ArrayLike
 
 if TYPE_CHECKING:
@@ -76,11 +77,11 @@ def evolved(
         rounds: Numbers of finished rounds, in any order.
         model: Index of one model, or None for all.
     """
+    trained, start = (jax.tree.map(lambda values: values[None], part) for part in (trained, start))
     distinct, places = np.unique(rounds, return_inverse=True)
-    shares, program = flow.shares(model), flow.program(model, trained.residual.shape[2])
-    a = path(program, recursion_input(flow, trained), shares, distinct)
-    functions = _by_output(flow, _moved(start, a, at, shares[distinct]).transpose(0, 2, 1, 3))
-    return functions if np.array_equal(rounds, distinct) else functions[places]
+    a, shares = _coefficients(flow, trained, distinct, model)
+    functions = _functions(start, at(a), shares, distinct, places, flow.kind.rows_per_example)
+    return functions[:, :, 0]
 
 
 def runs(
@@ -103,50 +104,74 @@ def runs(
         got = f"shapes {np.shape(f0_train)} and {np.shape(f0_test)}"
         raise ValueError(f"f0_train and f0_test: got {got}, must be [{axes}, n, C] and [{axes}, m, C]")
     train, test = (
-        jax.tree.map(lambda *parts: jnp.stack(parts), *(started(flow, split, f, None, model) for f in functions))
+        jax.tree.map(_stacked, *(started(flow, split, f, None, model) for f in functions))
         for split, functions in (("train", f0_train), ("test", f0_test))
     )
     distinct, places = np.unique(rounds, return_inverse=True)
-    shares, program = flow.shares(model), flow.program(model, train.residual.shape[3])
-    a = jax.vmap(lambda one: path(program, recursion_input(flow, one), shares, distinct))(train)[:, places]
+    a, shares = _coefficients(flow, train, distinct, model)
     coupled = flow.kind.rows_per_example
     rows = None if points is None else (points[:, None] * coupled + np.arange(coupled)).ravel()
     chosen = train if rows is None else jax.tree.map(lambda values: values[:, rows], train)
-    at_train = _moved(chosen, a, lambda a: flow.at_train(a, rows), shares[rounds])
-    at_test = _moved(test, a, flow.kernels.at_test, shares[rounds])
-    return Runs(*(_by_output(flow, values.transpose(1, 3, 0, 2, 4)) for values in (at_train, at_test)))
+    at_points = (chosen, flow.at_train(a, rows)), (test, flow.kernels.at_test(a))
+    return Runs(*(_functions(start, product, shares, distinct, places, coupled) for start, product in at_points))
 
 
-def recursion_input(flow: Flow, trained: Input) -> Input:
-    """Returns the residuals of ``trained`` under the squared error, ``trained`` itself under another loss."""
-    return trained._replace(residual=trained.residual - flow.targets[:, None, :]) if flow.kind.is_linear else trained
+def _stacked(*parts: AnyArray) -> AnyArray:
+    return np.stack(parts) if is_concrete(parts) else jnp.stack(parts)
 
 
-def _moved(
-    start: Input, a: Float[Array, "*r q K D"], at: KernelProduct, shares: Float[AnyArray, "r K"]
-) -> Float[Array, "*r m K D"]:
-    """Computes functions [.., r, m, K, D] from coefficients a [.., r, q, K, D]; ``start`` has [.., m, K, D]."""
-    functions = start.residual[..., None, :, :, :] - jnp.moveaxis(at(jnp.moveaxis(a, -3, 0)), 0, -3)
+def _coefficients(
+    flow: Flow, trained: Input, rounds: Int[np.ndarray, "r"], model: int | None
+) -> tuple[Float[Array, "q E r K D"], Float[AnyArray, "rounds K"]]:
+    """Computes the coefficients of runs from E initial functions after ``rounds`` [r], increasing, and w_0's shares."""
+    program, shares = flow.program(model, trained.residual.shape[3]), flow.shares(model)
+    targets = flow.targets if flow.kind.is_linear else None
+    return _paths(program, trained, targets, shares, rounds), shares
+
+
+@jax.jit
+def _paths(
+    program: Program,
+    trained: Input,
+    targets: Float[AnyArray, "q D"] | None,
+    shares: Float[AnyArray, "rounds K"],
+    rounds: Int[AnyArray, "r"],
+) -> Float[Array, "q E r K D"]:
+    def one(start: Input) -> Array:
+        if targets is not None:  # the recursion reads residuals
+            start = start._replace(residual=start.residual - targets[:, None, :])
+        return path(program, start, shares, rounds)
+
+    return jnp.moveaxis(jax.vmap(one)(trained), 2, 0)
+
+
+@functools.partial(jax.jit, static_argnames="coupled")
+def _functions(
+    start: Input,
+    products: Float[AnyArray, "p E distinct K D"],
+    shares: Float[AnyArray, "rounds K"],
+    distinct: Int[AnyArray, "distinct"],
+    places: Int[AnyArray, "r"],
+    coupled: int,
+) -> Float[Array, "r K E m C"]:
+    """Computes functions from products with the kernel after the rounds ``distinct``; ``start`` is [E, p, K, D]."""
+    functions = jnp.moveaxis(start.residual, 1, 0)[:, :, None] - products
     if start.along is not None:
-        lost = jnp.asarray(shares)[:, None, :, None] - 1
-        lost = lost.reshape((1,) * (functions.ndim - 4) + lost.shape)
-        functions = functions + lost * start.along[..., None, :, :, :]
-    return functions
+        lost = shares[distinct][None, None, ..., None] - 1
+        functions = functions + lost * jnp.moveaxis(start.along, 1, 0)[:, :, None]
+    functions = functions[:, :, places].transpose(2, 3, 1, 0, 4)
+    # values [.., m C, 1] of a kernel that couples outputs become [.., m, C]
+    return functions.reshape(*functions.shape[:3], -1, coupled) if coupled > 1 else functions
 
 
-def _by_output(flow: Flow, rows: Float[Array, "..."]) -> Float[Array, "..."]:
-    """Reshapes values [.., m C, 1] of a kernel that couples outputs to [.., m, C]."""
-    return rows.reshape(*rows.shape[:-2], -1, flow.kind.rows_per_example) if flow.kind.rows_per_example > 1 else rows
-
-
-def _rows(flow: Flow, name: str, values: ArrayLike, rows: int, model: int | None) -> Float[Array, "rows K D"]:
+def _rows(flow: Flow, name: str, values: ArrayLike, rows: int, model: int | None) -> Float[AnyArray, "rows K D"]:
     """Checks values [n, C] of one model or [K, n, C] of all models and returns them as [rows, K, D]."""
     models = () if model is not None else (flow.num_models,)
     shape = (*models, rows // flow.kind.rows_per_example, flow.y_train.shape[1])
     if is_concrete(values):
         values = real_array(name, values)
         finite(name, values)
-    values = jnp.asarray(values, jnp.float64)
+    values = np.asarray(values, np.float64) if is_concrete(values) else jnp.asarray(values, jnp.float64)
     if values.shape != shape:
         raise ValueError(f"{name}: got shape {np.shape(values)}, must be {shape} for model={model}")
     return values.reshape(-1, rows, shape[-1] // flow.kind.rows_per_example).transpose(1, 0, 2)

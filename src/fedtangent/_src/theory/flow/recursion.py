@@ -58,8 +58,8 @@ class Program:
 class Input(NamedTuple):
     """Initial functions at the training points; under the squared error the recursion is linear in them."""
 
-    residual: Float[Array, "q _ D"]  # f_0(X) - Y; under another loss f_0(X)
-    along: Float[Array, "q _ D"] | None  # J(X) w_0; None without weight decay
+    residual: Float[AnyArray, "q _ D"]  # f_0(X) - Y; under another loss f_0(X)
+    along: Float[AnyArray, "q _ D"] | None  # J(X) w_0; None without weight decay
 
 
 def zero_state(program: Program, columns: int) -> FlowState:
@@ -163,7 +163,7 @@ def influence(
     theta_x: Float[Array, "m q"],
     beta: Float[Array, "rounds K"],
     active: Bool[Array, "R"],
-) -> Input:
+) -> Float[Array, "K m q"]:
     """Applies the transpose of ``(residual, along) -> Theta(x, X) a``: how a prediction depends on the input.
 
     The rounds are transposed one by one, from the last to the first. A transpose of the whole scan would store at once
@@ -176,7 +176,7 @@ def influence(
         active: Whether each round has taken place, [R] bool.
 
     Returns:
-        The dependence on residual and ``J(X) w_0``, [q, K, m] each.
+        The matrices B of ``f(x) = gamma f_0(x) - B f_0(X) + ..``, [K, m, q].
     """
     state = zero_state(program, theta_x.shape[0])
     zeros = jnp.zeros_like(state.a)
@@ -199,7 +199,10 @@ def influence(
     last = state._replace(a=jnp.broadcast_to(theta_x.T[:, None, :], zeros.shape))
     rounds = jnp.arange(len(active))
     (_, total), _ = jax.lax.scan(back, (last, starts), (rounds, active), reverse=True)
-    return total
+    b = jnp.asarray(total.residual)
+    if total.along is not None:
+        b = b + program.numbers.homogeneity * total.along
+    return b.transpose(1, 2, 0)
 
 
 def one_round(
@@ -241,7 +244,7 @@ def _drive(program: Program, starts: Input, beta: Float[Array, "K"], state: Flow
     carried = [state.a, state.memory] if controlled and state.memory is not None else [state.a]
     values = _products(program, jnp.concatenate(carried, axis=2), j)
     moved = values[..., : state.a.shape[2]]
-    residual, tilt = starts.residual - moved, None
+    residual, tilt = jnp.asarray(starts.residual) - moved, None
     if program.kind.decays and starts.along is not None:
         remaining = beta[None, :, None] * starts.along
         residual = residual + remaining - starts.along
