@@ -23,9 +23,8 @@ from fedtangent._src.federated.ntk_fl import Evolution
 from fedtangent._src.measures import uncertainty
 from fedtangent._src.measures.tangent_kernels import KernelDiagnostics, kernel_diagnostics
 from fedtangent._src.progress import progress_of
-from fedtangent._src.types import Algorithm, Array, Cohort, Cost, Model, Prediction, PyTree
+from fedtangent._src.types import Algorithm, AnyArray, Array, Cohort, Cost, Model, Prediction, PyTree
 
-AT_ONCE, POINTS_AT_ONCE = 100, 2**17  # initial functions that are computed together, and points of all of them
 WATCHED = 256  # training examples that they are measured on, at most
 
 
@@ -88,17 +87,13 @@ def network_functions(
         x: Inputs, [p, ...].
     """
     keys = jax.random.split(init_key(setting, setting.size.draws, width), count)  # the key of no draw
-    batches = -(-count // max(1, min(AT_ONCE, POINTS_AT_ONCE // len(x))))
-    together = -(-count // batches)
-    filled = np.minimum(np.arange(batches * together), count - 1)  # of full batches, for one program
-    return np.asarray(_initial_functions(setting.model(width), keys[filled], jnp.asarray(x), together))[:count]
+    return np.asarray(_initial_functions(setting.model(width), keys, x))
 
 
-@partial(jax.jit, static_argnames=("model", "together"))
-def _initial_functions(
-    model: Model, keys: jax.Array, x: Num[Array, "p ..."], together: int
-) -> Float[Array, "count p C"]:
-    return jax.lax.map(lambda key: model.apply(model.init(key), x), keys, batch_size=together)
+@partial(jax.jit, static_argnames="model")
+def _initial_functions(model: Model, keys: jax.Array, x: Num[AnyArray, "p ..."]) -> Float[Array, "count p C"]:
+    # one after the other: several at once take longer, and their program twice as long to compile
+    return jax.lax.map(lambda key: model.apply(model.init(key), jnp.asarray(x)), keys)
 
 
 def trained_networks(
@@ -142,7 +137,7 @@ def ntk_fl(setting: Setting, width: int, kernel: str, draws: int, progress: bool
     """
     problem, model = setting.problem, setting.model(width)
     clients = problem.partition.num_clients
-    theta = np.asarray(model.kernel(jnp.asarray(problem.x_train), None, get="ntk"))  # type: ignore[misc]
+    theta = np.asarray(setting.kernel(jnp.asarray(problem.x_train), None, get="ntk"))
     examples, outputs = problem.y_train.shape
     times = NTK_TIMES if setting.ntk_fl is None else setting.ntk_fl.times
     algorithm = algorithms.ntk_fl(

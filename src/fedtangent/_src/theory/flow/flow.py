@@ -15,19 +15,20 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float, Float64, Int, Num
 
 from fedtangent._src.checks import number, whole
-from fedtangent._src.kernels.gram import KernelBlocks, product
+from fedtangent._src.kernels.gram import KernelBlocks
 from fedtangent._src.kernels.large import LargeKernel
 from fedtangent._src.theory.checks import in_float64, is_concrete, on_device
 from fedtangent._src.theory.flow import asymptotics, functions
 from fedtangent._src.theory.flow.asymptotics import PassSpectrum, Stability
 from fedtangent._src.theory.flow.clients import ClientBlocks
 from fedtangent._src.theory.flow.functions import Runs
-from fedtangent._src.theory.flow.recursion import Input, Program, in_chunks, influence, path, shares_of_start
+from fedtangent._src.theory.flow.recursion import Input, Program, influence, path, shares_of_start
 from fedtangent._src.theory.flow.rounds import Rounds, RunSlots, only_model, rows_needed
 from fedtangent._src.theory.flow.rules import Kind, Numbers
 from fedtangent._src.theory.prior import covariance_terms, prior_blocks
@@ -133,7 +134,7 @@ class Flow:
             raise ValueError("along_train: got one of along_train and along_test, must be both or neither")
         at_test = functions.started(self, "test", f0_test, along_test, model)
         trained = functions.started(self, "train", f0_train, along_train, model)
-        return self._evolved(trained, at_test, self.kernels.at_test, r, model)
+        return self._evolved(trained, at_test, r, model)
 
     @in_float64
     def predict_train(
@@ -150,7 +151,7 @@ class Flow:
             f0_train, r, model, along_train: As for ``predict``.
         """
         trained = functions.started(self, "train", f0_train, along_train, model)
-        return self._evolved(trained, trained, self.at_train, r, model)
+        return self._evolved(trained, None, r, model)
 
     @in_float64
     def runs(
@@ -381,20 +382,9 @@ class Flow:
 
     def shares(self, model: int | None) -> Float[AnyArray, "rounds K"]:
         """Computes the share of w_0 that weight decay has left before each round and after the last, [R + 1, K]."""
-        program = self.program(model, 1)
-        return shares_of_start(program) if self.kind.decays else np.ones((self.num_rounds + 1, program.num_models))
-
-    def at_train(self, a: Float[Array, "q ..."], rows: Int[np.ndarray, "t"] | None = None) -> Float[Array, "t ..."]:
-        """Computes ``Theta(X, X) a`` for a [q, ..], or some of its rows.
-
-        Args:
-            a: Coefficients.
-            rows: Indices of the rows in the result; None for all.
-        """
-        if rows is None:
-            return product(self.theta, a)
-        product_rows = in_chunks(self.theta, jnp.asarray(rows), a.reshape(len(a), -1))
-        return product_rows[rows].reshape(len(rows), *a.shape[1:])
+        if not self.kind.decays:
+            return np.ones((self.num_rounds + 1, self.num_models if model is None else 1))
+        return shares_of_start(self.program(model, 1))
 
     @property
     def num_test(self) -> int:
@@ -417,9 +407,13 @@ class Flow:
         return self.blocks
 
     def _evolved(
-        self, trained: Input, start: Input, at: functions.KernelProduct, r: int | Sequence[int], model: int | None
+        self, trained: Input, at_test: Input | None, r: int | Sequence[int], model: int | None
     ) -> Float[AnyArray, "*r rows C"]:
-        of_models = functions.evolved(self, trained, start, at, self.rounds_of(r), model)
+        """Computes the functions of one run: at the test points, or at the training points without ``at_test``."""
+        train, test = jax.tree.map(lambda values: values[None], (trained, at_test))
+        points = None if at_test is None else np.zeros(0, int)
+        of_train, of_test = functions.followed(self, train, test, self.rounds_of(r), points, model)
+        of_models = (of_train if of_test is None else of_test)[:, :, 0]
         outputs = finite_functions(of_models if model is None else of_models[:, 0])
         return outputs if np.ndim(r) else outputs[0]
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -12,14 +11,13 @@ import numpy as np
 from jaxtyping import Float, Float64, Int
 
 from fedtangent._src.checks import finite, real_array
+from fedtangent._src.kernels.gram import KernelBlocks, product
 from fedtangent._src.theory.checks import is_concrete
-from fedtangent._src.theory.flow.recursion import Input, Program, path
+from fedtangent._src.theory.flow.recursion import Input, Program, in_chunks, path
 from fedtangent._src.types import AnyArray, Array, ArrayLike
 
 if TYPE_CHECKING:
     from fedtangent._src.theory.flow.flow import Flow
-
-KernelProduct: TypeAlias = Callable[[Array], AnyArray]  # maps coefficients a [q, ...] to Theta(points, X) a
 
 
 class Runs(NamedTuple):
@@ -64,26 +62,6 @@ def started(flow: Flow, split: str, f0: ArrayLike, along: ArrayLike | None, mode
     return Input(start, _rows(flow, f"along_{split}", along, rows, model))
 
 
-def evolved(
-    flow: Flow, trained: Input, start: Input, at: KernelProduct, rounds: Int[np.ndarray, "r"], model: int | None
-) -> Float[AnyArray, "r K m C"]:
-    """Computes the functions [r, K, m, C] after each of ``rounds`` [r].
-
-    Args:
-        flow: Flow to follow.
-        trained: Initial function at the training points.
-        start: Initial function at the m points of the result.
-        at: Product with the kernel at the m points.
-        rounds: Numbers of finished rounds, in any order.
-        model: Index of one model, or None for all.
-    """
-    trained, start = (jax.tree.map(lambda values: values[None], part) for part in (trained, start))
-    distinct, places = np.unique(rounds, return_inverse=True)
-    a, shares = _coefficients(flow, trained, distinct, model)
-    functions = _functions(start, at(a), shares, distinct, places, flow.kind.rows_per_example)
-    return functions[:, :, 0]
-
-
 def runs(
     flow: Flow,
     f0_train: AnyArray | Sequence[AnyArray],
@@ -107,60 +85,98 @@ def runs(
         jax.tree.map(_stacked, *(started(flow, split, f, None, model) for f in functions))
         for split, functions in (("train", f0_train), ("test", f0_test))
     )
-    distinct, places = np.unique(rounds, return_inverse=True)
-    a, shares = _coefficients(flow, train, distinct, model)
-    coupled = flow.kind.rows_per_example
-    rows = None if points is None else (points[:, None] * coupled + np.arange(coupled)).ravel()
-    chosen = train if rows is None else jax.tree.map(lambda values: values[:, rows], train)
-    at_points = (chosen, flow.at_train(a, rows)), (test, flow.kernels.at_test(a))
-    return Runs(*(_functions(start, product, shares, distinct, places, coupled) for start, product in at_points))
+    at_train, at_test = followed(flow, train, test, rounds, points, model)
+    assert at_test is not None
+    return Runs(at_train, at_test)
 
 
 def _stacked(*parts: AnyArray) -> AnyArray:
     return np.stack(parts) if is_concrete(parts) else jnp.stack(parts)
 
 
-def _coefficients(
-    flow: Flow, trained: Input, rounds: Int[np.ndarray, "r"], model: int | None
-) -> tuple[Float[Array, "q E r K D"], Float[AnyArray, "rounds K"]]:
-    """Computes the coefficients of runs from E initial functions after ``rounds`` [r], increasing, and w_0's shares."""
-    program, shares = flow.program(model, trained.residual.shape[3]), flow.shares(model)
-    targets = flow.targets if flow.kind.is_linear else None
-    return _paths(program, trained, targets, shares, rounds), shares
+class _Asked(NamedTuple):
+    """What is asked of runs, besides their program: where they are looked at, and what is computed before."""
+
+    targets: Float[AnyArray, "q D"] | None  # under the squared error
+    shares: Float[AnyArray, "rounds K"]  # of w_0, see ``Flow.shares``
+    distinct: Int[AnyArray, "distinct"]  # numbers of finished rounds, increasing
+    places: Int[AnyArray, "r"]  # of the rounds of the result among them
+    rows: Int[AnyArray, "t"] | None  # kernel rows of the training points in the result; None for all
+
+
+def followed(
+    flow: Flow,
+    train: Input,
+    test: Input | None,
+    rounds: Int[np.ndarray, "r"],
+    points: Int[np.ndarray, "t"] | None,
+    model: int | None,
+) -> tuple[Float[Array, "r K E t C"], Float[Array, "r K E m C"] | None]:
+    """Computes the functions after ``rounds``, of runs from E initial functions, at training and at test points.
+
+    Args:
+        flow: Flow to follow.
+        train: Initial functions at the training points, [E, q, K, D].
+        test: Initial functions at the test points; None: the result has none.
+        rounds: Numbers of finished rounds, in any order.
+        points: Indices of the training points in the result; None for all.
+        model: Index of one model, or None for all.
+    """
+    coupled, (distinct, places) = flow.kind.rows_per_example, np.unique(rounds, return_inverse=True)
+    rows = None if points is None else (points[:, None] * coupled + np.arange(coupled)).ravel()
+    program = flow.program(model, train.residual.shape[3])
+    asked = _Asked(flow.targets if flow.kind.is_linear else None, flow.shares(model), distinct, places, rows)
+    if isinstance(flow.kernels, KernelBlocks):
+        return _in_one_program(program, train, test, flow.kernels.ntk_test_train, asked)
+    a = _paths(program, train, asked)
+    at_test = None if test is None else _functions(program, test, jnp.asarray(flow.kernels.at_test(a)), asked)
+    return _at_train(program, train, a, asked), at_test
 
 
 @jax.jit
-def _paths(
-    program: Program,
-    trained: Input,
-    targets: Float[AnyArray, "q D"] | None,
-    shares: Float[AnyArray, "rounds K"],
-    rounds: Int[AnyArray, "r"],
-) -> Float[Array, "q E r K D"]:
+def _in_one_program(
+    program: Program, train: Input, test: Input | None, theta_test: Float[Array, "p q"], asked: _Asked
+) -> tuple[Float[Array, "r K E t C"], Float[Array, "r K E m C"] | None]:
+    a = _paths(program, train, asked)
+    at_test = None if test is None else _functions(program, test, product(theta_test, a), asked)
+    return _at_train(program, train, a, asked), at_test
+
+
+@jax.jit
+def _paths(program: Program, train: Input, asked: _Asked) -> Float[Array, "q E distinct K D"]:
+    """Computes the coefficients of the runs."""
+
     def one(start: Input) -> Array:
-        if targets is not None:  # the recursion reads residuals
-            start = start._replace(residual=start.residual - targets[:, None, :])
-        return path(program, start, shares, rounds)
+        if asked.targets is not None:  # the recursion reads residuals
+            start = start._replace(residual=start.residual - asked.targets[:, None, :])
+        return path(program, start, jnp.asarray(asked.shares), jnp.asarray(asked.distinct))
 
-    return jnp.moveaxis(jax.vmap(one)(trained), 2, 0)
+    return jnp.moveaxis(jax.vmap(one)(train), 2, 0)
 
 
-@functools.partial(jax.jit, static_argnames="coupled")
+@jax.jit
+def _at_train(
+    program: Program, train: Input, a: Float[Array, "q E distinct K D"], asked: _Asked
+) -> Float[Array, "r K E t C"]:
+    if asked.rows is None:
+        return _functions(program, train, product(program.theta, a), asked)
+    rows, products = jnp.asarray(asked.rows), jnp.zeros((0, *a.shape[1:]))
+    if len(rows):
+        products = in_chunks(program.theta, rows, a.reshape(len(a), -1))[rows].reshape(len(rows), *a.shape[1:])
+    return _functions(program, jax.tree.map(lambda values: values[:, rows], train), products, asked)
+
+
+@jax.jit
 def _functions(
-    start: Input,
-    products: Float[AnyArray, "p E distinct K D"],
-    shares: Float[AnyArray, "rounds K"],
-    distinct: Int[AnyArray, "distinct"],
-    places: Int[AnyArray, "r"],
-    coupled: int,
+    program: Program, start: Input, products: Float[Array, "p E distinct K D"], asked: _Asked
 ) -> Float[Array, "r K E m C"]:
-    """Computes functions from products with the kernel after the rounds ``distinct``; ``start`` is [E, p, K, D]."""
-    functions = jnp.moveaxis(start.residual, 1, 0)[:, :, None] - products
+    """Computes functions from initial functions [E, p, K, D] and products of a kernel's p rows with coefficients."""
+    functions = jnp.moveaxis(jnp.asarray(start.residual), 1, 0)[:, :, None] - products
     if start.along is not None:
-        lost = shares[distinct][None, None, ..., None] - 1
-        functions = functions + lost * jnp.moveaxis(start.along, 1, 0)[:, :, None]
-    functions = functions[:, :, places].transpose(2, 3, 1, 0, 4)
-    # values [.., m C, 1] of a kernel that couples outputs become [.., m, C]
+        lost = jnp.asarray(asked.shares)[asked.distinct][None, None, ..., None] - 1
+        functions = functions + lost * jnp.moveaxis(jnp.asarray(start.along), 1, 0)[:, :, None]
+    functions = functions[:, :, asked.places].transpose(2, 3, 1, 0, 4)
+    coupled = program.kind.rows_per_example  # values [.., m C, 1] of a kernel that couples outputs become [.., m, C]
     return functions.reshape(*functions.shape[:3], -1, coupled) if coupled > 1 else functions
 
 
