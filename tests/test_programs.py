@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import time
 import zlib
 from pathlib import Path
 
@@ -80,6 +81,19 @@ def test_programs_cut_short_are_compiled_again_and_replaced(tmp_path: Path):
     assert not kept(tmp_path)  # they were removed at exit
     assert ended(started(tmp_path)) == (result, 0, written) and len(kept(tmp_path)) == written
     assert ended(started(tmp_path)) == (result, written, 0)
+
+
+@pytest.mark.parametrize("most", [1, 4])
+def test_kill_9_while_programs_are_written_loses_and_changes_nothing(tmp_path: Path, most: int):
+    killed = started(tmp_path / "killed")
+    while len(kept(tmp_path / "killed")) < most and killed.poll() is None:
+        time.sleep(0.001)
+    killed.kill()
+    killed.communicate()
+    result, _, written = ended(started(tmp_path / "whole"))
+    # the first removes a program that was cut short, the second writes it
+    assert {ended(started(tmp_path / "killed"))[0] for _ in range(2)} == {result}
+    assert ended(started(tmp_path / "killed")) == (result, written, 0)
 
 
 def test_two_processes_at_once_keep_the_same_programs(tmp_path: Path):
