@@ -9,16 +9,18 @@ import numpy as np
 import pytest
 
 from fedtangent._src.cli.compare import _metrics
-from fedtangent._src.comparison import all_verdicts, linear_models, predicted
+from fedtangent._src.comparison import all_verdicts, linear_models, predicted, simulated
 from fedtangent._src.comparison.cases import build
 from fedtangent._src.comparison.predicted import Predicted
 from fedtangent._src.comparison.settings import Setting, standardised
-from fedtangent._src.comparison.side_by_side import Comparison, run
+from fedtangent._src.comparison.side_by_side import WITHOUT_NTK_FL, Comparison, run
 from fedtangent._src.comparison.simulated import Simulated, cohorts, init_key, network_functions, trained
 from fedtangent._src.comparison.statistics import width_slope
 from fedtangent._src.comparison.verdicts import EXACT, Verdict
 from fedtangent._src.engine import Evaluation, simulate
-from fedtangent._src.types import Cohort
+from fedtangent._src.engine.memory import DoesNotFit
+from fedtangent._src.engine.run import resolve_mapping
+from fedtangent._src.types import Algorithm, Cohort
 
 from ..stand_ins import stand_in
 from .tiny import network
@@ -287,3 +289,21 @@ def test_a_comparison_of_networks_that_learned_little_says_so(linear_result: Com
     idle = linear_result._replace(gaps=(gap._replace(simulated=np.full_like(gap.simulated, 0.5)),))
     assert idle.remark.startswith("the networks learned little: their training residual")
     assert "learned little" in repr(idle)
+
+
+def test_ntk_fl_whose_jacobian_does_not_fit_is_left_out_of_a_users_run_only(
+    linear_setting: Setting, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_room(algorithm: Algorithm, *rest: object, **more: object) -> object:
+        if algorithm.name == "ntk_fl":
+            raise DoesNotFit("mapping: scan needs 2 GiB, the device has 1 GiB")
+        return resolve_mapping(algorithm, *rest, **more)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(simulated, "resolve_mapping", no_room)
+    with pytest.raises(DoesNotFit, match="2 GiB"):
+        run(linear_setting)
+    said: list[str] = []
+    result = run(dataclasses.replace(linear_setting, ntk_fl=None), say=said.append)
+    assert result.ntk_fl == () and WITHOUT_NTK_FL in result.notes
+    assert all(verdict.passed is not False for verdict in result.verdicts)
+    assert any("needs 2 GiB" in line for line in said)

@@ -18,11 +18,13 @@ from fedtangent._src.comparison.simulated import Simulated, cohorts, history_bes
 from fedtangent._src.comparison.table import MethodRow, simulated_row, theory_row
 from fedtangent._src.comparison.verdicts import Verdict, summary
 from fedtangent._src.engine.history import History, html_of
+from fedtangent._src.engine.memory import DoesNotFit
 from fedtangent._src.losses import targets_of
 from fedtangent._src.theory.checks import require_float64
 
 FEWEST_DRAWS = 5  # for the interval of a variance
 FEWEST_WIDTHS = 3  # for the interval of a slope
+WITHOUT_NTK_FL = "NTK-FL is left out, because its Jacobian does not fit into memory"
 MOST_NUMBERS = 2**24  # of one draw's functions over all rounds
 
 
@@ -89,6 +91,8 @@ class Comparison(NamedTuple):
             errors = {m.width: float(m.info["kernel_error"].mean()) for m in self.ntk_fl if "averaged" in m.method}
             by_width = ", ".join(f"{error:.3f} at width {width}" for width, error in errors.items())
             notes.append(f"NTK-FL's averaged kernel H for all outputs, relative error of the whole kernel: {by_width}")
+        if not self.ntk_fl and self.setting.problem.loss == "squared_error":
+            notes.append(WITHOUT_NTK_FL)
         return tuple(notes + [self.remark] * bool(self.remark))
 
 
@@ -164,7 +168,12 @@ def _evolve(setting: Setting, progress: bool | None, say: Report) -> tuple[Simul
     for kernel, widths, draws in runs:
         for width in widths:
             say(f"{setting.name}: NTK-FL, {kernel} kernel, width {width}")
-            evolved.append(ntk_fl(setting, width, kernel, draws, progress))
+            try:
+                evolved.append(ntk_fl(setting, width, kernel, draws, progress))
+            except DoesNotFit as error:
+                if standard is not None:  # it is what the case compares
+                    raise
+                say(f"{setting.name}: {WITHOUT_NTK_FL}: {error}")
     return tuple(evolved)
 
 

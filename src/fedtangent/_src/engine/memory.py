@@ -23,6 +23,10 @@ from fedtangent._src.types import Aggregate, Algorithm, Array, Engine, Federated
 Arguments = ParamSpec("Arguments")
 
 
+class DoesNotFit(ValueError):
+    """Error for a run that needs more memory than the device has."""
+
+
 class MemoryPlan(NamedTuple):
     """The predicted bytes of a run on one device, by part."""
 
@@ -159,15 +163,15 @@ def check(
         algorithm, data, mapping, max_client_size, rounds, evaluated: As in ``plan``.
 
     Raises:
-        ValueError: The run does not fit; the message names the largest chunk that fits, or the part that is too large.
+        DoesNotFit: The run does not fit; the message names the largest chunk that fits, or the part that is too large.
     """
     planned = plan(algorithm, data, mapping, max_client_size, rounds, evaluated)
     if planned.fits:
         return planned
     needs = f"{mapping} needs {size(planned.total)}, the device has {size(planned.limit)}"
     if planned._replace(concurrent=0).fits and planned.largest_chunk >= 1:
-        raise ValueError(f"mapping: {needs}; the largest chunk that fits is chunked:{planned.largest_chunk}")
-    raise ValueError(
+        raise DoesNotFit(f"mapping: {needs}; the largest chunk that fits is chunked:{planned.largest_chunk}")
+    raise DoesNotFit(
         f"mapping: {needs}, and no mapping fits: data and state take {size(planned.fixed)}, the first state "
         f"{size(planned.start)}, the server {size(planned.server)}, one client {size(planned.slot)}, an evaluation "
         f"{size(planned.evaluation)}"
