@@ -172,14 +172,14 @@ def _every_round(theory: Predicted, networks: tuple[Simulated, ...], wrong: dict
     right = predicted_networks(theory.flow, networks, rounds)
     if not theory.flow.kind.is_linear:
         return _without_a_law(theory, networks, right, wrong)
-    means, followed = np.asarray(theory.flow.mean(rounds)), []
+    means, followed = np.asarray(theory.flow.mean(setting.size.rounds))[1:], []
     for at, r in enumerate(rounds, start=1):
         law = np.trace(theory.moments[at].cov, axis1=1, axis2=2)
         variance = _propagated_variance(theory.blocks, theory.influences[r])
         followed.append(_followed(networks, [p[at - 1] for p in right], at, variance, law))
     away, slopes, variances = {}, {}, {}
     for mistake, flow in wrong.items():
-        away[mistake] = list((np.asarray(flow.mean(rounds)) - means).mean(axis=1))
+        away[mistake] = list((np.asarray(flow.mean(setting.size.rounds))[1:] - means).mean(axis=1))
         slopes[mistake] = predicted_networks(flow, networks, rounds)
         variances[mistake] = np.trace(np.asarray(flow.cov(rounds[-1])), axis1=1, axis2=2)
     slopes["targets of the other sign"] = [p - 2 * means[:, :, None] for p in right]

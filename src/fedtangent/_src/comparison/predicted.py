@@ -150,9 +150,10 @@ def networks(flow: Flow, simulated: Sequence[Simulated], rounds: Sequence[int]) 
     Args:
         flow: The flow.
         simulated: Networks, one entry for each width.
-        rounds: Numbers of finished rounds, [r].
+        rounds: Numbers of finished rounds, [r], without the start.
     """
-    return [from_starts(flow, starts_of(networks), rounds).test for networks in simulated]
+    # from the start on, as ``run`` predicts them: one program
+    return [from_starts(flow, starts_of(networks), [0, *rounds]).test[1:] for networks in simulated]
 
 
 def starts_of(networks: Simulated) -> Starts:

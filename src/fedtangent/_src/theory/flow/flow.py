@@ -411,7 +411,7 @@ class Flow:
     ) -> Float[AnyArray, "*r rows C"]:
         """Computes the functions of one run: at the test points, or at the training points without ``at_test``."""
         train, test = jax.tree.map(lambda values: values[None], (trained, at_test))
-        points = None if at_test is None else np.zeros(0, int)
+        points = np.zeros(0, int) if at_test is not None and isinstance(self.kernels, LargeKernel) else None
         of_train, of_test = functions.followed(self, train, test, self.rounds_of(r), points, model)
         of_models = (of_train if of_test is None else of_test)[:, :, 0]
         outputs = finite_functions(of_models if model is None else of_models[:, 0])

@@ -74,7 +74,8 @@ def build_rounds(
     packed = []
     for index in range(len(clients.buckets)):
         mine = present & (clients.bucket_of[client] == index)
-        width = max(1, int(mine.sum(axis=1).max(initial=0)))
+        # of rounded width: a run with a few clients less is the same program
+        width = min(client.shape[1], 1 << (max(1, int(mine.sum(axis=1).max(initial=0))) - 1).bit_length())
         order = np.argsort(~mine, axis=1, kind="stable")[:, :width]
         filled = np.take_along_axis(mine, order, axis=1)
         place = np.where(filled, clients.place_in_bucket[np.take_along_axis(client, order, axis=1)], 0)
