@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import functools
 import json
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -93,3 +95,25 @@ def test_every_command_runs_with_its_defaults(
     assert (ended.code, ended.err) == (0, "")
     written = json.loads((folder / "results/compare/config.json").read_text())["options"]
     assert written.get("scale", "default") == "default" and (folder / "results/compare/result.json").exists()
+
+
+COUNTED = """
+import sys, jax
+from fedtangent._src.cli.main import main
+compiled = []
+jax.monitoring.register_event_duration_secs_listener(
+    lambda event, *rest, **more: compiled.append(event) if event.endswith("backend_compile_duration") else None
+)
+try:
+    main(["compare", "--case", "sine", "--scale", "smoke", "--programs", "off"])
+except SystemExit as left:
+    print(left.code, len(compiled))
+"""
+
+
+@pytest.mark.slow
+def test_the_sine_case_compiles_few_programs(tmp_path: Path) -> None:
+    """They were 161; one operation at a time, theory alone took more than 300."""
+    ended = subprocess.run([sys.executable, "-c", COUNTED], cwd=tmp_path, capture_output=True, text=True, check=True)
+    code, programs = map(int, ended.stdout.splitlines()[-1].split())
+    assert code == 0 and programs < 175, ended.stdout
