@@ -196,7 +196,8 @@ class Setting:
 
     def model(self, width: int) -> Model:
         """Returns the network of a width, with float64 weights; the algorithm's model if its width is fixed."""
-        return _of_width(self.algorithm.model, width)
+        model = self.algorithm.model
+        return in_float64(model) if model.at_width is None else _at_width(model.at_width, width)
 
     @property
     def kernel(self) -> Kernel:
@@ -220,8 +221,8 @@ class Setting:
 
 
 @functools.lru_cache(maxsize=8)  # one object, so that its algorithms share compiled programs
-def _of_width(model: Model, width: int) -> Model:
-    return in_float64(model if model.at_width is None else model.at_width(width))
+def _at_width(at_width: Callable[[int], Model], width: int) -> Model:
+    return in_float64(at_width(width))
 
 
 def in_float64(plain: Model) -> Model:
