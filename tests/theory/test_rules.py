@@ -139,7 +139,7 @@ def without(rule: dict, option: str) -> dict:
 
 
 DAILY = ("momentum and weight decay", "fed_dyn", "fed_nova and prox", "gradient flow, prox, weight decay")
-DAILY += ("step weights, weight decay", "minibatches, scaffold", "modified_local_gd, prox")
+DAILY += ("step weights, weight decay", "minibatches, scaffold", "modified_local_gd, prox", "nesterov")
 
 
 @pytest.mark.parametrize("name", nightly(RULES, DAILY))
