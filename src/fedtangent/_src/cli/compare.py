@@ -146,21 +146,21 @@ def run_job(job: CompareJob) -> Ended:
     screen, start = console(), time.perf_counter()
     say, folder = clock(screen), output_folder(job.output)
     write_config(folder, "compare", job.options)
-    results, figures, drawn = list[Compared](), job.figures.within(folder), list[Future[list[Path]]]()
-    with ThreadPoolExecutor(1) as beside:  # draws while the next setting is computed
+    results, figures, drawings = list[Compared](), job.figures.within(folder), list[Future[list[Path]]]()
+    with ThreadPoolExecutor(1) as artist:  # draws while the next setting is computed
         for setting in job.settings:
             screen.print(f"[bold]{setting.title}[/bold]")
             results.append(compared(setting, progress=True, say=say))
             _write(folder, job.seed, results)
-            drawn.append(beside.submit(draw_each, results[-1], figures))
+            drawings.append(artist.submit(draw_each, results[-1], figures))
             _show(screen, results[-1])
-        verdicts = [v for r in results for v in r.verdicts]
-        screen.print(tables.LEGEND, style="dim")
+    verdicts = [v for r in results for v in r.verdicts]
+    screen.print(tables.LEGEND, style="dim")
+    screen.print()
+    if verdicts:
+        tables.show_verdicts(screen, verdicts, "Do simulation and theory agree?", tables.COMPARISON_LEGEND)
         screen.print()
-        if verdicts:
-            tables.show_verdicts(screen, verdicts, "Do simulation and theory agree?", tables.COMPARISON_LEGEND)
-            screen.print()
-    paths = [*(path for each in drawn for path in each.result()), *draw_together(results, figures)]
+    paths = [*(path for drawing in drawings for path in drawing.result()), *draw_together(results, figures)]
     screen.print(f"[bold]{summary(verdicts)}[/bold] ({time.perf_counter() - start:.0f} s)")
     screen.print(f"{len(paths)} figures in {folder / 'figures'}; numbers in {folder / 'result.json'}", highlight=False)
     if all(setting.is_standard for setting in job.settings):

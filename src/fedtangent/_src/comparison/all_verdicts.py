@@ -172,7 +172,7 @@ def _every_round(theory: Predicted, networks: tuple[Simulated, ...], wrong: dict
     right = predicted_networks(theory.flow, networks, rounds)
     if not theory.flow.kind.is_linear:
         return _without_a_law(theory, networks, right, wrong)
-    means, followed = np.asarray(theory.flow.mean(setting.size.rounds))[1:], []
+    means, followed = np.stack([law.mean for law in theory.moments[1:]]), []
     for at, r in enumerate(rounds, start=1):
         law = np.trace(theory.moments[at].cov, axis1=1, axis2=2)
         variance = _propagated_variance(theory.blocks, theory.influences[r])

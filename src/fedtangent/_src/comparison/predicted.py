@@ -150,9 +150,9 @@ def networks(flow: Flow, simulated: Sequence[Simulated], rounds: Sequence[int]) 
     Args:
         flow: The flow.
         simulated: Networks, one entry for each width.
-        rounds: Numbers of finished rounds, [r], without the start.
+        rounds: Numbers of finished rounds, [r], all at least 1.
     """
-    # from the start on, as ``run`` predicts them: one program
+    # with round 0, as ``side_by_side.run`` predicts them: the same compiled program
     return [from_starts(flow, starts_of(networks), [0, *rounds]).test[1:] for networks in simulated]
 
 

@@ -181,7 +181,7 @@ def check(
 def check_program(
     name: str, run: Callable[Arguments, object], *arguments: Arguments.args, **options: Arguments.kwargs
 ) -> None:
-    """Raises ``ValueError`` if a function and its arguments do not fit into memory.
+    """Raises ``DoesNotFit`` if a function and its arguments do not fit into memory.
 
     Args:
         name: Beginning of the error message.
@@ -190,7 +190,7 @@ def check_program(
     """
     needed = pytrees.num_bytes((arguments, options)) + _held_bytes(run, *arguments, **options)
     if needed > USABLE * liveness.memory_limit():
-        raise ValueError(
+        raise DoesNotFit(
             f"{name}, which needs {size(needed)} of memory, the device has {size(liveness.memory_limit())}"
         )
 

@@ -75,7 +75,7 @@ def draw_each(result: Compared, figures: Figures) -> list[Path]:
 
 
 def draw_together(results: Sequence[Compared], figures: Figures) -> list[Path]:
-    """Draws the figures that show all comparisons: errors by width and training errors; returns their paths.
+    """Draws the figures that show all comparisons together, of errors by width and by round; returns their paths.
 
     Args:
         results: The comparisons.

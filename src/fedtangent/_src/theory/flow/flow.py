@@ -409,10 +409,9 @@ class Flow:
     def _evolved(
         self, trained: Input, at_test: Input | None, r: int | Sequence[int], model: int | None
     ) -> Float[AnyArray, "*r rows C"]:
-        """Computes the functions of one run: at the test points, or at the training points without ``at_test``."""
+        """Computes the functions of one run at the test points; without ``at_test``, at the training points."""
         train, test = jax.tree.map(lambda values: values[None], (trained, at_test))
-        points = np.zeros(0, int) if at_test is not None and isinstance(self.kernels, LargeKernel) else None
-        of_train, of_test = functions.followed(self, train, test, self.rounds_of(r), points, model)
+        of_train, of_test = functions.followed(self, train, test, self.rounds_of(r), None, model)
         of_models = (of_train if of_test is None else of_test)[:, :, 0]
         outputs = finite_functions(of_models if model is None else of_models[:, 0])
         return outputs if np.ndim(r) else outputs[0]

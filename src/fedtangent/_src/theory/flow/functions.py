@@ -94,13 +94,13 @@ def _stacked(*parts: AnyArray) -> AnyArray:
     return np.stack(parts) if is_concrete(parts) else jnp.stack(parts)
 
 
-class _Asked(NamedTuple):
-    """What is asked of runs, besides their program: where they are looked at, and what is computed before."""
+class _Request(NamedTuple):
+    """Rounds and training points of a result, and the targets and shares that the recursion reads for them."""
 
-    targets: Float[AnyArray, "q D"] | None  # under the squared error
-    shares: Float[AnyArray, "rounds K"]  # of w_0, see ``Flow.shares``
-    distinct: Int[AnyArray, "distinct"]  # numbers of finished rounds, increasing
-    places: Int[AnyArray, "r"]  # of the rounds of the result among them
+    targets: Float[AnyArray, "q D"] | None  # None under another loss than the squared error
+    shares: Float[AnyArray, "rounds K"]  # of w_0 (``Flow.shares``)
+    distinct: Int[AnyArray, "distinct"]  # requested numbers of finished rounds, each once, increasing
+    places: Int[AnyArray, "r"]  # index in ``distinct`` of each round of the result
     rows: Int[AnyArray, "t"] | None  # kernel rows of the training points in the result; None for all
 
 
@@ -112,12 +112,12 @@ def followed(
     points: Int[np.ndarray, "t"] | None,
     model: int | None,
 ) -> tuple[Float[Array, "r K E t C"], Float[Array, "r K E m C"] | None]:
-    """Computes the functions after ``rounds``, of runs from E initial functions, at training and at test points.
+    """Computes ``f_r`` after each of ``rounds`` for E initial functions, at the training and at the test points.
 
     Args:
         flow: Flow to follow.
         train: Initial functions at the training points, [E, q, K, D].
-        test: Initial functions at the test points; None: the result has none.
+        test: Initial functions at the test points, [E, p, K, D]; None for no result there.
         rounds: Numbers of finished rounds, in any order.
         points: Indices of the training points in the result; None for all.
         model: Index of one model, or None for all.
@@ -125,57 +125,56 @@ def followed(
     coupled, (distinct, places) = flow.kind.rows_per_example, np.unique(rounds, return_inverse=True)
     rows = None if points is None else (points[:, None] * coupled + np.arange(coupled)).ravel()
     program = flow.program(model, train.residual.shape[3])
-    asked = _Asked(flow.targets if flow.kind.is_linear else None, flow.shares(model), distinct, places, rows)
+    request = _Request(flow.targets if flow.kind.is_linear else None, flow.shares(model), distinct, places, rows)
     if isinstance(flow.kernels, KernelBlocks):
-        return _in_one_program(program, train, test, flow.kernels.ntk_test_train, asked)
-    a = _paths(program, train, asked)
-    at_test = None if test is None else _functions(program, test, jnp.asarray(flow.kernels.at_test(a)), asked)
-    return _at_train(program, train, a, asked), at_test
+        return _in_one_program(program, train, test, flow.kernels.ntk_test_train, request)
+    a = _paths(program, train, request)
+    at_test = None if test is None else _functions(program, test, jnp.asarray(flow.kernels.at_test(a)), request)
+    return _at_train(program, train, a, request), at_test
 
 
 @jax.jit
 def _in_one_program(
-    program: Program, train: Input, test: Input | None, theta_test: Float[Array, "p q"], asked: _Asked
+    program: Program, train: Input, test: Input | None, theta_test: Float[Array, "p q"], request: _Request
 ) -> tuple[Float[Array, "r K E t C"], Float[Array, "r K E m C"] | None]:
-    a = _paths(program, train, asked)
-    at_test = None if test is None else _functions(program, test, product(theta_test, a), asked)
-    return _at_train(program, train, a, asked), at_test
+    a = _paths(program, train, request)
+    at_test = None if test is None else _functions(program, test, product(theta_test, a), request)
+    return _at_train(program, train, a, request), at_test
 
 
 @jax.jit
-def _paths(program: Program, train: Input, asked: _Asked) -> Float[Array, "q E distinct K D"]:
-    """Computes the coefficients of the runs."""
+def _paths(program: Program, train: Input, request: _Request) -> Float[Array, "q E distinct K D"]:
+    """Computes the coefficients a of every run after each distinct round."""
 
     def one(start: Input) -> Array:
-        if asked.targets is not None:  # the recursion reads residuals
-            start = start._replace(residual=start.residual - asked.targets[:, None, :])
-        return path(program, start, jnp.asarray(asked.shares), jnp.asarray(asked.distinct))
+        if request.targets is not None:  # the recursion reads residuals
+            start = start._replace(residual=start.residual - request.targets[:, None, :])
+        return path(program, start, jnp.asarray(request.shares), jnp.asarray(request.distinct))
 
     return jnp.moveaxis(jax.vmap(one)(train), 2, 0)
 
 
 @jax.jit
 def _at_train(
-    program: Program, train: Input, a: Float[Array, "q E distinct K D"], asked: _Asked
+    program: Program, train: Input, a: Float[Array, "q E distinct K D"], request: _Request
 ) -> Float[Array, "r K E t C"]:
-    if asked.rows is None:
-        return _functions(program, train, product(program.theta, a), asked)
-    rows, products = jnp.asarray(asked.rows), jnp.zeros((0, *a.shape[1:]))
-    if len(rows):
-        products = in_chunks(program.theta, rows, a.reshape(len(a), -1))[rows].reshape(len(rows), *a.shape[1:])
-    return _functions(program, jax.tree.map(lambda values: values[:, rows], train), products, asked)
+    if request.rows is None:
+        return _functions(program, train, product(program.theta, a), request)
+    rows = jnp.asarray(request.rows)
+    products = in_chunks(program.theta, rows, a.reshape(len(a), -1))[rows].reshape(len(rows), *a.shape[1:])
+    return _functions(program, jax.tree.map(lambda values: values[:, rows], train), products, request)
 
 
 @jax.jit
 def _functions(
-    program: Program, start: Input, products: Float[Array, "p E distinct K D"], asked: _Asked
+    program: Program, start: Input, products: Float[Array, "p E distinct K D"], request: _Request
 ) -> Float[Array, "r K E m C"]:
-    """Computes functions from initial functions [E, p, K, D] and products of a kernel's p rows with coefficients."""
+    """Subtracts from initial functions [E, p, K, D] the products of p kernel rows with the coefficients."""
     functions = jnp.moveaxis(jnp.asarray(start.residual), 1, 0)[:, :, None] - products
     if start.along is not None:
-        lost = jnp.asarray(asked.shares)[asked.distinct][None, None, ..., None] - 1
+        lost = jnp.asarray(request.shares)[request.distinct][None, None, ..., None] - 1
         functions = functions + lost * jnp.moveaxis(jnp.asarray(start.along), 1, 0)[:, :, None]
-    functions = functions[:, :, asked.places].transpose(2, 3, 1, 0, 4)
+    functions = functions[:, :, request.places].transpose(2, 3, 1, 0, 4)
     coupled = program.kind.rows_per_example  # values [.., m C, 1] of a kernel that couples outputs become [.., m, C]
     return functions.reshape(*functions.shape[:3], -1, coupled) if coupled > 1 else functions
 
@@ -185,9 +184,10 @@ def _rows(flow: Flow, name: str, values: ArrayLike, rows: int, model: int | None
     models = () if model is not None else (flow.num_models,)
     shape = (*models, rows // flow.kind.rows_per_example, flow.y_train.shape[1])
     if is_concrete(values):
-        values = real_array(name, values)
+        values = np.asarray(real_array(name, values), np.float64)
         finite(name, values)
-    values = np.asarray(values, np.float64) if is_concrete(values) else jnp.asarray(values, jnp.float64)
+    else:
+        values = jnp.asarray(values, jnp.float64)
     if values.shape != shape:
         raise ValueError(f"{name}: got shape {np.shape(values)}, must be {shape} for model={model}")
     return values.reshape(-1, rows, shape[-1] // flow.kind.rows_per_example).transpose(1, 0, 2)

@@ -164,7 +164,7 @@ def influence(
     beta: Float[Array, "rounds K"],
     active: Bool[Array, "R"],
 ) -> Float[Array, "K m q"]:
-    """Applies the transpose of ``(residual, along) -> Theta(x, X) a``: how a prediction depends on the input.
+    """Computes how predictions depend on the initial function, by the transpose of the rounds.
 
     The rounds are transposed one by one, from the last to the first. A transpose of the whole scan would store at once
     the gathered rows of every round.
@@ -176,7 +176,7 @@ def influence(
         active: Whether each round has taken place, [R] bool.
 
     Returns:
-        The matrices B of ``f(x) = gamma f_0(x) - B f_0(X) + ..``, [K, m, q].
+        B of ``f(x) = gamma f_0(x) - B f_0(X) + ..`` for each model, [K, m, q].
     """
     state = zero_state(program, theta_x.shape[0])
     zeros = jnp.zeros_like(state.a)

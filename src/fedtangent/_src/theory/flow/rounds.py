@@ -74,7 +74,7 @@ def build_rounds(
     packed = []
     for index in range(len(clients.buckets)):
         mine = present & (clients.bucket_of[client] == index)
-        # of rounded width: a run with a few clients less is the same program
+        # up to a power of two: a run with a few clients fewer is then the same compiled program
         width = min(client.shape[1], 1 << (max(1, int(mine.sum(axis=1).max(initial=0))) - 1).bit_length())
         order = np.argsort(~mine, axis=1, kind="stable")[:, :width]
         filled = np.take_along_axis(mine, order, axis=1)
