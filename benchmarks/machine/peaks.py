@@ -23,12 +23,12 @@ if TYPE_CHECKING:
 
 PRECISIONS = ("float32", "default", "bfloat16", "float64")
 SIZES = (512, 1024, 2048, 4096, 8192, 16384)  # of square matrices; a device that is slow stops early
-BATCHES = 5  # timed batches of products of one size; the fastest counts
+BATCHES = 9  # timed batches of products of one size; the median counts, the rate that lasts
 BATCH_SECONDS = 0.15  # a batch has as many products as fit, and at least one
-LONGEST = 0.5  # seconds of one product, beyond which no larger size is tried
+LONGEST = 0.5  # seconds of one product; sizes that would take longer are not tried
 METHOD = (
-    "The fastest of {batches} batches of at least {seconds} s, over square matrices of {sizes}; each product takes the "
-    "one before as its left factor."
+    "The median of {batches} batches of at least {seconds} s, at the best side of square matrices of {sizes} (those of "
+    "which a product takes half a second or less); each product takes the one before as its left factor."
 )
 
 
@@ -93,9 +93,9 @@ class Peak(NamedTuple):
     """The measured peak of one precision.
 
     Attributes:
-        flops_per_second: Operations a second of the fastest batch of all sizes.
+        flops_per_second: Operations a second of the median batch, at the best size.
         size: Side of its matrices.
-        by_size: For each side the operations a second of the fastest batch, and of the median batch.
+        by_size: For each side the operations a second of the median batch, and of the fastest batch.
     """
 
     flops_per_second: float
@@ -118,11 +118,11 @@ def measured_peak(precision: str, sizes: tuple[int, ...] = SIZES, batch_seconds:
         for size in sizes:
             run = chain(precision, size)
             run(1)  # compiles
-            one = timed(run, 1)
+            one = min(timed(run, 1) for _ in range(2))
             products = max(1, math.ceil(batch_seconds / one))
             rates = [2.0 * size**3 * products / timed(run, products) for _ in range(BATCHES)]
-            by_size[size] = max(rates), statistics.median(rates)
-            if one > LONGEST:
+            by_size[size] = statistics.median(rates), max(rates)
+            if 8 * one > LONGEST:
                 break
     best = max(by_size, key=lambda size: by_size[size][0])
     return Peak(by_size[best][0], best, by_size)
