@@ -34,17 +34,19 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from machine.cases import DEFAULT_TABLES, MODELS, PRECISE, TABLES, Case, Machine, cases, environment, tiny
+from machine.peaks import BATCH_SECONDS, BATCHES, METHOD, SIZES, data_sheet, peak_of
 from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from machine.cases import DEFAULT_TABLES, MODELS, PRECISE, TABLES, Case, Machine, cases, environment, tiny
-from machine.peaks import BATCH_SECONDS, BATCHES, METHOD, PRECISIONS, SIZES, data_sheet, peak_of
-
 Row = dict[str, Any]
 MOST_SECONDS = 600  # of one measurement
 SHORT = {"float32": "f32", "default": "def.", "bfloat16": "bf16", "float64": "f64"}
-VARYING = {"growth": ("clients", "cohort", "width", "rounds"), "million": ("clients", "steps")}
+VARYING = {
+    "growth": {"clients": "clients", "cohort": "a round", "width": "units", "rounds": "rounds"},
+    "million": {"clients": "clients", "steps": "steps"},
+}
 FIRST = ("table", "model", "mapping", "precision", "batch", "devices")  # keys of a row, before its figures
 
 
@@ -189,10 +191,9 @@ def write(path: Path, description: Row, rows: list[Row], seconds: float) -> None
 def label(row: Row) -> str:
     """Returns what a row is about, in few letters."""
     if row["model"] in PRECISE:
-        return f"{row['model']}, n {row['examples']}".replace("ntk", "NTK-FL")
+        return f"{PRECISE[row['model']]}, n {row['examples']}"
     if row["table"] in VARYING:
-        values = (f"{name[:2]} {row[name]}" for name in VARYING[row["table"]] if row[name] is not None)
-        return " ".join(values)
+        return ", ".join(f"{row[name]} {noun}" for name, noun in VARYING[row["table"]].items() if row[name] is not None)
     if row["table"] == "devices":
         count, noun = (row["processes"], "process") if row["processes"] > 1 else (row["devices"], "device")
         return f"{row['model']}, {count} {noun}{'' if count == 1 else 'es' if noun == 'process' else 's'}"
@@ -201,11 +202,13 @@ def label(row: Row) -> str:
 
 
 def figure(value: float | None, percent: bool = False) -> str:
-    """Returns a number with three digits, or as a percentage; empty for None."""
+    """Returns a number in few letters (12.3k is 12,300), or as a percentage; empty for None."""
     if value is None:
         return ""
     if percent:
         return f"{100 * value:.3g}%" if value < 0.1 else f"{100 * value:.0f}%"
+    if value >= 1e4:
+        return f"{value / 1e6:.3g}M" if value >= 1e6 else f"{value / 1e3:.3g}k"
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
@@ -219,8 +222,11 @@ def way(row: Row) -> str:
 def table_of(description: Row, rows: Iterable[Row]) -> Table:
     """Builds the table of all rows, with a section for each table of cases; it fits into 80 columns."""
     device, stated = description["device"], data_sheet(description["device"]["kind"])
+    machine = f"{device['devices']} x {device['kind']}"
+    if device["platform"] == "cpu":
+        machine = f"CPU, {device.get('cores')} cores"
     table = Table(
-        title=f"{device['devices']} x {device['kind']} ({device['platform']}), JAX {description['versions']['jax']}",
+        title=f"{machine}, JAX {description['versions']['jax']}",
         title_justify="left",
         title_style="bold",
         box=box.SIMPLE_HEAD,
@@ -228,7 +234,7 @@ def table_of(description: Row, rows: Iterable[Row]) -> Table:
         padding=(0, 1, 0, 0),
     )
     for name in ("", "mapping", "in"):
-        table.add_column(name, no_wrap=name == "in")
+        table.add_column(name, no_wrap=name != "", overflow="fold")
     figures = ("a second", "GFLOP/s", "of peak", *["of sheet"] * bool(stated), "MiB", "compile s")
     for name in figures:
         table.add_column(name.replace(" ", "\n"), justify="right", no_wrap=True)
@@ -255,7 +261,7 @@ def legend(description: Row, rows: Sequence[Row]) -> str:
         + (f" (data sheet {figure(row['data sheet GFLOP/s'])})" if row["data sheet GFLOP/s"] else "")
         for row in peak_rows(description)
     )
-    of = {row.get("MiB of") for row in rows} - {None}
+    of = {row["MiB of"] for row in rows if "MiB of" in row}
     memory = {
         frozenset({"device"}): "in use on the fullest device, by its own figures",
         frozenset({"process"}): "resident in the whole process, JAX included: the device has no figures of its own",
@@ -264,8 +270,9 @@ def legend(description: Row, rows: Sequence[Row]) -> str:
     lines += [
         f"Peaks measured, GFLOP/s of one device: {peaks}. def.: products of float32 numbers by the device's default "
         "(TF32, or bfloat16 on a TPU).",
-        "b10: batches of 10. a second: local steps; of NTK-FL and the flow, rounds. GFLOP/s: products of the model's forward and backward passes. of peak, of sheet: share of "
-        "the measured peak and of the data sheet's, of all devices in use.",
+        "b10: batches of 10. a second: local steps; of NTK-FL and the flow, rounds. GFLOP/s: products of the model's "
+        "forward and backward passes (of NTK-FL, those of its kernel; few of the flow's operations are products). of "
+        "peak, of sheet: share of the measured peak and of the data sheet's, of all devices in use.",
         f"MiB: peak {memory}. compile: tracing, lowering and compiling, contained in no rate. off: distance of float32 "
         "from float64, relative to the whole change.",
     ]

@@ -6,6 +6,7 @@ import contextlib
 import functools
 import json
 import math
+import os
 import platform as host
 import resource
 import time
@@ -18,15 +19,17 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from machine.cases import PRECISE, Case
+from machine.flops import counted, step_flops
+from machine.peaks import PRECISIONS, measured_peak
 
 import fedtangent as ft
 from fedtangent._src.engine.run import resolve_mapping
 from fedtangent._src.federated.local import client_view, local_training
+from fedtangent._src.federated.ntk_fl import Evolution, Examples
+from fedtangent._src.federated.ntk_fl.tangent import linearise_network, pool_examples
 from fedtangent._src.losses import get_loss
 from fedtangent._src.types import Algorithm, FederatedData, Model, PyTree
-from machine.cases import PRECISE, Case
-from machine.flops import step_flops
-from machine.peaks import PRECISIONS, measured_peak
 
 LOSS, RATE = "cross_entropy", 0.05
 SECONDS = 1.5  # a timed run lasts at least as long, and one round
@@ -46,10 +49,10 @@ class Compiling:
         self.spans = list[tuple[float, float]]()
         jax.monitoring.register_event_duration_secs_listener(self._heard)
 
-    def _heard(self, event: str, duration: float, **_: object) -> None:
+    def _heard(self, event: str, duration_secs: float, **_: str | int) -> None:
         if event.startswith("/jax/core/compile/"):
             now = time.perf_counter()
-            self.spans.append((now - duration, now))
+            self.spans.append((now - duration_secs, now))
 
     def seconds(self, since: float) -> float:
         """Returns the seconds spent since a time of ``time.perf_counter``."""
@@ -95,14 +98,15 @@ def transformer(size: int, layers: int, vocabulary: int, dtype: jnp.dtype[Any]) 
         @nn.compact
         def __call__(self, tokens: jax.Array) -> jax.Array:
             length, causal = tokens.shape[1], nn.make_causal_mask(tokens)
-            x = nn.Embed(vocabulary, size)(tokens) + nn.Embed(LENGTH, size)(jnp.arange(length))
+            x = nn.Embed(vocabulary, size)(tokens) + nn.Embed(LENGTH, size)(jnp.arange(length)[None])
             for _ in range(layers):
                 x = x + nn.MultiHeadDotProductAttention(max(1, size // 64))(nn.LayerNorm()(x), mask=causal)
                 x = x + nn.Dense(size)(nn.gelu(nn.Dense(4 * size)(nn.LayerNorm()(x))))
             return nn.Dense(vocabulary)(nn.LayerNorm()(x)[:, -1])
 
     example = jax.ShapeDtypeStruct((1, LENGTH), jnp.int32)
-    return cast_to(ft.models.from_flax(Network(), example, vocabulary, "transformer"), dtype)
+    model = ft.models.from_flax(Network(), example, vocabulary, "transformer")
+    return cast_to(model._replace(vocabulary=vocabulary), dtype)
 
 
 def cast_to(model: Model, dtype: jnp.dtype[Any]) -> Model:
@@ -123,8 +127,8 @@ def network(case: Case, convolution: str = "auto") -> Model:
         case "mlp":
             return ft.models.mlp(case.features, CLASSES, (case.width,), parameterization="standard", dtype=dtype)
         case "cnn":
-            sizes: dict[str, tuple[int, ...]] = {"filters": (2, 2), "hidden": (4,)} if case.tiny else {}
-            return cast_to(ft.models.cnn(image(case), CLASSES, convolution=convolution, **sizes), dtype)
+            filters, hidden = ((2, 2), (4,)) if case.tiny else ((32, 64), (512,))
+            return cast_to(ft.models.cnn(image(case), CLASSES, filters, hidden, convolution=convolution), dtype)
         case "resnet18":
             width = 2 if case.tiny else 64
             return cast_to(ft.models.resnet18(image(case), CLASSES, width, convolution=convolution), dtype)
@@ -294,8 +298,9 @@ def ntk_round(case: Case) -> tuple[Result, np.ndarray]:
 
     The program is that of ``ntk_evolve``, which refuses to run without 64-bit mode; here it runs without, in float32.
     """
-    from fedtangent._src.federated.ntk_fl.evolution import Evolution, Examples, _evolve
     from ntk_round import INPUTS, LEARNING_RATE, OUTPUTS, WIDTH, problem
+
+    from fedtangent._src.federated.ntk_fl.evolution import _evolve
 
     jax.config.update("jax_enable_x64", True)
     model, params, x, y = problem(case.examples)
@@ -319,8 +324,28 @@ def ntk_round(case: Case) -> tuple[Result, np.ndarray]:
     change = jax.tree.map(lambda after, before: np.asarray(after, np.float64) - np.asarray(before), new, params)
     flat = np.concatenate([leaf.ravel() for leaf in jax.tree.leaves(change)])
     products = int(info["products"])
-    result = rated(timed_rounds, timed_rounds.rounds, None)
+    flops = round_flops(model, params, pooled, products, len(times))
+    result = rated(timed_rounds, timed_rounds.rounds, flops)
     return result | {"products": products, "time": int(info["time"])}, flat
+
+
+def round_flops(model: Model, params: PyTree, received: Examples, products: int, candidates: int) -> float:
+    """Counts the operations of a round of NTK-FL: the kernel, products with it, and the candidates and their losses.
+
+    Args:
+        model: The network.
+        params: Its parameters.
+        received: The pooled examples.
+        products: Number of products of the kernel [n, n] with an array [n, C].
+        candidates: Number of times at which the network is tried.
+    """
+    pool = pool_examples(*received)
+
+    def candidate(weights: PyTree, dual: jax.Array) -> tuple[PyTree, jax.Array]:
+        return linearise_network(model, weights, pool).pull(dual), model.apply(weights, pool.x)
+
+    kernel = counted(lambda weights: linearise_network(model, weights, pool).gram(), params)
+    return kernel + products * 2.0 * len(pool.y) * pool.y.size + candidates * counted(candidate, params, pool.y)
 
 
 def kernel_flow(case: Case) -> tuple[Result, np.ndarray]:
@@ -378,15 +403,17 @@ def beside_double(case: Case, folder: Path) -> Result:
 
 
 def versions() -> dict[str, str]:
-    """Returns the versions of what is measured."""
-    return {"python": host.python_version(), "jax": jax.__version__, "jaxlib": jax.lib.__version__, "numpy": np.__version__}
+    """Returns the versions of Python, JAX and NumPy."""
+    packages = {"jax": jax.__version__, "jaxlib": jax.lib.__version__, "numpy": np.__version__}
+    return {"python": host.python_version(), **packages}
 
 
 def describe(precisions: Iterable[str] = PRECISIONS, **sizes: Any) -> Result:
     """Returns the device, the versions, and the peak at every precision."""
     devices = jax.devices()
     peaks = {name: measured_peak(name, **sizes)._asdict() for name in precisions}
-    device = {"platform": jax.default_backend(), "kind": devices[0].device_kind, "devices": len(devices)}
+    device: Result = {"platform": jax.default_backend(), "kind": devices[0].device_kind, "devices": len(devices)}
+    device["cores"] = os.cpu_count() or 1
     return {"device": device, "versions": versions(), "peaks": peaks}
 
 

@@ -142,7 +142,8 @@ def chain(precision: str, size: int) -> Callable[[int], None]:
     exactly = "default" if precision in ("default", "bfloat16") else "highest"
     keys = jax.random.split(jax.random.key(0))
     first = jax.random.normal(keys[0], (size, size), jnp.float32).astype(dtype)
-    factor = (jax.random.normal(keys[1], (size, size), jnp.float32) / size**0.5).astype(dtype)  # numbers keep their size
+    # scaled so that products keep the size of their numbers
+    factor = (jax.random.normal(keys[1], (size, size), jnp.float32) / size**0.5).astype(dtype)
 
     @jax.jit
     def product(x: jax.Array, y: jax.Array) -> jax.Array:
