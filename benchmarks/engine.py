@@ -231,7 +231,7 @@ def table_of(description: Row, rows: Iterable[Row]) -> Table:
         title_style="bold",
         box=box.SIMPLE_HEAD,
         pad_edge=False,
-        padding=(0, 1, 0, 0),
+        padding=0,
     )
     for name in ("", "mapping", "in"):
         table.add_column(name, no_wrap=name != "", overflow="fold")
