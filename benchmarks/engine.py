@@ -42,6 +42,7 @@ from rich.table import Table
 
 Row = dict[str, Any]
 MOST_SECONDS = 600  # of one measurement
+BUSY = 0.5  # load of a core from which other work makes the measured peak too low
 SHORT = {"float32": "f32", "default": "def.", "bfloat16": "bf16", "float64": "f64"}
 VARYING = {
     "growth": {"clients": "clients", "cohort": "a round", "width": "units", "rounds": "rounds"},
@@ -104,10 +105,14 @@ def described(folder: Path, is_tiny: bool) -> Row:
     """Returns the device, the versions and the measured peaks, from a process started for them; raises on failure."""
     sizes, seconds = ((64, 128), 0.001) if is_tiny else (SIZES, BATCH_SECONDS)
     command = [sys.executable, __file__, "--child", json.dumps({"sizes": sizes, "batch_seconds": seconds})]
+    load = os.getloadavg()[0] if hasattr(os, "getloadavg") else None  # before the measurement, which is a load itself
     found = run_all([(command, environment(Case("peaks", devices=0), Machine("", 0, 0), 0, str(folder)))])
     if "error" in found:
         raise SystemExit(f"the peak could not be measured: {found['error']}")
-    return found | {"method": METHOD.format(batches=BATCHES, seconds=seconds, sizes=", ".join(map(str, sizes)))}
+    return found | {
+        "load": load,
+        "method": METHOD.format(batches=BATCHES, seconds=seconds, sizes=", ".join(map(str, sizes))),
+    }
 
 
 # ---- rows ----
@@ -177,7 +182,7 @@ def write(path: Path, description: Row, rows: list[Row], seconds: float) -> None
         rows: The rows so far.
         seconds: Seconds that the benchmark has taken.
     """
-    others = {name: description[name] for name in ("device", "versions", "peaks", "method")}
+    others = {name: description.get(name) for name in ("device", "versions", "peaks", "method", "load")}
     found = {**others, "seconds": seconds, "measured peaks": peak_rows(description), "rows": with_errors(rows)}
     path.parent.mkdir(parents=True, exist_ok=True)
     beside = path.with_name(f".{path.name}.part")
@@ -261,6 +266,7 @@ def legend(description: Row, rows: Sequence[Row]) -> str:
         + (f" (data sheet {figure(row['data sheet GFLOP/s'])})" if row["data sheet GFLOP/s"] else "")
         for row in peak_rows(description)
     )
+    device = description["device"]
     of = {row["MiB of"] for row in rows if "MiB of" in row}
     memory = {
         frozenset({"device"}): "in use on the fullest device, by its own figures",
@@ -276,7 +282,9 @@ def legend(description: Row, rows: Sequence[Row]) -> str:
         f"MiB: peak {memory}. compile: tracing, lowering and compiling, contained in no rate. off: distance of float32 "
         "from float64, relative to the whole change.",
     ]
-    others = {row["device kind"] for row in rows if "device kind" in row} - {description["device"]["kind"]}
+    if device["platform"] == "cpu" and (description.get("load") or 0) > BUSY * device["cores"]:
+        lines.append(f"Other work ran when the peak was measured (load {description['load']:.1f}): it is too low.")
+    others = {row["device kind"] for row in rows if "device kind" in row} - {device["kind"]}
     if others:
         lines.append(f"The peaks are of another device than the rows, which ran on {', '.join(sorted(others))}.")
     return "\n".join(lines)
