@@ -229,7 +229,7 @@ def table_of(description: Row, rows: Iterable[Row]) -> Table:
     device, stated = description["device"], data_sheet(description["device"]["kind"])
     machine = f"{device['devices']} x {device['kind']}"
     if device["platform"] == "cpu":
-        machine = f"CPU, {device.get('cores')} cores"
+        machine = f"CPU, {device['cores']} cores"
     table = Table(
         title=f"{machine}, JAX {description['versions']['jax']}",
         title_justify="left",

@@ -23,7 +23,7 @@ HERE = Path(__file__).parents[2] / "benchmarks"
 NAMES = ("engine", "machine", "machine.cases", "machine.child", "machine.flops", "machine.peaks")
 KIND = "NVIDIA H100 80GB HBM3"
 DESCRIPTION = {
-    "device": {"platform": "gpu", "kind": KIND, "devices": 4},
+    "device": {"platform": "gpu", "kind": KIND, "devices": 4, "cores": 4},
     "versions": {"jax": "0"},
     "peaks": {
         name: {"flops_per_second": rate, "size": 8, "by_size": {}}
@@ -171,7 +171,7 @@ def test_utilisation_is_operations_times_rate_over_the_peak(bench):
     )
     other = bench.engine.finished(case._replace(precision="default"), found, DESCRIPTION)
     assert other["share of peak"] == 1e14 / (4 * 4e14)  # another precision has another peak
-    host = DESCRIPTION | {"device": {"platform": "cpu", "kind": "cpu", "devices": 4}}
+    host = DESCRIPTION | {"device": {"platform": "cpu", "kind": "cpu", "devices": 4, "cores": 4}}
     assert bench.engine.shares(found, case, host)["share of data sheet"] is None
     assert list(row)[:12] == [
         *("table", "model", "mapping", "precision", "batch", "devices", "steps/s", "GFLOP/s"),
@@ -274,7 +274,7 @@ status = engine.main(sys.argv[1:])
 assert not {{"jax", "jaxlib", "fedtangent"}} & set(sys.modules), "the parent holds JAX"
 sys.exit(status)
 """
-    host = DESCRIPTION | {"device": {"platform": "cpu", "kind": KIND, "devices": 1}}
+    host = DESCRIPTION | {"device": {"platform": "cpu", "kind": KIND, "devices": 1, "cores": 4}, "load": 9.0}
     (tmp_path / "peaks.json").write_text(json.dumps(host))
     command = [sys.executable, "-c", code, "--tiny", "--peaks", tmp_path / "peaks.json", "--output", tmp_path / "out"]
     done = subprocess.run(command, capture_output=True, text=True)
@@ -289,6 +289,7 @@ sys.exit(status)
     assert {row["precision"] for row in found["measured peaks"]} == set(bench.peaks.PRECISIONS)
     assert found["versions"] and found["method"] == "a stand-in" and not list((tmp_path / "out").glob(".*"))
     assert "1 of 4" in done.stderr and "failed" in done.stdout and "another device" in done.stdout
+    assert "Other work ran" in done.stdout and "Other work" not in bench.engine.legend(host | {"load": 0.1}, [])
 
 
 def test_what_is_measured_is_kept_when_it_is_stopped(bench, monkeypatch, tmp_path: Path):
