@@ -94,8 +94,9 @@ def network_functions(
 
 @partial(jax.jit, static_argnames="model")
 def _initial_functions(model: Model, keys: jax.Array, x: Num[AnyArray, "p ..."]) -> Float[Array, "count p C"]:
-    # one after the other: several at once take longer, and their program twice as long to compile
-    return jax.lax.map(lambda key: model.apply(model.init(key), jnp.asarray(x)), keys)
+    # one after the other: several at once take longer, and their program twice as long to compile; without the barrier
+    # XLA draws the weights anew for each input
+    return jax.lax.map(lambda key: model.apply(jax.lax.optimization_barrier(model.init(key)), jnp.asarray(x)), keys)
 
 
 class Training(NamedTuple):
