@@ -189,6 +189,17 @@ def state_bytes(network: Network, clients: int) -> int:
     return 4 * network.parameters * clients
 
 
+def memory_bytes(network: Network, clients: int, with_state: bool) -> int:
+    """Returns the peak bytes that clients add to a process: data twice (as given and on the device), and states.
+
+    Args:
+        network: The network.
+        clients: Number of clients N.
+        with_state: Whether clients have states.
+    """
+    return 2 * data_bytes(network, clients) + (state_bytes(network, clients) if with_state else 0)
+
+
 def most_clients(network: Network, memory: float, processes: int, with_state: bool) -> int:
     """Returns the largest number of clients whose data, and states if any, fit into memory.
 
@@ -196,9 +207,9 @@ def most_clients(network: Network, memory: float, processes: int, with_state: bo
         network: The network.
         memory: Bytes of the machine.
         processes: Processes on the machine; each has a copy of its own.
-        with_state: Whether clients have states, of which a step of the loop has two copies.
+        with_state: Whether clients have states.
     """
-    each = EXAMPLES * 4 * (network.features + 2) + 4 + (2 * 4 * network.parameters if with_state else 0)
+    each = memory_bytes(network, 10**6, with_state) / 10**6
     return min(int(memory / processes / each), (2**31 - 1) // EXAMPLES)  # rows are numbered in 32 bits
 
 
@@ -457,14 +468,15 @@ def checked_table(rows: list[dict[str, Any]]) -> Any:
     from rich import box
     from rich.table import Table
 
-    table = Table(title="checked: ms a round", title_justify="left", title_style="bold", box=box.SIMPLE_HEAD)
-    for name in ("clients", "cohort", "steps", "params", "proc.", "predicted", "measured", "ratio"):
+    title = "checked: ms a round, predicted and measured"
+    table = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    for name in ("clients", "cohort", "steps", "params", "proc.", "pred.", "meas.", "ratio"):
         table.add_column(name, justify="right", no_wrap=True)
     table.add_column("fails without")
     for row in rows:
         case = row["case"]
         notes = ["SCAFFOLD"] if case.algorithm == "scaffold" else []
-        notes += [name[:9] for name in row["controls"]]
+        notes += row["controls"]
         counts = power(case.clients), f"{case.cohort:,}", str(case.steps), str(case.network.parameters)
         seconds = f"{1e3 * row['predicted']:.3g}", f"{1e3 * row['seconds']:.3g}", f"{row['ratio']:.2f}"
         table.add_row(*counts, str(case.processes), *seconds, ", ".join(notes))
@@ -498,6 +510,30 @@ def predicted_rows(
     return rows
 
 
+def memory_rows(checked: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Returns predicted and measured memory of the runs of one process, beyond that of the run of fewest clients.
+
+    Args:
+        checked: Rows of the checked runs.
+    """
+    alone = [row for row in checked if row["case"].network == SMALL and row["case"].processes == 1]
+    least = min(row["peak_bytes"] for row in alone)
+    rows = []
+    for row in alone:
+        case = row["case"]
+        if case.clients >= 10**6:
+            predicted_bytes = memory_bytes(SMALL, case.clients, case.algorithm == "scaffold")
+            rows.append(
+                {
+                    "clients": case.clients,
+                    "algorithm": case.algorithm,
+                    "predicted_bytes": predicted_bytes,
+                    "measured_bytes": row["peak_bytes"] - least,
+                }
+            )
+    return rows
+
+
 def predicted_table(rows: list[dict[str, Any]], processes: list[int], hardware: Hardware | None) -> Any:
     """Returns the table of predictions."""
     from rich import box
@@ -512,7 +548,7 @@ def predicted_table(rows: list[dict[str, Any]], processes: list[int], hardware: 
         table.add_column(name, justify="right", no_wrap=True)
     for row in rows:
         rates = ["memory" if row[name] is None else f"{row[name]:,.3g}" for name in columns]
-        sizes = gib(row["data_bytes"]), gib(2 * row["state_bytes"])
+        sizes = gib(row["data_bytes"]), gib(row["state_bytes"])
         table.add_row(power(row["clients"]), f"{row['cohort']:,}", *rates, *sizes)
     return table
 
@@ -589,11 +625,14 @@ def main() -> None:
         for name, with_state in (("FedAvg", False), ("SCAFFOLD", True))
         for count in (1, *options.processes)
     }
+    for row in memory_rows(checked):
+        sizes = gib(row["predicted_bytes"]), gib(row["measured_bytes"])
+        print(f"{power(row['clients'])} clients, {row['algorithm']}: memory predicted {sizes[0]}, measured {sizes[1]}")
     print(f"memory of {gib(memory)} ends at so many clients:")
     print("\n".join(f"  {name}: {count:.3g}" for name, count in limits.items()))
     result = {
         "constants": constants._asdict(), "fitted": rows[: len(to_fit)], "checked": checked, "predicted": table,
-        "most_clients": limits, "band": options.band, "memory_bytes": memory,
+        "most_clients": limits, "memory": memory_rows(checked), "band": options.band, "memory_bytes": memory,
     }  # fmt: skip
     options.output.mkdir(parents=True, exist_ok=True)
     with replacing(options.output / "scale.json") as path:
