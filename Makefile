@@ -61,14 +61,18 @@ install: $(INSTALLED) ## set up .venv from the lock (the targets below do it the
 # ---- use ----
 
 # OpenBLAS's threads spin beside XLA's when cores are few, and small eigendecompositions then take many times as long.
-run notebooks docs bench check-theory: export OPENBLAS_NUM_THREADS := 1
+run notebooks docs bench benchmarks check-theory: export OPENBLAS_NUM_THREADS := 1
 
 .PHONY: run
 run: $(INSTALLED) ## the main job: simulation, NTK-FL and Gaussian-process limit side by side
 	$(BIN)/fedtangent compare $(RUN_ARGS)
 
 .PHONY: bench
-bench: $(INSTALLED) ## benchmarks of this machine: every benchmarks/*.py, tables and JSON
+bench: $(INSTALLED) ## how well the engine uses this machine's processor or accelerator: one table, and JSON
+	$(BIN)/python benchmarks/engine.py $(BENCH_ARGS)
+
+.PHONY: benchmarks
+benchmarks: $(INSTALLED) ## every benchmarks/*.py: tables and JSON, which take hours
 	@set -e; for source in $(BENCHMARKS); do echo "== $$source"; $(BIN)/python $$source $(BENCH_ARGS); done
 
 .PHONY: notebooks

@@ -84,6 +84,12 @@ def test_digits_is_all_of_the_bundled_data_split_by_class():
     assert np.mean(d.y_train[1:] != d.y_train[:-1]) > 0.8
 
 
+def test_digits_are_the_same_if_their_file_is_not_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = load("digits")
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    np.testing.assert_array_equal(load("digits").x_train, expected.x_train)
+
+
 def test_digits_options_and_seeds():
     plain, again, other = load("digits"), load("digits", seed=0), load("digits", seed=1)
     np.testing.assert_array_equal(plain.x_train, again.x_train)

@@ -184,3 +184,19 @@ def test_a_network_of_unknown_vocabulary_that_lacks_a_token_of_the_data_is_refus
     said = ft.fed_avg(model._replace(vocabulary=90), ft.schedules.all_clients(3), 0.1, loss="cross_entropy")
     x[3, 2] = 89
     ft.simulate(said, tokens._replace(x_train=x), clients, num_rounds=1, seed=0)
+
+
+def test_a_network_of_unknown_vocabulary_is_compiled_once_for_all_its_runs() -> None:
+    """A test of tokens that every run compiled anew took seven seconds a run of a small transformer."""
+    compiled: list[str] = []
+    jax.monitoring.register_event_duration_secs_listener(
+        lambda event, duration, **_: compiled.append(event) if "backend_compile" in event else None
+    )
+    example, x = jax.ShapeDtypeStruct((1, 5), jnp.int32), np.arange(30, dtype=np.int32).reshape(6, 5)
+    model, other = (ft.models.from_flax(OfTokens("embedding", symbols), example, 2) for symbols in (80, 81))
+    numbers = []
+    for read, tokens in ((model, x), (model, x + 1), (other, x)):
+        compiled.clear()
+        rows.check_reads(read, tokens)
+        numbers.append(len(compiled))
+    assert numbers[0] > 0 == numbers[1] < numbers[2]

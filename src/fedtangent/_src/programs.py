@@ -72,13 +72,17 @@ def _reads_badly() -> bool:
     return (0, 9) <= version < (0, 10, 2) or (sys.platform == "darwin" and version < (0, 10))
 
 
+def usable_cores() -> int:
+    """Returns the number of cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 def folder_of_machine(root: Path) -> Path:
     """Returns the folder below ``root`` for the programs of this JAX, Python, processor and number of cores.
 
     JAX's own key has its version but neither processor nor cores, and a home may be shared by unlike machines.
     """
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    machine = f"{platform.machine()} {cores} {os.environ.get('NPROC')}"
+    machine = f"{platform.machine()} {usable_cores()} {os.environ.get('NPROC')}"
     with contextlib.suppress(OSError), open("/proc/cpuinfo") as file:
         for line in iter(file.readline, "\n"):  # of the first core
             machine += line if line.startswith(("flags", "Features", "model name")) else ""

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import NamedTuple
 
@@ -13,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float, Num
 
-from fedtangent._src.comparison.settings import NTK_TIMES, Problem, Scale, Setting
+from fedtangent._src.comparison.settings import NTK_TIMES, Problem, Scale, Setting, exact_arithmetic
 from fedtangent._src.engine import Evaluation
 from fedtangent._src.engine.history import History, Measurement
 from fedtangent._src.engine.run import predict, resolve_mapping, simulate
@@ -204,12 +206,9 @@ def trained(
         )
         return run.history, time.perf_counter() - begun
 
-    runs = []
     of_width = f", width {width}" if width else ""
     with progress_of(size.draws, f"{setting.name}: {method}{of_width}", "run", shown=progress) as bar:
-        for draw in range(size.draws):
-            runs.append(one_run(draw))
-            bar.update(1)
+        runs = _on_cores(one_run, size.draws, resolved.at_once, bar.update)
     histories, seconds = zip(*runs, strict=True)
     members, means = (
         np.stack([np.stack([e.metrics[name] for e in h.evaluations]) for h in histories], axis=axis)
@@ -229,6 +228,26 @@ def trained(
         info={k: np.stack([h.rounds[k] for h in histories]) for k in histories[-1].rounds if k != "cohort"},
         watched=_watched(histories[: len(watches)]) if watches else None,
     )
+
+
+def _on_cores(
+    run: Callable[[int], tuple[History, float]], count: int, at_once: int, tick: Callable[[int], object]
+) -> list[tuple[History, float]]:
+    """Returns ``run(0)``, ``run(1)``, ..; after the first, which compiles, ``at_once`` of them at the same time."""
+
+    def one(number: int) -> tuple[History, float]:
+        with exact_arithmetic():  # JAX keeps it for each thread
+            return run(number)
+
+    pool = ThreadPoolExecutor(at_once)
+    try:
+        results = []
+        for result in itertools.chain([run(0)], pool.map(one, range(1, count))):
+            results.append(result)
+            tick(1)
+        return results
+    finally:
+        pool.shutdown(cancel_futures=True)
 
 
 def history_beside(

@@ -29,8 +29,10 @@ Metrics = dict[str, Any]  # metrics by name, or by split and name
 class Measurement(NamedTuple):
     """The metrics after ``round`` rounds (0 is the initial state), and the bytes and seconds so far.
 
-    ``seconds`` is wall time since the run began, with compiling, evaluating and saving; for a resumed run, without the
-    time between its last checkpoint and its resumption. Two equal runs differ in ``seconds`` only.
+    ``seconds`` is wall time since the first state was drawn, with compiling, evaluating and saving. It leaves out
+    reading the data and choosing a mapping (``auto`` then compiles too) and, for a resumed run, the time between its
+    last checkpoint and its resumption. Programs compile before the first evaluation after round 0, so the difference of
+    two later ``seconds`` contains no compilation. Two equal runs differ in ``seconds`` only.
     """
 
     round: int

@@ -19,6 +19,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from fedtangent._src.checks import whole
+from fedtangent._src.programs import usable_cores
 from fedtangent._src.pytrees import is_key
 from fedtangent._src.types import Array, PyTree
 
@@ -95,7 +96,7 @@ def use_cores(number: int = 0) -> None:
     Raises:
         ValueError: A negative number, or more than there are cores.
     """
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    cores = usable_cores()
     if not 0 <= number <= cores:
         raise ValueError(f"host_devices: got {number}, must be from 0 (all) to {cores}, the cores of this machine")
     if "xla_force_host_platform_device_count" in os.environ.get("XLA_FLAGS", ""):

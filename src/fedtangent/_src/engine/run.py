@@ -27,6 +27,7 @@ from fedtangent._src.engine.processes import is_main, replicate, stop_signals
 from fedtangent._src.measures import uncertainty
 from fedtangent._src.models.rows import check_reads
 from fedtangent._src.optimizers import check_rate
+from fedtangent._src.programs import usable_cores
 from fedtangent._src.progress import headline, progress_of
 from fedtangent._src.pytrees import is_key
 from fedtangent._src.types import Algorithm, AnyArray, Array, FederatedData, Key, Prediction, PyTree
@@ -60,6 +61,13 @@ class Resolved(NamedTuple):
     def __repr__(self) -> str:
         """Returns the mapping, and the predicted memory in one line."""
         return f"{self.mapping}; {memory.describe(self.plan)}"
+
+    @property
+    def at_once(self) -> int:
+        """Number of such runs that this machine can do at the same time, each on one of its cores."""
+        if jax.default_backend() != "cpu" or jax.device_count() > 1:
+            return 1
+        return max(1, min(usable_cores(), int(memory.USABLE * self.plan.limit // max(self.plan.total, 1))))
 
 
 def resolve_mapping(

@@ -98,6 +98,7 @@ class _Composed(NamedTuple):
     parts: Parts
     aggregate: Aggregate
     channel: Channel
+    sent: Callable[..., tuple[PyTree, PyTree]] | None = None  # shapes of ``_sent``, traced once for all runs
 
 
 class TrainedSlots(NamedTuple):
@@ -141,6 +142,8 @@ def compose(
     composed = _Composed(
         model, local, server, schedule, parts, aggregate, lossless() if parts.channel is None else parts.channel
     )
+    sent = jax.jit(partial(_sent, composed), static_argnames="largest")
+    composed = composed._replace(sent=sent.eval_shape)
 
     def init(key: Key | int, num_clients: int, start: Key | PyTree | None = None) -> State:
         return _init(composed, streams.keys(key), num_clients, start)
@@ -249,14 +252,16 @@ def _cost(composed: _Composed, data: FederatedData, engine: Engine) -> Cost:
 
 def _message_shape(composed: _Composed, data: FederatedData, engine: Engine) -> tuple[PyTree, PyTree]:
     """Returns the shapes of a message and of a broadcast."""
+    assert composed.sent is not None
+    return composed.sent(data, largest=engine.max_client_size)
 
-    def one() -> tuple[PyTree, PyTree]:
-        params = composed.model.init(jax.random.key(0))
-        broadcast = composed.server.broadcast(composed.server.init(params))
-        client = client_view(data, jnp.int32(0), jnp.bool_(True), engine.max_client_size)
-        return composed.local.update(jax.random.key(0), broadcast, composed.local.init(params), client)[0], broadcast
 
-    return jax.eval_shape(one)
+def _sent(composed: _Composed, data: FederatedData, largest: int) -> tuple[PyTree, PyTree]:
+    """Returns a message and a broadcast, of which only the shapes are wanted."""
+    params = composed.model.init(jax.random.key(0))
+    broadcast = composed.server.broadcast(composed.server.init(params))
+    client = client_view(data, jnp.int32(0), jnp.bool_(True), largest)
+    return composed.local.update(jax.random.key(0), broadcast, composed.local.init(params), client)[0], broadcast
 
 
 def _check_examples(model: Model, data: FederatedData) -> None:

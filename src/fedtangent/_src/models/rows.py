@@ -93,6 +93,11 @@ def _near_the_start(model: Model, key: Key) -> PyTree:
     return jax.tree.unflatten(structure, near)
 
 
+@functools.partial(jax.jit, static_argnums=0)  # compiled once for a model, not for every run
+def _outputs_near_the_start(model: Model, key: Key, x: Shaped[Array, "n ..."]) -> Float[Array, "n C"]:
+    return model.apply(_near_the_start(model, key), x)
+
+
 def check_reads(model: Model, *inputs: Shaped[AnyArray, "n ..."] | None) -> None:
     """Raises ``ValueError`` if a network of unknown vocabulary reads the largest token of the data as another token.
 
@@ -112,7 +117,7 @@ def check_reads(model: Model, *inputs: Shaped[AnyArray, "n ..."] | None) -> None
     tried = np.array([largest, largest - 1, -2, 0], np.int32)
     x = np.broadcast_to(tried.reshape(-1, *(1 for _ in tokens[0].shape[1:])), (len(tried), *tokens[0].shape[1:]))
     with jax.ensure_compile_time_eval():
-        outputs = np.asarray(jax.jit(lambda key: model.apply(_near_the_start(model, key), x))(jax.random.key(0)))
+        outputs = np.asarray(_outputs_near_the_start(model, jax.random.key(0), x))
     is_nan, same = np.isnan(outputs).any(axis=1), (outputs == outputs[0]).all(axis=1)
     if (is_nan[0] and not is_nan[3]) or (same[1:3].any() and not same[3]):
         read_as = "NaN" if is_nan[0] else "another token"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib.util
 from pathlib import Path
 
 import numpy as np
@@ -26,9 +27,7 @@ def _load(options: DigitsOptions, data_dir: Path | None, seed: int) -> Dataset:
     """Loads images [n, 8, 8, 1] in [0, 1], split within each class; ``seed`` draws the split and the order."""
     rng, dtype = generator(seed), checks.dtype(options.dtype, "float32", "float64")
     checks.number("test_fraction", options.test_fraction, above=0, below=1)
-    from sklearn.datasets import load_digits as bundled
-
-    pixels, labels = bundled(return_X_y=True)
+    pixels, labels = _bundled()
     x, kind = images((pixels / 16).astype(dtype).reshape(-1, 8, 8), options.flatten)
     train, test = _stratified(rng, labels, options.test_fraction)
     x_train, y_train = first("num_train", options.num_train, x[train], labels[train].astype(np.int32))
@@ -37,6 +36,19 @@ def _load(options: DigitsOptions, data_dir: Path | None, seed: int) -> Dataset:
         "UCI optical recognition of handwritten digits, as bundled with scikit-learn", "CC BY 4.0", "embedded"
     )
     return Dataset("digits", x_train, y_train, x_test, y_test, 10, None, info, kind)
+
+
+def _bundled() -> tuple[np.ndarray, np.ndarray]:
+    """Reads pixels [n, 64], from 0 to 16, and labels [n]; from the file if it is found, as importing takes a second."""
+    package = importlib.util.find_spec("sklearn")
+    for folder in [] if package is None else package.submodule_search_locations or []:
+        if (file := Path(folder) / "datasets" / "data" / "digits.csv.gz").is_file():
+            table = np.loadtxt(file, delimiter=",")
+            return table[:, :-1], table[:, -1].astype(int)
+    from sklearn.datasets import load_digits
+
+    pixels, labels = load_digits(return_X_y=True)
+    return pixels, labels
 
 
 def _stratified(rng: np.random.Generator, labels: np.ndarray, test_fraction: float) -> tuple[np.ndarray, np.ndarray]:
