@@ -36,7 +36,7 @@ from fedtangent._src.comparison.on_features import feature_outputs, feature_verd
 from fedtangent._src.comparison.predicted import Predicted, predict, starts_of
 from fedtangent._src.comparison.rotations import feature_paths
 from fedtangent._src.comparison.settings import NTKRuns, Problem, Scale, Setting, step_size
-from fedtangent._src.comparison.simulated import Simulated, cohorts, ntk_fl, trained_networks
+from fedtangent._src.comparison.simulated import Simulated, cohorts, ntk_fl_training, train, trained_networks
 from fedtangent._src.comparison.verdicts import Verdict
 from fedtangent._src.data import partition
 from fedtangent._src.federated import schedule
@@ -120,7 +120,7 @@ def theories(right: Predicted) -> dict[str, Predicted]:
 
 def evolved(setting: Setting, width: int) -> Simulated:
     """Every draw of ``setting`` moved by NTK-FL."""
-    return ntk_fl(setting, width, "averaged", setting.size.draws, progress=True)
+    return train([ntk_fl_training(setting, width, "averaged", setting.size.draws)], progress=True)[0]
 
 
 def in_closed_form(seeds: int, draws: int) -> Iterator[tuple[str, Verdict]]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,10 +13,11 @@ import pytest
 
 from fedtangent._src import entries
 from fedtangent._src.cli import main, train
-from fedtangent._src.comparison import cases, linear_models, side_by_side
+from fedtangent._src.comparison import cases, linear_models, side_by_side, simulated
 from fedtangent._src.comparison.cases import CaseEntry, sine_linear
 from fedtangent._src.comparison.laziness import METRICS as LAZINESS
 from fedtangent._src.comparison.settings import NTKRuns, Problem, Scale, Setting
+from fedtangent._src.comparison.simulated import Simulated, Training
 from fedtangent._src.data import partition
 from fedtangent._src.engine.building import Built, build
 from fedtangent._src.engine.description import Description
@@ -113,13 +113,15 @@ def tiny(data_dir: object, scale: str, seed: int) -> Setting:
     return cases.standard_case(whole.name, whole.title, problem, algorithm, size, seed, runs)
 
 
-@functools.cache
-def trained(function: str, width: int, *more: Any) -> Any:
+TRAINED: dict[tuple[str, int], Simulated] = {}
+
+
+def trained(trainings: list[Training], *given: Any) -> list[Simulated]:
     """The networks of ``tiny``, trained once."""
-    return SIMULATORS[function](tiny(None, "smoke", 0), width, *more)
-
-
-SIMULATORS: dict[str, Any] = {name: getattr(side_by_side, name) for name in ("trained_networks", "ntk_fl")}
+    keys = [(training.method, training.width) for training in trainings]
+    if not TRAINED.keys() >= set(keys):
+        TRAINED.update(zip(keys, simulated.train(trainings), strict=True))
+    return [TRAINED[key] for key in keys]
 
 
 PROPAGATED = linear_models._propagated
@@ -137,9 +139,7 @@ def propagated(*given: Any) -> Any:
 def trained_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """The networks of ``tiny``, and the models of its law, are trained once for all that compare them."""
     monkeypatch.setattr(linear_models, "_propagated", propagated)
-    for name in SIMULATORS:
-        once = functools.partial(lambda function, setting, *given: trained(function, *given), name)
-        monkeypatch.setattr(side_by_side, name, once)
+    monkeypatch.setattr(side_by_side, "train", trained)
 
 
 @pytest.fixture

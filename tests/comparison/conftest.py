@@ -20,7 +20,7 @@ def linear_setting() -> Setting:
 def linear_result(linear_setting: Setting) -> Comparison:
     """Without NTK-FL, which the command's tests run on it."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(side_by_side, "_evolve", lambda *given: ())
+        patch.setattr(side_by_side, "_evolutions", lambda *given: [])
         return run(linear_setting)
 
 

@@ -14,7 +14,7 @@ from fedtangent._src.comparison.cases import build
 from fedtangent._src.comparison.predicted import Predicted
 from fedtangent._src.comparison.settings import Setting, standardised
 from fedtangent._src.comparison.side_by_side import WITHOUT_NTK_FL, Comparison, run
-from fedtangent._src.comparison.simulated import Simulated, cohorts, init_key, network_functions, trained
+from fedtangent._src.comparison.simulated import Simulated, cohorts, init_key, network_functions, train, training_of
 from fedtangent._src.comparison.statistics import width_slope
 from fedtangent._src.comparison.verdicts import EXACT, Verdict
 from fedtangent._src.engine import Evaluation, simulate
@@ -174,7 +174,7 @@ def test_cohorts_are_those_that_the_simulation_records_and_a_comparison_repeats_
 ) -> None:
     setting, first = linear_setting, linear_result.simulated[0]
     algorithm = setting.algorithm.on(setting.model(100))
-    again = trained(setting, algorithm, "again", 100)
+    again = train([training_of(setting, algorithm, "again", 100)])[0]
     np.testing.assert_array_equal(again.test, first.test)
     draws = again.test[0]  # [K, E, m, C]
     assert len({draws[k, e].tobytes() for k in range(2) for e in range(4)}) == 8

@@ -20,7 +20,7 @@ from fedtangent._src.comparison.outcomes import BesidePrediction, gap_of
 from fedtangent._src.comparison.predicted import Outputs, Starts, prior_starts, starts_of
 from fedtangent._src.comparison.rotations import FeaturePaths, RotationTest, feature_paths, rotation_test
 from fedtangent._src.comparison.settings import Report, Setting
-from fedtangent._src.comparison.simulated import Simulated, trained_networks
+from fedtangent._src.comparison.simulated import Simulated, network_training, train
 from fedtangent._src.comparison.statistics import relative_errors
 from fedtangent._src.comparison.verdicts import EXACT, Verdict, exact_verdict, summary
 from fedtangent._src.data import partition
@@ -93,11 +93,7 @@ def compare_on_features(setting: Setting, progress: bool | None = False, say: Re
         f0 = features.spanned(np.concatenate(prior_starts(setting, blocks, 1), axis=2)[0])
         say(f"{setting.name}: whether the kernel determines the run, on rotated features")
         rotations = checked_rotations(setting, paths, features, f0)
-        of_widths = list[Simulated]()
-        for width in setting.size.widths:
-            say(f"{setting.name}: {setting.method}, {setting.size.draws} x K = {setting.num_models}, width {width}")
-            of_widths.append(trained_networks(setting, width, progress))
-        networks = tuple(of_widths)
+        networks = tuple(train([network_training(setting, width) for width in setting.size.widths], progress, say))
         say(f"{setting.name}: the kernel's features, from the initial functions of the networks")
         predicted = [feature_outputs(paths, features, setting, starts_of(of_width)) for of_width in networks]
         verdicts = feature_verdicts(setting, paths, features, networks, predicted) if rotations.is_exact else []

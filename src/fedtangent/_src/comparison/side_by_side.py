@@ -14,7 +14,15 @@ from fedtangent._src.comparison.laziness import Laziness, at_points, split, watc
 from fedtangent._src.comparison.outcomes import Gap, PredictedCurve, gap_of
 from fedtangent._src.comparison.predicted import Predicted, Starts, from_starts, predict, starts_of
 from fedtangent._src.comparison.settings import Report, Setting
-from fedtangent._src.comparison.simulated import Simulated, cohorts, history_beside, ntk_fl, trained_networks
+from fedtangent._src.comparison.simulated import (
+    Simulated,
+    Training,
+    cohorts,
+    history_beside,
+    network_training,
+    ntk_fl_training,
+    train,
+)
 from fedtangent._src.comparison.table import MethodRow, simulated_row, theory_row
 from fedtangent._src.comparison.verdicts import Verdict, summary
 from fedtangent._src.engine.history import History, html_of
@@ -139,11 +147,11 @@ def run(setting: Setting, progress: bool | None = False, say: Report = lambda li
         flow_start = time.perf_counter()
         theory = predict(setting, cohorts(setting), progress)
         flow_seconds = time.perf_counter() - flow_start
-        watched, of_widths = watched_draws(setting), list[Simulated]()
-        for width in size.widths:
-            say(f"{setting.name}: {setting.method}, {size.draws} x K = {setting.num_models}, width {width}")
-            of_widths.append(trained_networks(setting, width, progress, watched))
-        networks, evolved = tuple(of_widths), _evolve(setting, progress, say)
+        watched = watched_draws(setting)
+        trainings = [network_training(setting, width, watched) for width in size.widths]
+        trainings += _evolutions(setting, say)
+        simulated = train(trainings, progress, say)
+        networks, evolved = tuple(simulated[: len(size.widths)]), tuple(simulated[len(size.widths) :])
         predictions = [from_starts(theory.flow, starts_of(of_width), of_width.rounds) for of_width in networks]
         pairs = zip(networks, predictions, strict=True)
         gaps = tuple(gap_of(setting.problem, of_width, *outputs) for of_width, outputs in pairs)
@@ -156,25 +164,21 @@ def run(setting: Setting, progress: bool | None = False, say: Report = lambda li
     return Comparison(theory, networks, evolved, gaps, curve, rows, verdicts, laziness, time.perf_counter() - start)
 
 
-def _evolve(setting: Setting, progress: bool | None, say: Report) -> tuple[Simulated, ...]:
-    """Simulates NTK-FL from the same initialisations by the averaged kernel, in standard cases by the exact one too."""
+def _evolutions(setting: Setting, say: Report) -> list[Training]:
+    """Prepares NTK-FL from the same initialisations by the averaged kernel, in standard cases by the exact one too."""
     if setting.problem.loss != "squared_error":
-        return ()
+        return []
     widths, standard = setting.size.widths, setting.ntk_fl
-    runs = [("averaged", widths[-1:] if standard is None else widths, setting.size.draws)]
+    kernels = [("averaged", widths[-1:] if standard is None else widths, setting.size.draws)]
     if standard is not None and setting.problem.y_train.shape[1] > 1:
-        runs.append(("exact", widths[:2], standard.exact_draws))  # the others would cost most of the run
-    evolved = []
-    for kernel, widths, draws in runs:
-        for width in widths:
-            say(f"{setting.name}: NTK-FL, {kernel} kernel, width {width}")
-            try:
-                evolved.append(ntk_fl(setting, width, kernel, draws, progress))
-            except DoesNotFit as error:
-                if standard is not None:  # it is what the case compares
-                    raise
-                say(f"{setting.name}: {WITHOUT_NTK_FL}: {error}")
-    return tuple(evolved)
+        kernels.append(("exact", widths[:2], standard.exact_draws))  # the others would cost most of the run
+    try:
+        return [ntk_fl_training(setting, width, kernel, draws) for kernel, of, draws in kernels for width in of]
+    except DoesNotFit as error:
+        if standard is not None:  # it is what the case compares
+            raise
+        say(f"{setting.name}: {WITHOUT_NTK_FL}: {error}")
+        return []
 
 
 def _rows(

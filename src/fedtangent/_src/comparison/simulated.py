@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
+import threading
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import CancelledError, ThreadPoolExecutor
 from functools import partial
 from typing import NamedTuple
 
@@ -15,17 +15,17 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float, Num
 
-from fedtangent._src.comparison.settings import NTK_TIMES, Problem, Scale, Setting, exact_arithmetic
+from fedtangent._src.comparison.settings import NTK_TIMES, Problem, Report, Scale, Setting, exact_arithmetic
 from fedtangent._src.engine import Evaluation
 from fedtangent._src.engine.history import History, Measurement
-from fedtangent._src.engine.run import predict, resolve_mapping, simulate
+from fedtangent._src.engine.run import Resolved, predict, resolve_mapping, simulate
 from fedtangent._src.federated import algorithms, schedule
 from fedtangent._src.federated.algorithms.tangent import Pooling
 from fedtangent._src.federated.ntk_fl import Evolution
 from fedtangent._src.measures import uncertainty
 from fedtangent._src.measures.tangent_kernels import KernelDiagnostics, kernel_diagnostics
 from fedtangent._src.progress import progress_of
-from fedtangent._src.types import Algorithm, AnyArray, Array, Cohort, Cost, Model, Prediction, PyTree
+from fedtangent._src.types import Algorithm, AnyArray, Array, Cohort, Cost, FederatedData, Model, Prediction, PyTree
 
 WATCHED = 256  # training examples that they are measured on, at most
 
@@ -98,17 +98,95 @@ def _initial_functions(model: Model, keys: jax.Array, x: Num[AnyArray, "p ..."])
     return jax.lax.map(lambda key: model.apply(model.init(key), jnp.asarray(x)), keys)
 
 
-def trained_networks(
-    setting: Setting, width: int, progress: bool | None = False, watched: int = 0, start: PyTree | None = None
-) -> Simulated:
-    """Trains E ensembles of K networks by the setting's algorithm.
+class Training(NamedTuple):
+    """The networks of one algorithm and width, ready to be trained: one run of K models for each draw."""
+
+    setting: Setting  # data, rounds and draws
+    algorithm: Algorithm
+    method: str  # name of the algorithm in the results
+    width: int
+    data: FederatedData
+    x: Num[Array, "p ..."]  # training and test inputs, at which the networks are evaluated
+    resolved: Resolved  # once: all draws run one program
+    watches: tuple[KernelDiagnostics, ...] = ()  # diagnostics of the first draws' networks
+    start: PyTree | None = None  # parameters [K, ...] that all draws begin with; None: each draw has a key
+
+    def run(self, draw: int, stopped: Callable[[], bool] = lambda: False) -> tuple[History, float]:
+        """Trains the K models of one draw; returns their history and the seconds.
+
+        Args:
+            draw: Number of the draw.
+            stopped: Whether to give up, asked at each evaluation.
+
+        Raises:
+            CancelledError: ``stopped`` said so.
+        """
+        begun, setting, width = time.perf_counter(), self.setting, self.width
+        watch = self.watches[draw] if draw < len(self.watches) else None
+
+        def outputs(algorithm: Algorithm, state: PyTree) -> dict[str, PyTree]:
+            if stopped():
+                raise CancelledError
+            prediction = predict(algorithm, state, self.x)
+            measured: dict[str, PyTree] = {
+                "members": np.asarray(prediction.members),
+                "mean": np.asarray(prediction.mean),
+            }
+            if watch is not None:
+                measured["drift"] = watch.drifts(state)
+                if int(state.round) == 0:
+                    measured["start"] = jax.tree.map(np.array, watch.parameters(state))
+            return measured
+
+        run = simulate(
+            self.algorithm,
+            self.data,
+            num_rounds=setting.size.num_rounds,
+            seed=setting.seed,
+            start=init_key(setting, draw, width) if self.start is None else self.start,
+            evaluation=Evaluation(every=setting.size.evaluate_every or None, measure=outputs),
+            devices=self.resolved,
+        )
+        return run.history, time.perf_counter() - begun
+
+
+def training_of(
+    setting: Setting,
+    algorithm: Algorithm,
+    method: str,
+    width: int,
+    mapping: str = "auto",
+    watches: Sequence[KernelDiagnostics] = (),
+    start: PyTree | None = None,
+) -> Training:
+    """Prepares the runs of an algorithm, one for each of the setting's draws.
+
+    Args:
+        setting: Data, rounds and draws.
+        algorithm: The algorithm.
+        method: Its name in the results.
+        width: Width of its networks.
+        mapping: How clients are mapped to the device, as in ``simulate``.
+        watches: Diagnostics of the first draws' networks, one for each watched draw.
+        start: Parameters [K, ...] that all draws begin with; None: each draw has a key.
+
+    Raises:
+        DoesNotFit: A run needs more memory than the device has.
+    """
+    problem = setting.problem
+    data, x = problem.federated(), jnp.asarray(np.concatenate([problem.x_train, problem.x_test]))
+    resolved = resolve_mapping(algorithm, data, setting.size.num_rounds, mapping, evaluated=[x])
+    return Training(setting, algorithm, method, width, data, x, resolved, tuple(watches), start)
+
+
+def network_training(setting: Setting, width: int, watched: int = 0, start: PyTree | None = None) -> Training:
+    """Prepares E ensembles of K networks for training by the setting's algorithm.
 
     The draws share schedule and minibatches (their keys come from the setting's seed) and differ in the initialisation.
 
     Args:
         setting: The setting, with E = ``draws``.
         width: Width of the networks.
-        progress: Whether to show progress.
         watched: Number of first draws whose initial weights and kernel drift are recorded (``WatchedNetworks``).
         start: Parameters [K, ...] that all draws begin with; None: each draw has a key.
     """
@@ -121,11 +199,11 @@ def trained_networks(
             watches.append(watches[0].of_seed(algorithm, problem.partition.num_clients, seed, key))
         else:
             watches.append(kernel_diagnostics(algorithm, model, problem.federated(), seed, WATCHED, start=key))
-    return trained(setting, algorithm, setting.method, width, progress, watches=watches, start=start)
+    return training_of(setting, algorithm, setting.method, width, watches=watches, start=start)
 
 
-def ntk_fl(setting: Setting, width: int, kernel: str, draws: int, progress: bool | None = False) -> Simulated:
-    """Simulates one round of NTK-FL with all clients, from the same initialisations as Fed-ensemble.
+def ntk_fl_training(setting: Setting, width: int, kernel: str, draws: int) -> Training:
+    """Prepares one round of NTK-FL with all clients, from the same initialisations as Fed-ensemble.
 
     The step is half of the largest step at which no mode of the analytic kernel of the pooled data oscillates. A narrow
     network's empirical kernel may have a several times larger eigenvalue, and be unstable at this step.
@@ -135,7 +213,6 @@ def ntk_fl(setting: Setting, width: int, kernel: str, draws: int, progress: bool
         width: Width of the networks.
         kernel: "averaged" over outputs, as in the paper, or "exact".
         draws: Number of initialisations.
-        progress: Whether to show progress.
     """
     problem, model = setting.problem, setting.model(width)
     clients = problem.partition.num_clients
@@ -150,74 +227,68 @@ def ntk_fl(setting: Setting, width: int, kernel: str, draws: int, progress: bool
         pooling=Pooling(slots_per_model=clients),
     )
     once = dataclasses.replace(setting, size=Scale(setting.size.widths, draws, num_rounds=1))
-    return trained(once, algorithm, f"NTK-FL, {kernel} kernel", width, progress)
+    return training_of(once, algorithm, f"NTK-FL, {kernel} kernel", width)
 
 
-def trained(
-    setting: Setting,
-    algorithm: Algorithm,
-    method: str,
-    width: int,
-    progress: bool | None = False,
-    mapping: str = "auto",
-    watches: Sequence[KernelDiagnostics] = (),
-    start: PyTree | None = None,
+def trained_networks(
+    setting: Setting, width: int, progress: bool | None = False, watched: int = 0, start: PyTree | None = None
 ) -> Simulated:
-    """Trains the networks of an algorithm once for each of the setting's draws.
+    """Trains E ensembles of K networks by the setting's algorithm; arguments as in ``network_training``."""
+    return train([network_training(setting, width, watched, start)], progress)[0]
+
+
+def train(
+    trainings: Sequence[Training], progress: bool | None = False, say: Report = lambda line: None
+) -> list[Simulated]:
+    """Trains all networks, on every core where one run uses one of them.
+
+    The first draws compile their programs. The other draws follow in turn, the first of all trainings before the second
+    of any, so that the time left is known from the share that is done.
 
     Args:
-        setting: Data, rounds and draws.
-        algorithm: The algorithm.
-        method: Its name in the results.
-        width: Width of its networks.
+        trainings: The networks.
         progress: Whether to show progress.
-        mapping: How clients are mapped to the device, as in ``simulate``.
-        watches: Diagnostics of the first draws' networks, one for each watched draw.
-        start: Parameters [K, ...] that all draws begin with; None: each draw has a key.
+        say: Called with a line of text before the work.
     """
-    problem, size = setting.problem, setting.size
-    data, x = problem.federated(), jnp.asarray(np.concatenate([problem.x_train, problem.x_test]))
-    split = len(problem.x_train)
-    # once: all draws run one program
-    resolved = resolve_mapping(algorithm, data, size.num_rounds, mapping, evaluated=[x])
+    setting, at_once = trainings[0].setting, min(training.resolved.at_once for training in trainings)
+    stop, runs = threading.Event(), [list[tuple[History, float]]() for _ in trainings]
+    most = max(training.setting.size.draws for training in trainings)
+    turns = [(i, d) for d in range(most) for i, one in enumerate(trainings) if d < one.setting.size.draws]
+    first, rest = turns[: len(trainings)], turns[len(trainings) :]
 
-    def outputs(watch: KernelDiagnostics | None, algorithm: Algorithm, state: PyTree) -> dict[str, PyTree]:
-        prediction = predict(algorithm, state, x)
-        measured: dict[str, PyTree] = {"members": np.asarray(prediction.members), "mean": np.asarray(prediction.mean)}
-        if watch is not None:
-            measured["drift"] = watch.drifts(state)
-            if int(state.round) == 0:
-                measured["start"] = jax.tree.map(np.array, watch.parameters(state))
-        return measured
+    def run(turn: tuple[int, int]) -> tuple[History, float]:
+        with exact_arithmetic():  # JAX keeps it for each thread
+            return trainings[turn[0]].run(turn[1], stop.is_set)
 
-    def one_run(draw: int) -> tuple[History, float]:
-        begun = time.perf_counter()
-        run = simulate(
-            algorithm,
-            data,
-            num_rounds=size.num_rounds,
-            seed=setting.seed,
-            start=init_key(setting, draw, width) if start is None else start,
-            evaluation=Evaluation(
-                every=size.evaluate_every or None,
-                measure=partial(outputs, watches[draw] if draw < len(watches) else None),
-            ),
-            devices=resolved,
-        )
-        return run.history, time.perf_counter() - begun
+    methods = "; ".join(dict.fromkeys(training.method for training in trainings))
+    say(f"{setting.name}: {methods}: {len(turns)} runs of K = {setting.num_models}")
+    pool = ThreadPoolExecutor(at_once)
+    each = map if at_once == 1 else pool.map  # in this thread, where a signal ends it at once
+    try:
+        with progress_of(len(turns), f"{setting.name}: networks", "run", shown=progress) as bar:
+            for turn, result in zip(first, each(run, first), strict=True):
+                runs[turn[0]].append(result)
+            bar.update(len(first))
+            for turn, result in zip(rest, each(run, rest), strict=True):
+                runs[turn[0]].append(result)
+                bar.update(1)
+    finally:
+        stop.set()
+        pool.shutdown(cancel_futures=True)
+    return [_simulated(training, of_draws) for training, of_draws in zip(trainings, runs, strict=True)]
 
-    of_width = f", width {width}" if width else ""
-    with progress_of(size.draws, f"{setting.name}: {method}{of_width}", "run", shown=progress) as bar:
-        runs = _on_cores(one_run, size.draws, resolved.at_once, bar.update)
+
+def _simulated(training: Training, runs: Sequence[tuple[History, float]]) -> Simulated:
     histories, seconds = zip(*runs, strict=True)
+    split, watches = len(training.setting.problem.x_train), training.watches
     members, means = (
         np.stack([np.stack([e.metrics[name] for e in h.evaluations]) for h in histories], axis=axis)
         for name, axis in (("members", 2), ("mean", 1))
     )  # [r, K, E, n + m, C], [r, E, n + m, C]
     evaluations = histories[-1].evaluations
     return Simulated(
-        method=method,
-        width=width,
+        method=training.method,
+        width=training.width,
         rounds=tuple(e.round for e in evaluations),
         train=members[..., :split, :],
         test=members[..., split:, :],
@@ -228,26 +299,6 @@ def trained(
         info={k: np.stack([h.rounds[k] for h in histories]) for k in histories[-1].rounds if k != "cohort"},
         watched=_watched(histories[: len(watches)]) if watches else None,
     )
-
-
-def _on_cores(
-    run: Callable[[int], tuple[History, float]], count: int, at_once: int, tick: Callable[[int], object]
-) -> list[tuple[History, float]]:
-    """Returns ``run(0)``, ``run(1)``, ..; after the first, which compiles, ``at_once`` of them at the same time."""
-
-    def one(number: int) -> tuple[History, float]:
-        with exact_arithmetic():  # JAX keeps it for each thread
-            return run(number)
-
-    pool = ThreadPoolExecutor(at_once)
-    try:
-        results = []
-        for result in itertools.chain([run(0)], pool.map(one, range(1, count))):
-            results.append(result)
-            tick(1)
-        return results
-    finally:
-        pool.shutdown(cancel_futures=True)
 
 
 def history_beside(

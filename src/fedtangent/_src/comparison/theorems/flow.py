@@ -23,7 +23,7 @@ from fedtangent._src.comparison import cases
 from fedtangent._src.comparison.ledger import LedgerRow, ResidualLedger, residual_ledger
 from fedtangent._src.comparison.predicted import networks
 from fedtangent._src.comparison.settings import Problem, Scale, Setting
-from fedtangent._src.comparison.simulated import Simulated, trained
+from fedtangent._src.comparison.simulated import Simulated, train, training_of
 from fedtangent._src.comparison.statistics import Interval, relative_errors, width_slope
 from fedtangent._src.comparison.theorems import Claim, TheoremEntry, of_scale
 from fedtangent._src.comparison.verdicts import Verdict, slope_verdict
@@ -96,7 +96,7 @@ class Option(NamedTuple):
         algorithm = self.recipe(case.model, self.schedule(), work=work, **more)
         size = Scale((width,), draws, case.num_rounds, evaluate_every)
         setting = Setting(self.name, self.name, case.problem, algorithm, self._rule(case), size, case.seed)
-        return trained(setting, algorithm.on(setting.model(width)), self.name, width, mapping="scan")
+        return train([training_of(setting, algorithm.on(setting.model(width)), self.name, width, mapping="scan")])[0]
 
 
 def every_client(num_models: int = 1) -> ft.types.Schedule:
