@@ -5,9 +5,14 @@ after a small flow (JAX and its compiler), in units of one n x n matrix of doubl
 its input (Theta and K), the means one. Each size runs in a process of its own.
 
 Then runs of the zero function from a kernel in float32 (``--large``), of a ReLU network on Fashion-MNIST or on random
-inputs: 10 of 100 Dirichlet(0.1) clients a round, an epoch of minibatches of 16, the cross entropy, learning curves at
-every tenth round. Up to 10,000 examples the same in float64 beside it, and how far apart they end, relative to how far
-the functions moved.
+inputs: ``--large-cohort`` of 100 Dirichlet(0.1) clients a round, an epoch of minibatches of 16, learning curves every
+tenth round. Under the squared error this run is the flow's mean. Up to 10,000 examples the same in float64 beside it,
+and how far apart they end, relative to how far the functions moved.
+
+The table of such a run gives the seconds of each part beside its floor on this machine, measured in the same process:
+the kernel's entries once (products of the inputs and arc-cosines of half of them, and one write of all), one product of
+the cohort's kernel rows a round (bytes by the rate of reading, or operations by the rate of products, whichever takes
+longer), the clients' blocks read once a round, and the entries at test points once with their products.
 
     python benchmarks/federated_flow.py --output results/bench
     python benchmarks/federated_flow.py --examples --means-only --large 10000 60000 --data-dir data/fashion_mnist
@@ -20,20 +25,26 @@ import json
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
+from rich import box
+from rich.console import Console
+from rich.table import Table
 
 from fedtangent._src import models
 from fedtangent._src.comparison.followed import drawn_rows, steps_of
 from fedtangent._src.data import load, partition
 from fedtangent._src.federated.local import Work
 from fedtangent._src.federated.schedule import drawn_cohorts, uniform_sampling
-from fedtangent._src.kernels.gram import KernelBlocks, kernel_blocks, read_only
-from fedtangent._src.kernels.large import large_kernel
-from fedtangent._src.theory.flow import Rule, federated_flow
+from fedtangent._src.kernels.gram import KernelBlocks, aligned, kernel_blocks, product, read_only
+from fedtangent._src.kernels.large import TILE, large_kernel
+from fedtangent._src.theory.flow import Rule, federated_flow, functions, recursion
+from fedtangent._src.theory.flow.flow import Flow
 from fedtangent._src.types import Cohort
 
 MOST_DOUBLE = 10_000  # examples of which a kernel in float64 is built beside that in float32
@@ -104,36 +115,149 @@ def once(num_train: int, num_test: int, num_rounds: int, num_models: int, cov: b
     }  # fmt: skip
 
 
-def measure_large(num_train: int, num_test: int, num_rounds: int, data_dir: Path | None) -> dict[str, Any]:
-    """One size of runs from a kernel in float32, in this process."""
+class Job(NamedTuple):
+    """Arguments of a run from a kernel in float32."""
+
+    examples: int
+    test_points: int
+    rounds: int
+    cohort: int
+    loss: str
+    data_dir: str | None
+
+
+class Rates(NamedTuple):
+    """What the machine does a second, for the floor."""
+
+    flops: float  # operations of products of inputs
+    reading: float  # bytes of a matrix in memory
+    writing: float  # bytes of memory that the process has not used before
+    arc_cosines: float  # numbers, each an arc-cosine and a square root
+
+
+def measure_large(job: Job) -> dict[str, Any]:
+    """Measures runs from a kernel in float32, in this process."""
     jax.config.update("jax_enable_x64", True)
-    x, labels, x_test = inputs(num_train, num_test, data_dir)
+    x, labels, x_test = inputs(job.examples, job.test_points, None if job.data_dir is None else Path(job.data_dir))
+    n, m = len(x), len(x_test)
     kernel_fn: Any = models.mlp(x.shape[1], OUTPUTS, (1024,)).kernel
     held = partition.dirichlet(labels, CLIENTS, 0.1, seed=0)
-    cohorts = drawn_cohorts(uniform_sampling(CLIENTS, COHORT), held, num_rounds)
+    cohorts = drawn_cohorts(uniform_sampling(CLIENTS, job.cohort), held, job.rounds)
     work = Work(batch_size=BATCH, epochs=1)
-    rule = Rule(steps_of(work, held), RATE, loss="cross_entropy", batches=drawn_rows(work, held, cohorts))
-    y, rounds = np.eye(OUTPUTS)[labels], list(range(0, num_rounds + 1, max(1, num_rounds // 10)))
-    starts = np.zeros((1, 1, num_train, OUTPUTS)), np.zeros((1, 1, len(x_test), OUTPUTS))
-    start = time.perf_counter()
-    kernels = large_kernel(kernel_fn, x, x_test)
-    kernels.ntk_train.block_until_ready()
-    built = time.perf_counter()
-    flow = federated_flow(kernels, y, held, cohorts, rule)
-    found = np.asarray(flow.runs(*starts, rounds, np.arange(min(num_train, 10_000))).test)
-    end = time.perf_counter()
-    row: dict[str, Any] = {
-        "examples": num_train, "test_points": len(x_test), "rounds": num_rounds, "clients": CLIENTS,
-        "device": jax.devices()[0].device_kind, "kernel_seconds": built - start, "runs_seconds": end - built,
-        "peak_bytes": peak_bytes(),
+    rule = Rule(steps_of(work, held), RATE, loss=job.loss, batches=drawn_rows(work, held, cohorts))
+    y, rounds = np.eye(OUTPUTS)[labels], np.arange(0, job.rounds + 1, max(1, job.rounds // 10))
+    rates = measured_rates(x)
+    seconds: dict[str, float] = {}
+    few = x[: min(n, TILE + n % TILE)]  # its tiles have the shapes of all tiles
+    first, again = (timed(lambda: large_kernel(kernel_fn, few, x_test).ntk_train)[0] for _ in range(2))
+    seconds["compilation"] = max(first - again, 0.0)
+    seconds["kernel"], kernels = timed(lambda: large_kernel(kernel_fn, x, x_test), "ntk_train")
+    seconds["clients' blocks"], flow = timed(lambda: federated_flow(kernels, y, held, cohorts, rule), "rounds")
+    points = np.arange(min(n, 10_000))
+    found = followed(flow, rounds, points, seconds)
+    cohort_rows = np.asarray(held.sizes)[flow.slots.client].sum()
+    squares = (np.asarray(held.sizes, float) ** 2)[flow.slots.client].sum()
+    columns = OUTPUTS * len(rounds)
+    entries = rates_of_entries(x.shape[1], rates)
+    floor = {
+        "kernel": 0.5 * n**2 * entries + 4 * n**2 / rates.writing,
+        "products": rows_floor(cohort_rows, n, OUTPUTS, rates),
+        "local steps": 4 * squares / rates.reading,
+        "training points": rows_floor(len(points), n, columns, rates),
+        "test points": m * n * (entries + 2 * columns / rates.flops),
+    }
+    assert np.all(np.isfinite(found))
+    row = {
+        **job._asdict(), "clients": CLIENTS, "device": jax.devices()[0].device_kind, "seconds": seconds, "floor": floor,
+        "rates": rates._asdict(), "peak_bytes": peak_bytes(),
     }  # fmt: skip
-    if num_train <= MOST_DOUBLE:
-        start = time.perf_counter()
+    if n <= MOST_DOUBLE:
+        start, starts = time.perf_counter(), (np.zeros((1, 1, n, OUTPUTS)), np.zeros((1, 1, m, OUTPUTS)))
         exact = federated_flow(kernel_blocks(kernel_fn, x, x_test), y, held, cohorts, rule)
-        right = np.asarray(exact.runs(*starts, rounds).test)
+        right = np.asarray(exact.runs(*starts, rounds.tolist()).test)
         row["float64_seconds"] = time.perf_counter() - start
         row["float32_error"] = float(np.linalg.norm(found[-1] - right[-1]) / np.linalg.norm(right[-1]))
     return row
+
+
+def timed(call: Callable[[], Any], waited: str | None = None) -> tuple[float, Any]:
+    """Returns the seconds of a call, until its result (or its field ``waited``) is computed, and the result."""
+    start = time.perf_counter()
+    result = call()
+    jax.block_until_ready(result if waited is None else getattr(result, waited))  # other values are ready
+    return time.perf_counter() - start, result
+
+
+def fastest(call: Callable[[], Any], repeats: int = 5) -> float:
+    """Returns the least seconds of a call, after a first one that compiles."""
+    return min(timed(call)[0] for _ in range(repeats + 1))
+
+
+def measured_rates(x: np.ndarray) -> Rates:
+    """Measures the machine's rates at the shapes of a kernel of ``x``."""
+    with jax.enable_x64(False):
+        rows, number = jnp.asarray(x[:TILE], jnp.float32), 2**28
+        multiply: Any = jax.jit(lambda a: product(a, a.T))
+        angle: Any = jax.jit(lambda z: jnp.arctan2(jnp.sqrt(1 - z * z), z))
+        numbers = jnp.linspace(-1, 1, TILE**2).reshape(TILE, TILE)
+        products, angles = fastest(lambda: multiply(rows)), fastest(lambda: angle(numbers))
+        writing = timed(lambda: aligned((number,), np.dtype(np.float32)).fill(1.0))[0]
+        matrix = jnp.ones((2**14, 2**14), jnp.float32)
+        add: Any = jax.jit(jnp.sum)
+        reading = fastest(lambda: add(matrix))
+    flops = 2 * len(rows) ** 2 * rows.shape[1] / products
+    return Rates(flops, 4 * matrix.size / reading, 4 * number / writing, numbers.size / angles)
+
+
+def rates_of_entries(features: int, rates: Rates) -> float:
+    """Returns the least seconds of an entry of the kernel of one hidden layer: a product, and one arc-cosine."""
+    return 2 * features / rates.flops + 1 / rates.arc_cosines
+
+
+def rows_floor(rows: float, n: int, columns: int, rates: Rates) -> float:
+    """Returns the least seconds of the products of kernel rows with ``columns`` columns."""
+    return max(4 * rows * n / rates.reading, 2 * rows * n * columns / rates.flops)
+
+
+def followed(flow: Flow, rounds: np.ndarray, points: np.ndarray, seconds: dict[str, float]) -> np.ndarray:
+    """Follows the zero function, adds the parts' seconds to ``seconds``, and returns the functions at test points.
+
+    The parts of a round are timed by programs of their own: all rounds' products with the kernel without the clients,
+    and all rounds' clients at functions that no product changes.
+    """
+    n, m, num_rounds = len(flow.theta), flow.num_test, flow.num_rounds
+    train, test = (recursion.Input(jnp.zeros((1, rows, 1, OUTPUTS)), None) for rows in (n, m))
+    program = flow.program(None, OUTPUTS)
+    targets = flow.targets if flow.kind.is_linear else None
+    request = functions._Request(targets, flow.shares(None), rounds, np.arange(len(rounds)), points)
+
+    def run(program: recursion.Program, *arguments: Any, of: Any) -> tuple[float, Any]:
+        compiling, compiled = timed(lambda: of.lower(program, *arguments).compile())
+        seconds["compilation"] += compiling if of is functions._paths or of is functions._at_train else 0.0
+        return timed(lambda: compiled(program, *arguments))
+
+    def products(program: recursion.Program, a: jax.Array) -> jax.Array:
+        def one(a: jax.Array, j: jax.Array) -> tuple[jax.Array, None]:
+            return a + 1e-9 * recursion._products(program, a, j), None
+
+        return jax.lax.scan(one, a, jnp.arange(num_rounds))[0]
+
+    def local_steps(program: recursion.Program, state: recursion.FlowState) -> jax.Array:
+        def one(state: recursion.FlowState, j: jax.Array) -> tuple[recursion.FlowState, None]:
+            sums = recursion._trained(program, recursion.Drive(1e-9 * state.a, None, program.targets), state, j)
+            return recursion._server(program, j, state, sums.change, sums), None
+
+        return jax.lax.scan(one, state, jnp.arange(num_rounds))[0].a
+
+    whole, a = run(program, train, request, of=functions._paths)
+    seconds["products"] = run(program, jnp.ones((n, 1, OUTPUTS)), of=jax.jit(products))[0]
+    seconds["local steps"] = run(program, recursion.zero_state(program, OUTPUTS), of=jax.jit(local_steps))[0]
+    seconds["rest of the rounds"] = max(whole - seconds["products"] - seconds["local steps"], 0.0)
+    seconds["training points"] = run(program, train, a, request, of=functions._at_train)[0]
+    kernels: Any = flow.kernels
+    kernels.at_test(a[:, :, :1])  # compiles all but the last product
+    seconds["test points"], at_test = timed(lambda: kernels.at_test(a))
+    return np.asarray(functions._functions(program, test, jnp.asarray(at_test), request))
 
 
 def inputs(num_train: int, num_test: int, data_dir: Path | None) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -155,12 +279,15 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--means-only", type=int, nargs="*", default=[10000], help="sizes of means alone")
     parser.add_argument("--large", type=int, nargs="*", default=[10000], help="sizes of runs in float32")
     parser.add_argument("--large-rounds", type=int, default=100)
+    parser.add_argument("--large-cohort", type=int, default=COHORT, help="clients of a round, of 100")
+    parser.add_argument("--large-loss", choices=("squared_error", "cross_entropy"), default="cross_entropy")
     parser.add_argument("--large-test-points", type=int, default=1000)
     parser.add_argument("--data-dir", type=Path, help="folder with Fashion-MNIST's files, for --large")
     parser.add_argument("--models", type=int, nargs="+", default=[1, 5])
     parser.add_argument("--test-points", type=int, default=100)
     parser.add_argument("--rounds", type=int, default=200)
     parser.add_argument("--child", choices=("cov", "means", "large"), help=argparse.SUPPRESS)
+    parser.add_argument("--job", help=argparse.SUPPRESS)
     return parser.parse_args()
 
 
@@ -168,8 +295,7 @@ def main() -> None:
     """Run, print and write."""
     options = parse()
     if options.child == "large":
-        sizes = options.large[0], options.large_test_points, options.large_rounds
-        print(json.dumps(measure_large(*sizes, options.data_dir)))
+        print(json.dumps(measure_large(Job(**json.loads(options.job)))))
         return
     if options.child:
         size = options.examples[0], options.test_points, options.rounds, options.models[0]
@@ -196,21 +322,39 @@ def main() -> None:
 
 
 def large_row(options: argparse.Namespace, n: int) -> dict[str, Any]:
-    """One size of runs in float32, in a process of its own."""
-    command = [sys.executable, __file__, "--child", "large", "--large", str(n)]
-    command += ["--large-rounds", str(options.large_rounds), "--large-test-points", str(options.large_test_points)]
-    command += [] if options.data_dir is None else ["--data-dir", str(options.data_dir)]
+    """Measures and prints one size of runs in float32, in a process of its own."""
+    folder = None if options.data_dir is None else str(options.data_dir)
+    job = Job(n, options.large_test_points, options.large_rounds, options.large_cohort, options.large_loss, folder)
+    command = [sys.executable, __file__, "--child", "large", "--job", json.dumps(job._asdict())]
     row: dict[str, Any] = json.loads(
         subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout.splitlines()[-1]
     )
-    line = (
-        f"{n:8} in float32: kernel {row['kernel_seconds']:.1f} s, {row['rounds']} rounds and {row['test_points']} test "
-        f"points {row['runs_seconds']:.1f} s, peak {row['peak_bytes'] / 1e9:.1f} GB on {row['device']}"
+    Console(width=80 if not sys.stdout.isatty() else None).print(table_of_parts(row))
+    rates = row["rates"]
+    print(
+        f"products {rates['flops'] / 1e9:.0f} GFLOP/s, reading {rates['reading'] / 1e9:.1f} GB/s, writing fresh memory "
+        f"{rates['writing'] / 1e9:.2f} GB/s, arc-cosines {rates['arc_cosines'] / 1e6:.0f} million/s; peak "
+        f"{row['peak_bytes'] / 1e9:.1f} GB on {row['device']}"
     )
     if "float32_error" in row:
-        line += f"; float64 {row['float64_seconds']:.1f} s, apart by {row['float32_error']:.1e}"
-    print(line, flush=True)
+        print(f"float64 {row['float64_seconds']:.1f} s, apart by {row['float32_error']:.1e}")
+    sys.stdout.flush()
     return row
+
+
+def table_of_parts(row: dict[str, Any]) -> Table:
+    """Returns the table of a run's parts, each beside its floor."""
+    title = f"{row['examples']} examples, {row['rounds']} rounds of {row['cohort']} of {row['clients']} clients"
+    table = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD)
+    table.add_column("part")
+    for column in ("seconds", "floor", "ratio"):
+        table.add_column(column, justify="right")
+    lines = [(part, value, row["floor"].get(part)) for part, value in row["seconds"].items()]
+    lines.append(("all", sum(row["seconds"].values()), sum(row["floor"].values())))
+    for part, value, floor in lines:
+        figures = ("", "") if floor is None else (f"{floor:.2f}", f"{value / floor:.1f}")
+        table.add_row(part, f"{value:.2f}", *figures)
+    return table
 
 
 if __name__ == "__main__":

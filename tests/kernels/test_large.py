@@ -55,6 +55,18 @@ def test_every_pair_is_computed_once_and_equals_float64(points: Any, blocks: Ker
     assert seen[-1] == (tiles * (tiles + 1) // 2,) * 2
 
 
+def test_tiles_of_vectors_are_as_large_in_the_mode_of_64_bits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(large, "TILE", 2048)
+    wide = models.mlp(784, 2, (8,)).kernel
+    assert wide is not None
+    x = np.zeros((1, 784), np.float32)
+    with jax.enable_x64(True):  # converting an example to float64 is not the work of a pair
+        assert large.side_of(wide, x) == 2048
+        of_doubles = wide.side(x)
+    with jax.enable_x64(False):
+        assert wide.side(x) == of_doubles > 2048
+
+
 def test_products_and_blocks(points: Any, blocks: KernelBlocks) -> None:
     found, a = built(points), np.random.default_rng(1).standard_normal((N, 2, 3))
     right = np.asarray(blocks.at_test(a))
@@ -104,6 +116,7 @@ def test_rows_are_read_few_at_a_time_or_all(
     points: Any, blocks: KernelBlocks, monkeypatch: pytest.MonkeyPatch, size: int
 ) -> None:
     monkeypatch.setattr(recursion, "GATHERED", 7 * N)
+    monkeypatch.setattr(recursion, "GATHERED_ON_CPU", 7 * N)
     jax.clear_caches()
     y, zeros = points[2], (np.zeros((1, 2, N, C)), np.zeros((1, 2, M, C)))
     found = flow_of(built(points), y, size, 2)

@@ -280,6 +280,10 @@ L = np.array([0, 0, 1, 1, 2, 2])
         (lambda: partition.of(Partition(np.array([0, -1]), np.array([0, 2]))), "got -1 for client 0"),
         (lambda: partition.of(Partition(np.array([0, 6]), np.array([0, 2])), 6), "got 6 for client 0"),
         (lambda: partition.of(Partition(np.array([0, 1]), np.array([0, 2, 1, 2]))), "must never fall"),
+        (
+            lambda: partition.of(Partition(np.broadcast_to(np.int32(0), 2**31), np.array([0, 2**31]))),
+            r"partition\.indices: got 2147483648 entries, must be at most 2147483647",
+        ),
         (lambda: partition.heterogeneity(Partition(np.array([6]), np.array([0, 1])), L), "must be from 0 to 5"),
         (
             lambda: partition.heterogeneity(Partition(L[:0], np.array([0, 0])), L),

@@ -236,6 +236,20 @@ def _deal(num_slots: int, devices: int) -> np.ndarray:
     return hands.T
 
 
+def _gathered(outs: PyTree) -> PyTree:
+    """Gathers the slots' results of all devices, arrays of one dtype together: a collective waits for every process."""
+    leaves, structure = jax.tree.flatten(outs)
+    gathered = list(leaves)
+    for dtype in dict.fromkeys(leaf.dtype for leaf in leaves):
+        places = [i for i, leaf in enumerate(leaves) if leaf.dtype == dtype]
+        flat = [leaves[i].reshape(leaves[i].shape[0], -1) for i in places]
+        ends = np.cumsum([columns.shape[1] for columns in flat])[:-1].tolist()
+        together = jax.lax.all_gather(jnp.concatenate(flat, axis=1), AXIS, tiled=True)
+        for i, columns in zip(places, jnp.split(together, ends, axis=1), strict=True):
+            gathered[i] = columns.reshape(columns.shape[0], *leaves[i].shape[1:])
+    return jax.tree.unflatten(structure, gathered)
+
+
 @functools.cache
 def sharded(inner: MapClients, mesh: Mesh) -> MapClients:
     """Builds the mapping that divides the slots over the devices of ``mesh`` and merges the devices' accumulators.
@@ -255,17 +269,16 @@ def sharded(inner: MapClients, mesh: Mesh) -> MapClients:
         by_size = jnp.concatenate([_by_size(slots), jnp.full((hands.size - num_slots,), num_slots, jnp.int32)])
         order = by_size[jnp.asarray(hands.reshape(-1))]
 
-        def on_device(shared: PyTree, acc: PyTree, rows: Slots) -> tuple[PyTree, PyTree]:
-            acc, outs = inner(train, shared, aggregate, acc, rows)
-            return aggregate.merge(acc, AXIS), jax.lax.all_gather(outs, AXIS, tiled=True)
+        def on_device(shared: PyTree, acc: PyTree, slots: Slots, order: Array) -> tuple[PyTree, PyTree]:
+            mine = order.reshape(hands.shape)[jax.lax.axis_index(AXIS)]
+            acc, outs = inner(train, shared, aggregate, acc, _arrange(slots, mine))
+            return aggregate.merge(acc, AXIS), _gathered(outs)
 
+        # Every device reads the whole cohort: divided at the entry, its order would be gathered again behind it.
+        everywhere = PartitionSpec()
         acc, outs = jax.shard_map(
-            on_device,
-            mesh=mesh,
-            in_specs=(PartitionSpec(), PartitionSpec(), PartitionSpec(AXIS)),
-            out_specs=(PartitionSpec(), PartitionSpec()),
-            check_vma=False,
-        )(shared, acc, _arrange(slots, order))
+            on_device, mesh=mesh, in_specs=(everywhere,) * 4, out_specs=(everywhere, everywhere), check_vma=False
+        )(shared, acc, slots, order)
         return acc, _restore(outs, order, num_slots)
 
     return sharded_clients

@@ -154,7 +154,7 @@ class AnalyticKernel:
             ValueError: The memory is too small for a single pair of examples.
         """
         shape, limit = np.shape(x)[1:], liveness.memory_limit()
-        of_pair = _pair_bytes(self, shape, str(jnp.result_type(x)))
+        of_pair = _pair_bytes(self, shape, self._computing(x))
         if of_pair > liveness.USABLE * limit:
             raise ValueError(
                 f"kernel: got examples of shape {shape}, a pair of which needs up to {liveness.size(of_pair)} of "
@@ -172,7 +172,11 @@ class AnalyticKernel:
             x: Inputs [n, ...], as for ``side``.
         """
         side = self.side(x)
-        return 0 if side == MAX_INDEX else side**2 * _pair_bytes(self, np.shape(x)[1:], str(jnp.result_type(x)))
+        return 0 if side == MAX_INDEX else side**2 * _pair_bytes(self, np.shape(x)[1:], self._computing(x))
+
+    def _computing(self, x: ArrayLike) -> str:
+        """Returns the dtype in which the network's kernel is computed at ``x``: a conversion is no work of a pair."""
+        return str(jnp.promote_types(jnp.result_type(x), jnp.result_type(float)))
 
 
 def tiles(n: int, side: int) -> list[slice]:

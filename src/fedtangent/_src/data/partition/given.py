@@ -151,6 +151,8 @@ def validate(partition: Partition, num_examples: int, exact: bool = False, name:
             raise ValueError(
                 f"{name}.{part}: got shape {array.shape}, dtype {array.dtype}, must be a 1-D array of whole numbers"
             )
+    if len(indices) > checks.MAX_INDEX:  # offsets have 32 bits
+        raise ValueError(f"{name}.indices: got {len(indices)} entries, must be at most {checks.MAX_INDEX}")
     if len(offsets) < 2:
         raise ValueError(f"{name}.offsets: got {len(offsets)} entries, must be num_clients + 1, at least 2")
     if offsets[0] != 0 or offsets[-1] != len(indices):
