@@ -21,11 +21,12 @@ from fedtangent._src.engine.history import History, Measurement
 from fedtangent._src.engine.run import Resolved, predict, resolve_mapping, simulate
 from fedtangent._src.federated import algorithms, schedule
 from fedtangent._src.federated.algorithms.tangent import Pooling
+from fedtangent._src.federated.compose import initial_params
 from fedtangent._src.federated.ntk_fl import Evolution
 from fedtangent._src.measures import uncertainty
 from fedtangent._src.measures.tangent_kernels import KernelDiagnostics, kernel_diagnostics
 from fedtangent._src.progress import progress_of
-from fedtangent._src.types import Algorithm, AnyArray, Array, Cohort, Cost, FederatedData, Model, Prediction, PyTree
+from fedtangent._src.types import Algorithm, Array, Cohort, Cost, FederatedData, Prediction, PyTree
 
 WATCHED = 256  # training examples that they are measured on, at most
 
@@ -88,15 +89,18 @@ def network_functions(
         count: Number of networks.
         x: Inputs, [p, ...].
     """
-    keys = jax.random.split(init_key(setting, setting.size.draws, width), count)  # the key of no draw
-    return np.asarray(_initial_functions(setting.model(width), keys, x))
+    model, block = setting.model(width), setting.num_models
+    keys = jax.random.split(init_key(setting, setting.size.draws, width), -(-count // block) * block)  # of no draw
+    drawn = (initial_params(model.init, keys[first : first + block]) for first in range(0, count, block))
+    return np.concatenate([_outputs(model.apply, params, jnp.asarray(x)) for params in drawn])[:count]
 
 
-@partial(jax.jit, static_argnames="model")
-def _initial_functions(model: Model, keys: jax.Array, x: Num[AnyArray, "p ..."]) -> Float[Array, "count p C"]:
-    # one after the other: several at once take longer, and their program twice as long to compile; without the barrier
-    # XLA draws the weights anew for each input
-    return jax.lax.map(lambda key: model.apply(jax.lax.optimization_barrier(model.init(key)), jnp.asarray(x)), keys)
+@partial(jax.jit, static_argnames="apply")
+def _outputs(
+    apply: Callable[[PyTree, Array], Array], params: PyTree, x: Num[Array, "p ..."]
+) -> Float[Array, "block p C"]:
+    # apart from drawing the parameters, which XLA would repeat for each input
+    return jax.lax.map(lambda one: apply(one, x), params)
 
 
 class Training(NamedTuple):

@@ -200,7 +200,13 @@ def sequentially(update: ServerUpdate) -> ServerUpdate:
 
 
 @partial(jax.jit, static_argnames="init")
-def _initial(init: Callable[[Key], PyTree], keys: Array) -> PyTree:
+def initial_params(init: Callable[[Key], PyTree], keys: Array) -> PyTree:
+    """Returns the initial parameters of K models, [K, ...], by one program for each ``init`` and number of keys.
+
+    Args:
+        init: Function of a model that draws its parameters.
+        keys: One key for each model, [K].
+    """
     return jax.lax.map(init, keys)  # however many models, one is traced
 
 
@@ -211,7 +217,7 @@ def _init(
     start: Key | PyTree | None,
 ) -> State:
     schedule, num_models = composed.schedule, composed.schedule.num_models
-    initialise = partial(_initial, composed.model.init)
+    initialise = partial(initial_params, composed.model.init)
     if num_clients != schedule.num_clients:
         raise ValueError(f"data: has {num_clients} clients, but the schedule was built for {schedule.num_clients}")
     key = start if isinstance(start, jax.Array) and pytrees.is_key(start) else None
