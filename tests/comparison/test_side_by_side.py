@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
+from concurrent.futures import CancelledError
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -14,10 +17,21 @@ from fedtangent._src.comparison.cases import build
 from fedtangent._src.comparison.predicted import Predicted
 from fedtangent._src.comparison.settings import Setting, standardised
 from fedtangent._src.comparison.side_by_side import WITHOUT_NTK_FL, Comparison, run
-from fedtangent._src.comparison.simulated import Simulated, cohorts, init_key, network_functions, train, training_of
+from fedtangent._src.comparison.simulated import (
+    Simulated,
+    Training,
+    cohorts,
+    init_key,
+    network_functions,
+    network_training,
+    train,
+    training_of,
+)
 from fedtangent._src.comparison.statistics import width_slope
 from fedtangent._src.comparison.verdicts import EXACT, Verdict
-from fedtangent._src.engine import Evaluation, simulate
+from fedtangent._src.engine import Evaluation, memory, simulate
+from fedtangent._src.engine import run as engine_run
+from fedtangent._src.engine.history import History
 from fedtangent._src.engine.memory import DoesNotFit
 from fedtangent._src.engine.run import resolve_mapping
 from fedtangent._src.types import Algorithm, Cohort
@@ -307,3 +321,58 @@ def test_ntk_fl_whose_jacobian_does_not_fit_is_left_out_of_a_users_run_only(
     assert result.ntk_fl == () and WITHOUT_NTK_FL in result.notes
     assert all(verdict.passed is not False for verdict in result.verdicts)
     assert any("needs 2 GiB" in line for line in said)
+
+
+@pytest.mark.parametrize("cores", [1, 3])
+def test_networks_are_the_same_on_any_number_of_cores(
+    linear_setting: Setting, linear_result: Comparison, monkeypatch: pytest.MonkeyPatch, cores: int
+) -> None:
+    monkeypatch.setattr(engine_run, "usable_cores", lambda: cores)
+    both = [network_training(linear_setting, 100), network_training(linear_setting, 100)]
+    assert both[0].resolved.at_once == cores
+    said: list[str] = []
+    for again in train(both, say=said.append):
+        np.testing.assert_array_equal(again.test, linear_result.simulated[0].test)
+        np.testing.assert_array_equal(again.train, linear_result.simulated[0].train)
+    assert said == [f"{linear_setting.name}: Fed-ensemble: {2 * linear_setting.size.draws} runs of K = 2"]
+
+
+def test_runs_on_several_cores_need_memory_for_all_of_them(
+    linear_setting: Setting, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    resolved = network_training(linear_setting, 100).resolved
+    monkeypatch.setattr(engine_run, "usable_cores", lambda: 64)
+    for times, at_once in ((2.5, 2), (1.0, 1), (1e6, 64)):
+        limit = int(times * resolved.plan.total / memory.USABLE)
+        assert resolved._replace(plan=resolved.plan._replace(limit=limit)).at_once == at_once
+
+
+@pytest.mark.parametrize("cores", [1, 2])
+def test_a_run_that_fails_ends_the_others(linear_setting: Setting, monkeypatch: pytest.MonkeyPatch, cores: int) -> None:
+    monkeypatch.setattr(engine_run, "usable_cores", lambda: cores)
+    training, begun = network_training(linear_setting, 100), list[int]()
+
+    class Failing(Training):
+        def run(self, draw: int, stopped: Callable[[], bool]) -> tuple[History, float]:
+            begun.append(draw)
+            if draw == 1:
+                raise KeyboardInterrupt
+            return super().run(draw, stopped)
+
+    many = dataclasses.replace(linear_setting, size=linear_setting.size._replace(draws=200))
+    with pytest.raises(KeyboardInterrupt):
+        train([Failing(*training._replace(setting=many))])
+    assert len(begun) < 100
+    with pytest.raises(CancelledError):
+        training.run(0, lambda: True)
+
+
+def test_initial_functions_of_any_number_of_networks(linear_setting: Setting) -> None:
+    setting = dataclasses.replace(network(), seed=3)
+    x = setting.problem.x_test
+    few, more = (network_functions(setting, 16, count, x) for count in (3, 4))  # K = 2: two blocks each
+    np.testing.assert_array_equal(few, more[:3])
+    keys = jax.random.split(init_key(setting, setting.size.draws, 16), 4)
+    model = setting.model(16)
+    expected = [np.asarray(model.apply(model.init(key), jnp.asarray(x))) for key in keys]
+    np.testing.assert_allclose(more, expected, rtol=0, atol=1e-12)
