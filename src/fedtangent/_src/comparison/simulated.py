@@ -91,8 +91,8 @@ def network_functions(
     """
     model, block = setting.model(width), setting.num_models
     keys = jax.random.split(init_key(setting, setting.size.draws, width), -(-count // block) * block)  # of no draw
-    drawn = (initial_params(model.init, keys[first : first + block]) for first in range(0, count, block))
-    return np.concatenate([_outputs(model.apply, params, jnp.asarray(x)) for params in drawn])[:count]
+    blocks = (initial_params(model.init, keys[first : first + block]) for first in range(0, count, block))
+    return np.concatenate([_outputs(model.apply, params, jnp.asarray(x)) for params in blocks])[:count]
 
 
 @partial(jax.jit, static_argnames="apply")
@@ -238,7 +238,12 @@ def ntk_fl_training(setting: Setting, width: int, kernel: str, draws: int) -> Tr
 def trained_networks(
     setting: Setting, width: int, progress: bool | None = False, watched: int = 0, start: PyTree | None = None
 ) -> Simulated:
-    """Trains E ensembles of K networks by the setting's algorithm; arguments as in ``network_training``."""
+    """Trains E ensembles of K networks by the setting's algorithm.
+
+    Args:
+        setting, width, watched, start: As in ``network_training``.
+        progress: Whether to show progress.
+    """
     return train([network_training(setting, width, watched, start)], progress)[0]
 
 
@@ -268,13 +273,13 @@ def train(
     methods = "; ".join(dict.fromkeys(training.method for training in trainings))
     say(f"{setting.name}: {methods}: {len(turns)} runs of K = {setting.num_models}")
     pool = ThreadPoolExecutor(at_once)
-    each = map if at_once == 1 else pool.map  # in this thread, where a signal ends it at once
+    mapped = map if at_once == 1 else pool.map  # in this thread, where a signal ends it at once
     try:
         with progress_of(len(turns), f"{setting.name}: networks", "run", shown=progress) as bar:
-            for turn, result in zip(first, each(run, first), strict=True):
+            for turn, result in zip(first, mapped(run, first), strict=True):
                 runs[turn[0]].append(result)
             bar.update(len(first))
-            for turn, result in zip(rest, each(run, rest), strict=True):
+            for turn, result in zip(rest, mapped(run, rest), strict=True):
                 runs[turn[0]].append(result)
                 bar.update(1)
     finally:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -88,6 +88,10 @@ class Parts(NamedTuple):
     ledger: Callable[[Cost, FederatedData], Cost] | None = None
 
 
+class _Sent(Protocol):
+    def __call__(self, data: FederatedData, *, largest: int) -> tuple[PyTree, PyTree]: ...
+
+
 class _Composed(NamedTuple):
     """All parts of an algorithm."""
 
@@ -98,7 +102,7 @@ class _Composed(NamedTuple):
     parts: Parts
     aggregate: Aggregate
     channel: Channel
-    sent: Callable[..., tuple[PyTree, PyTree]] | None = None  # shapes of ``_sent``, traced once for all runs
+    sent: _Sent | None = None  # shapes of a message and of a broadcast, traced once for all runs
 
 
 class TrainedSlots(NamedTuple):
@@ -263,7 +267,7 @@ def _message_shape(composed: _Composed, data: FederatedData, engine: Engine) -> 
 
 
 def _sent(composed: _Composed, data: FederatedData, largest: int) -> tuple[PyTree, PyTree]:
-    """Returns a message and a broadcast, of which only the shapes are wanted."""
+    """Returns a message and a broadcast; only their shapes are used."""
     params = composed.model.init(jax.random.key(0))
     broadcast = composed.server.broadcast(composed.server.init(params))
     client = client_view(data, jnp.int32(0), jnp.bool_(True), largest)
