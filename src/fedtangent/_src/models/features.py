@@ -27,6 +27,15 @@ class LinearStructure(NamedTuple):
     features: Callable[[AnyArray], AnyArray]  # x [n, ...] -> [n, num_features], in x's dtype
 
 
+@partial(jax.jit, static_argnames="sigma")
+def _gram(
+    phi1: Float[Array, "n f"], phi2: Float[Array, "m f"], sigma: float
+) -> tuple[Float[Array, "n m"], Float[Array, "n m"]]:
+    """Computes the covariance of ``phi w`` with weights of standard deviation sigma, and the tangent kernel."""
+    gram = phi1 @ phi2.T
+    return sigma**2 * gram, gram
+
+
 @network(
     {"sigma": None},
     ("localgd",),
@@ -129,8 +138,8 @@ def _of_features(
     def kernel(x1: ArrayLike, x2: ArrayLike | None = None, get: str | tuple[str, ...] = KERNELS) -> Blocks:
         names = check_get(get)
         phi1 = jnp.asarray(features(as_floating(x1)))
-        gram = phi1 @ (phi1 if x2 is None else jnp.asarray(features(as_floating(x2)))).T
-        blocks = Kernels(nngp=sigma**2 * gram if "nngp" in names else None, ntk=gram if "ntk" in names else None)
+        nngp, gram = _gram(phi1, phi1 if x2 is None else jnp.asarray(features(as_floating(x2))), sigma)
+        blocks = Kernels(nngp=nngp if "nngp" in names else None, ntk=gram if "ntk" in names else None)
         return select(blocks, get)
 
     return Model(

@@ -13,6 +13,8 @@ from fedtangent._src.kernels.gram import KernelBlocks, jittered_cholesky, joined
 from fedtangent._src.theory.checks import check_shape
 from fedtangent._src.types import AnyArray, Array
 
+PriorBlocks = tuple[Float[AnyArray, "n n"], Float[AnyArray, "m n"], Float[AnyArray, "m m"]]  # nngp_train, .., nngp_test
+
 
 class CovarianceTerms(NamedTuple):
     """Terms of Theorem 2's covariance at m points, ``prior + propagated - cross``; each is [m, m], float64."""
@@ -28,9 +30,7 @@ class CovarianceTerms(NamedTuple):
         return 0.5 * (covariance + covariance.T)
 
 
-def prior_blocks(
-    kernels: KernelBlocks,
-) -> tuple[Float[AnyArray, "n n"], Float[AnyArray, "m n"], Float[AnyArray, "m m"]]:
+def prior_blocks(kernels: KernelBlocks) -> PriorBlocks:
     """Returns nngp_train, nngp_test_train and nngp_test of ``kernels``; raises ``ValueError`` if a block is missing."""
     if kernels.nngp_train is None or kernels.nngp_test_train is None or kernels.nngp_test is None:
         raise ValueError("kernels: got None among nngp_train, nngp_test_train and nngp_test, must be arrays")
@@ -69,7 +69,20 @@ def covariance_terms(
         b: Matrix B [m, n] float64, a NumPy or a JAX array; the terms are arrays of the same kind.
         gamma: Factor by which weight decay has shrunk f0; 1 without weight decay.
     """
-    prior, prior_cross, prior_test = prior_blocks(kernels)
-    check_shape("b", b, prior_cross.shape)
+    prior = prior_blocks(kernels)
+    check_shape("b", b, prior[1].shape)
+    return terms_of(prior, b, gamma)
+
+
+def terms_of(
+    blocks: PriorBlocks, b: Float[AnyArray, "m n"], gamma: float | Float[AnyArray, ""] = 1.0
+) -> CovarianceTerms:
+    """Computes ``covariance_terms`` from the blocks of the prior, without checks.
+
+    Args:
+        blocks: nngp_train, nngp_test_train and nngp_test.
+        b, gamma: As in ``covariance_terms``.
+    """
+    prior, prior_cross, prior_test = blocks
     half = gamma * (b @ prior_cross.T)
     return CovarianceTerms(gamma**2 * prior_test, b @ prior @ b.T, half + half.T)

@@ -97,7 +97,7 @@ def build_clients(
         if not isinstance(theta, LargeKernel):
             largest[members], smallest[members] = np.max(bucket.eigenvalues, axis=1), np.min(bucket.eigenvalues, axis=1)
         buckets.append(bucket)
-    return ClientBlocks(jax.tree.map(jnp.asarray, tuple(buckets)), bucket_of, place, largest, np.minimum(smallest, 0.0))
+    return ClientBlocks(jax.device_put(tuple(buckets)), bucket_of, place, largest, np.minimum(smallest, 0.0))
 
 
 @jax.jit

@@ -31,7 +31,7 @@ from fedtangent._src.theory.flow.functions import Runs
 from fedtangent._src.theory.flow.recursion import Input, Program, influence, path, shares_of_start
 from fedtangent._src.theory.flow.rounds import Rounds, RunSlots, only_model, rows_needed
 from fedtangent._src.theory.flow.rules import Kind, Numbers
-from fedtangent._src.theory.prior import covariance_terms, prior_blocks
+from fedtangent._src.theory.prior import PriorBlocks, prior_blocks, terms_of
 from fedtangent._src.types import AnyArray, Array, ArrayLike, EitherArray, Gaussian, Partition
 
 # Costs in units of a multiply-add, measured on a CPU: reading one entry of Theta, and gathering one.
@@ -190,7 +190,7 @@ class Flow:
         if model is None:  # one after the other, so that the memory is that of one
             return jnp.stack([jnp.asarray(self.cov(r, k)) for k in range(self.num_models)])
         b, gamma = self.dependence(r, model)
-        return finite_functions(jnp.asarray(covariance_terms(self._prior, b[0], gamma[0]).total))
+        return finite_functions(_covariance(prior_blocks(self._prior), b, gamma))
 
     @in_float64
     def variance(self, r: int | Sequence[int], model: int | None = None) -> Float[Array, "*r m"]:
@@ -247,7 +247,7 @@ class Flow:
         if not common_start:
             return self.cov(r).mean(axis=0) / self.num_models
         b, gamma = self.dependence(r, None)
-        return finite_functions(jnp.asarray(covariance_terms(self._prior, b.mean(axis=0), jnp.mean(gamma)).total))
+        return finite_functions(_covariance(prior_blocks(self._prior), b, gamma))
 
     @in_float64
     def operator(self, r: int, model: int = 0) -> Float[Array, "q q"]:
@@ -427,6 +427,12 @@ class Flow:
     def targets(self) -> Num[np.ndarray, "q D"]:
         """Targets in the row order of the kernel, [q, D]."""
         return self.y_train.reshape(len(self.theta), -1)
+
+
+@jax.jit
+def _covariance(prior: PriorBlocks, b: Float[Array, "K m q"], gamma: Float[Array, "K"]) -> Float[AnyArray, "m m"]:
+    """Computes the covariance of the mean over K models that start from one random function, [m, m]."""
+    return terms_of(prior, b.mean(axis=0), jnp.mean(gamma)).total
 
 
 def finite_functions(values: Float[EitherArray, "*shape"]) -> Float[EitherArray, "*shape"]:
