@@ -190,10 +190,10 @@ def notebooks(folder: Path = NOTEBOOKS) -> str:
 
 
 def benchmarks(folder: Path = BENCHMARKS) -> str:
-    """Every JSON file that ``make bench`` wrote, as tables; without any, how to get them."""
+    """Every JSON file that ``make bench`` and ``make benchmarks`` wrote, as tables; without any, how to get them."""
     files = sorted(folder.glob("*.json"))
     if not files:
-        return "There were no numbers when these pages were built. `make bench`, then `make docs`, puts them here.\n"
+        return "No benchmark was run before these pages were built. `make bench`, then `make docs`, adds them.\n"
     return "\n".join(f"### {path.stem}\n\n{benchmark(json.loads(path.read_text()))}" for path in files)
 
 

@@ -1,4 +1,4 @@
-"""``fedtangent check-theory``: every theorem against simulation, in one table with a wrong theory beside each."""
+"""``fedtangent check-theory``: every theorem against simulation, and a wrong theory too."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ from fedtangent._src.output.tables import clock, console
 
 NEXT = """Next:
 fedtangent compare --algorithm fed_prox  # another algorithm beside its theory
-fedtangent predict --algorithm fed_avg scaffold  # theory alone, in seconds
+fedtangent predict --algorithm fed_avg scaffold  # theory alone, no network trained
 fedtangent list experiments  # tables and figures of the papers"""
 
 
@@ -51,7 +51,7 @@ class CompareOptions:
     """
 
     case: tuple[str, ...] = DEFAULT_CASES
-    """Cases to compare: sine, digits, fashion_mnist (files of --data-dir, or downloaded)."""
+    """Standard cases: sine, digits, fashion_mnist (downloaded). For your own run give --algorithm, as to `train`."""
     scale: str = "default"
     """Size: smoke (small, for CI), default (minutes), paper (needs an accelerator)."""
     seed: int = option(0, most=MAX_SEED)

@@ -1,4 +1,4 @@
-"""``fedtangent predict``: theory without a trained network: learning curve, best rate, rounds to a target.
+"""``fedtangent predict``: theory alone: learning curve, best rate, rounds to a target.
 
 With several algorithms, ``--algorithm A B ..``, or several values of an option, ``--mu 0.01 0.1``, one table ranks the
 runs, each at its best rate.

@@ -1,4 +1,4 @@
-"""``fedtangent report``: finished runs as one HTML page, with the command that repeats each."""
+"""``fedtangent report``: finished runs as one HTML page, with their commands."""
 
 from __future__ import annotations
 

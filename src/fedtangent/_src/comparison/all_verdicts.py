@@ -288,7 +288,7 @@ def _is_reached(theory: Predicted, limit: Gaussian, scale: float) -> bool:
 
 
 def _evolution(theory: Predicted, networks: tuple[Simulated, ...]) -> list[Verdict]:
-    """Compares NTK-FL's networks of every width with the limiting kernel's evolution for the times they chose."""
+    """Compares NTK-FL's networks with the evolution by the limiting kernel, at the steps that its server chose."""
     name, method = theory.setting.name, networks[0].method
     times = np.concatenate([np.unique(n.info["time"]) for n in networks])
     when = f"t = {times.min()}..{times.max()}" if times.min() < times.max() else f"t = {times.max()}"

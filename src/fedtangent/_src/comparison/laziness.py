@@ -315,7 +315,7 @@ class LazinessDiagnostics:
         return at_x, linear - linear[0], infinite - at_x
 
     def of_seed(self, algorithm: Algorithm, num_clients: int, seed: int) -> LazinessDiagnostics:
-        """Returns the diagnostics for a run of another seed and start; nothing is compiled anew.
+        """Returns the diagnostics for a run of another seed; nothing is compiled anew.
 
         Args:
             algorithm: The algorithm.

@@ -97,11 +97,11 @@ class Examples:
         return self.sample("train", MOST_MEASURED)
 
     def sample(self, split: str, most: int | None) -> slice | Int[np.ndarray, "m"]:
-        """Returns the indices of the examples that ``in_float64`` returns.
+        """Returns the indices of the examples of a split that are measured: all, or a random sample of ``most``.
 
         Args:
             split: "train" or "test".
-            most: Largest number of examples; more are sampled at random. None for all.
+            most: Largest number of measured examples; None for all.
         """
         return sampled(most, *_columns(self.dataset, split))
 

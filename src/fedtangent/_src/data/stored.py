@@ -29,7 +29,7 @@ class StoredOptions:
 
 
 class Found(NamedTuple):
-    """Arrays in the form of ``Published``, and the folder that they were read from."""
+    """Arrays as ``Published.read`` returns them, and the folder that they were read from."""
 
     arrays: Arrays
     read_from: Path

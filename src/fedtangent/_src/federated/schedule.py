@@ -96,8 +96,8 @@ def uniform_sampling(num_clients: int, clients_per_round: int) -> Schedule:
 def poisson_sampling(num_clients: int, rate: float) -> Schedule:
     """Builds the schedule under which each client trains the single model with probability ``rate`` in each round.
 
-    Clients are drawn independently: S = N, and a round may have no client. Under this sampling the bounds of
-    differential privacy are tightest.
+    Clients are drawn independently: a round has S = N slots, of which any number, also none, has a client. The bounds
+    of differential privacy are for this sampling.
 
     Args:
         num_clients: Clients N.

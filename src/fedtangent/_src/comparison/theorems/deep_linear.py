@@ -340,7 +340,7 @@ Coefficients = Float64[np.ndarray, "rounds r C"]  # of residuals, by round, mode
 
 
 def _one_round(size: Size, seed: int) -> list[ft.types.Verdict]:
-    """Checks that a simulated round equals eq. (6) to (8), and its residual the sum of the four terms of eq. (17)."""
+    """Checks a simulated round against DeepLin's eq. (6) to (8), and its residual against the terms of eq. (17)."""
     x, y = problem(size, seed, ROUND_SPREAD)
     work = work_of(size, x, y, 1.0)
     work = work._replace(learning_rate=4 * STEP * stable_learning_rate(work, size.depth))

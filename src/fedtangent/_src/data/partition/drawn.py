@@ -397,7 +397,7 @@ class Partitioner(Protocol):
 
 
 def _entry(function: Partitioner, summary: str, options: type[ClientsOptions], *papers: str) -> Entry:
-    """Builds the entry of a partitioner, whose first argument is ``labels`` or ``num_examples``."""
+    """Builds the catalogue's entry of a partitioner, whose first argument is ``labels`` or ``num_examples``."""
     takes_labels = "labels" in inspect.signature(function).parameters
 
     def build(chosen: ClientsOptions, dataset: Dataset, seed: int) -> Partition:

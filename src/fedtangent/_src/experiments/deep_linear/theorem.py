@@ -48,7 +48,7 @@ REMARKS = (
 
 @dataclass(frozen=True)
 class TheoremSettings:
-    """Examples, clients and networks; the step is the theorem's largest times ``step_factor``."""
+    """Settings of examples, clients and networks; the step is ``step_factor`` of the largest in the theorem."""
 
     num_clients: int = within(4, least=2)
     held: int = 1  # examples of a client; (27) needs as many dimensions as examples of all

@@ -409,7 +409,7 @@ def _bench(study: Study, classes: int, name: str) -> Bench:
 
 
 def _largest(trials: Sequence[Trial]) -> dict[str, int]:
-    """Computes the size of the largest client of any trial, in each part in which clients have examples."""
+    """Returns, for "train" and every other split that clients hold, the size of the largest client of any trial."""
     sizes = [{part: max_client_size(data) for part, data in _by_client(trial).items()} for trial in trials]
     return {part: max(by_part[part] for by_part in sizes) for part in sizes[0]}
 

@@ -167,7 +167,7 @@ def _verdicts(entries: list[lab.Row]) -> tuple[Verdict, ...]:
 
 
 def _off(values: lab.MeanInterval, target: float) -> float:
-    """Computes the largest distance of the interval from ``target``."""
+    """Computes the distance from ``target`` to the farther end of the interval ``values``."""
     return max(abs(values.low - target), abs(values.high - target))
 
 

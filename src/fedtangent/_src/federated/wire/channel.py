@@ -266,7 +266,7 @@ def random_k(
 
 
 def _narrowed(unsent: Unsent, chosen: Array) -> Unsent:
-    """Returns the numbers of ``unsent`` at ``chosen``, in the order of their places, as a bitmap lists them."""
+    """Returns the entries of ``unsent`` with the indices ``chosen``, sorted by index, as a bitmap needs them."""
     chosen = jnp.sort(chosen)
     at = chosen if unsent.at is None else unsent.at[chosen]
     return Unsent(unsent.values[chosen], at.astype(jnp.int32))

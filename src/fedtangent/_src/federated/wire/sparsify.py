@@ -118,7 +118,7 @@ def count_products(first: Array, second: Array) -> Count:
 
 
 def count_numbers(numbers: Array, times: int = 1) -> Count:
-    """Returns a function that counts the numbers of at least a magnitude.
+    """Returns a function of a threshold: how many of ``numbers`` have at least this magnitude.
 
     Args:
         numbers: The numbers [b, Q].

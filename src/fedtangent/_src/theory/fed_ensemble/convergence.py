@@ -236,8 +236,9 @@ def theorem_1(
 def weight_movement(theta: ArrayLike, operator: ArrayLike, residual: ArrayLike) -> float:
     """Computes ``||w_r - w_0||`` of a linear model exactly: the distance that its weights have moved after round r.
 
-    The weights move by ``-J' M_r g_0``, so the square is ``tr(a' Theta a)`` with ``a = M_r g_0``; outputs that share a
-    kernel have separate weights. The second line of eq. (18) bounds this distance.
+    The weights move by ``-J' M_r g_0``, with the Jacobian J and the initial residual g_0, so the square is
+    ``tr(a' Theta a)`` with ``a = M_r g_0``. Each output has weights of its own, so their squares add. The second line
+    of eq. (18) of FE-2024 bounds this distance.
 
     Args:
         theta: Kernel [n, n] of the training points.

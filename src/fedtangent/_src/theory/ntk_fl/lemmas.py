@@ -212,7 +212,7 @@ def _per_step(learning_rate: float, width: int, input_size: int) -> float:
 
 
 def _sums(gamma: ArrayLike) -> Float64[np.ndarray, "times"]:
-    """Computes ``sum_{u=1}^{t-1} gamma_u`` for t = 0 .. T; the first step has equal Jacobians and is left out."""
+    """Computes ``sum_{u=1}^{t-1} gamma_u`` for t = 0 .. T, without gamma_0: at step 0 both runs have one Jacobian."""
     values = real_array("gamma", gamma)
     if values.ndim != 1 or len(values) == 0 or not np.all(values >= 0):
         raise ValueError(f"gamma: got shape {values.shape}, must be [T] numbers of at least 0")

@@ -405,7 +405,7 @@ def rows(result: Theorem2) -> list[Verdict]:
 
 
 def sampled_rows(result: Theorem2) -> list[Verdict]:
-    """Checks the networks against ``result.law``: the limit, or the law of the last round."""
+    """Checks trained networks against ``result.law``, the Gaussian of their outputs in the limit or after round R."""
     setting, problem, widths = result.setting, result.setting.problem, ", ".join(str(t.width) for t in result.trained)
     sizes = (
         f"{setting.name}: K = {len(result.law.mean)}, widths {widths}, {setting.size.num_rounds} rounds, "
