@@ -77,6 +77,7 @@ def test_what_there_is_and_the_version(run: Callable) -> None:
     assert (ended.code, ended.err) == (0, "")
     for word in ("compare", "predict", "train", "experiment", "check-theory", "list", "--version"):
         assert word in ended.out
+    assert max(map(len, ended.out.splitlines())) <= 80
     assert run("--version") == (0, "fedtangent 0.1.0\n", "")
     nothing = run()
     assert (nothing.code, nothing.out) == (2, "") and nothing.err == ended.out
