@@ -40,6 +40,8 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from fedtangent._src.storage import write_atomically
+
 Row = dict[str, Any]
 MOST_SECONDS = 600  # of one measurement
 BUSY = 0.5  # load of a core from which other work makes the measured peak too low
@@ -185,9 +187,7 @@ def write(path: Path, description: Row, rows: list[Row], seconds: float) -> None
     others = {name: description.get(name) for name in ("device", "versions", "peaks", "method", "load")}
     found = {**others, "seconds": seconds, "measured peaks": peak_rows(description), "rows": with_errors(rows)}
     path.parent.mkdir(parents=True, exist_ok=True)
-    beside = path.with_name(f".{path.name}.part")
-    beside.write_text(json.dumps(found, indent=1) + "\n")
-    os.replace(beside, path)
+    write_atomically(path, json.dumps(found, indent=1) + "\n")
 
 
 # ---- the table ----

@@ -631,9 +631,15 @@ def main() -> None:
     print(f"memory of {gib(memory)} ends at so many clients:")
     print("\n".join(f"  {name}: {count:.3g}" for name, count in limits.items()))
     result = {
-        "constants": constants._asdict(), "fitted": rows[: len(to_fit)], "checked": checked, "predicted": table,
-        "most_clients": limits, "memory": memory_rows(checked), "band": options.band, "memory_bytes": memory,
-    }  # fmt: skip
+        "constants": constants._asdict(),
+        "fitted": rows[: len(to_fit)],
+        "checked": checked,
+        "predicted": table,
+        "most_clients": limits,
+        "memory": memory_rows(checked),
+        "band": options.band,
+        "memory_bytes": memory,
+    }
     options.output.mkdir(parents=True, exist_ok=True)
     with replacing(options.output / "scale.json") as path:
         path.write_text(json.dumps(result, indent=1, default=str) + "\n")

@@ -8,7 +8,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any
 
 import jax
@@ -19,7 +19,9 @@ from rich.console import Console
 
 from fedtangent import models
 
-HERE = Path(__file__).parents[2] / "benchmarks"
+from .scripts import BENCHMARKS, scripts_of
+
+HERE = BENCHMARKS
 NAMES = ("engine", "machine", "machine.cases", "machine.child", "machine.flops", "machine.peaks")
 KIND = "NVIDIA H100 80GB HBM3"
 DESCRIPTION = {
@@ -35,19 +37,8 @@ DESCRIPTION = {
 
 @pytest.fixture(scope="module")
 def bench() -> SimpleNamespace:
-    """The scripts of the benchmark, which import each other as a script's neighbours."""
-    before = {name: sys.modules.pop(name, None) for name in NAMES}
-    sys.path.insert(0, str(HERE))
-    try:
-        for name in NAMES:
-            __import__(name)
-        found = SimpleNamespace(**{name.split(".")[-1]: sys.modules[name] for name in NAMES})
-    finally:
-        sys.path.remove(str(HERE))
-        for name in NAMES:
-            sys.modules.pop(name, None)
-        sys.modules.update({name: module for name, module in before.items() if isinstance(module, ModuleType)})
-    return found
+    """The scripts of the benchmark."""
+    return scripts_of(HERE, NAMES)
 
 
 # ---- the peak and the data sheet ----

@@ -9,31 +9,24 @@ import re
 import sys
 import time
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 
 import jax
 import numpy as np
 import pytest
 from rich.console import Console
 
-HERE = Path(__file__).parents[2] / "benchmarks" / "peers"
+from .scripts import BENCHMARKS, scripts_of
+
+HERE = BENCHMARKS / "peers"
 pytestmark = pytest.mark.versions
 NAMES = ("workloads", "floor", "processes", "environments", "tables", "run", "worker_fedtangent")
 
 
 @pytest.fixture(scope="module")
 def peers() -> SimpleNamespace:
-    """The scripts of benchmarks/peers, which import each other as a script's neighbours."""
-    before = {name: sys.modules.pop(name, None) for name in NAMES}
-    sys.path.insert(0, str(HERE))
-    try:
-        found = SimpleNamespace(**{name: __import__(name) for name in NAMES})
-    finally:
-        sys.path.remove(str(HERE))
-        for name in NAMES:
-            sys.modules.pop(name, None)
-        sys.modules.update({name: module for name, module in before.items() if isinstance(module, ModuleType)})
-    return found
+    """The scripts of benchmarks/peers."""
+    return scripts_of(HERE, NAMES)
 
 
 # ---- the command line ----

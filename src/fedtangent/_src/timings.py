@@ -8,12 +8,12 @@ from __future__ import annotations
 import contextlib
 import json
 import math
-import os
 from collections.abc import Callable, Collection, Mapping
 
 import jax
 import jaxlib
 
+from fedtangent._src.programs import usable_cores
 from fedtangent._src.storage import cache_directory, write_atomically
 
 FILE = "calibration.json"
@@ -27,7 +27,7 @@ def machine() -> dict[str, object]:
         "platform": devices[0].platform,
         "device": devices[0].device_kind,
         "devices": jax.device_count(),
-        "cores": os.cpu_count(),
+        "cores": usable_cores(),
         "jax": jax.__version__,
         "jaxlib": jaxlib.__version__,
     }

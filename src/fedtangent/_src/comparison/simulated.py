@@ -250,10 +250,10 @@ def trained_networks(
 def train(
     trainings: Sequence[Training], progress: bool | None = False, say: Report = lambda line: None
 ) -> list[Simulated]:
-    """Trains all networks, on every core where one run uses one of them.
+    """Trains all networks, with as many runs at the same time as there are cores and memory for.
 
-    The first draws compile their programs. The other draws follow in turn, the first of all trainings before the second
-    of any, so that the time left is known from the share that is done.
+    The first draw of each training compiles its program. The second draws of all trainings follow, then the third, so
+    that the share of runs that is done tells the time left.
 
     Args:
         trainings: The networks.

@@ -16,6 +16,7 @@ import numpy as np
 from jax.sharding import AxisType, Mesh, PartitionSpec
 
 from fedtangent._src.data.federated import max_client_size
+from fedtangent._src.programs import usable_cores
 from fedtangent._src.types import Aggregate, Array, Engine, FederatedData, PyTree, Slots
 
 MAPPINGS = ("auto", "scan", "vmap", "chunked:<n>", "sharded", "sharded:<scan, vmap or chunked:<n>>")
@@ -88,7 +89,7 @@ def cache_bytes() -> int:
     """Returns the bytes of second-level cache of one device's cores; 1 MiB a core if the system reports nothing."""
     name = "SC_LEVEL2_CACHE_SIZE"
     of_a_core = os.sysconf(name) if name in os.sysconf_names else 0
-    cores = max((os.cpu_count() or 1) // jax.local_device_count(), 1)
+    cores = max(usable_cores() // jax.local_device_count(), 1)
     return cores * (of_a_core if of_a_core > 0 else 2**20)
 
 

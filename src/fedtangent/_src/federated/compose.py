@@ -88,7 +88,9 @@ class Parts(NamedTuple):
     ledger: Callable[[Cost, FederatedData], Cost] | None = None
 
 
-class _Sent(Protocol):
+class _Shapes(Protocol):
+    """Returns the shapes of a message and of a broadcast, for clients of at most ``largest`` examples."""
+
     def __call__(self, data: FederatedData, *, largest: int) -> tuple[PyTree, PyTree]: ...
 
 
@@ -102,7 +104,7 @@ class _Composed(NamedTuple):
     parts: Parts
     aggregate: Aggregate
     channel: Channel
-    sent: _Sent | None = None  # shapes of a message and of a broadcast, traced once for all runs
+    shapes: _Shapes
 
 
 class TrainedSlots(NamedTuple):
@@ -143,11 +145,9 @@ def compose(
     # jitted so that the shape of a message and the round itself share one trace
     local = local._replace(update=jax.jit(local.update, inline=True))
     aggregate = weighted_mean() if parts.aggregate is None else parts.aggregate
-    composed = _Composed(
-        model, local, server, schedule, parts, aggregate, lossless() if parts.channel is None else parts.channel
-    )
-    sent = jax.jit(partial(_sent, composed), static_argnames="largest")
-    composed = composed._replace(sent=sent.eval_shape)
+    channel = lossless() if parts.channel is None else parts.channel
+    sent = jax.jit(partial(_sent, model, local, server), static_argnames="largest")  # one trace for all runs
+    composed = _Composed(model, local, server, schedule, parts, aggregate, channel, sent.eval_shape)
 
     def init(key: Key | int, num_clients: int, start: Key | PyTree | None = None) -> State:
         return _init(composed, streams.keys(key), num_clients, start)
@@ -254,24 +254,18 @@ def _cost(composed: _Composed, data: FederatedData, engine: Engine) -> Cost:
     check_independent_rows(composed.model, data.x.shape[1:], data.x.dtype)
     if composed.parts.check is not None:
         composed.parts.check(data)
-    message, broadcast = _message_shape(composed, data, engine)
+    message, broadcast = composed.shapes(data, largest=engine.max_client_size)
     uplink, per_example = composed.channel.uplink(message, broadcast)
     cost = Cost(uplink, per_example, pytrees.num_bytes(broadcast))
     return cost if composed.parts.ledger is None else composed.parts.ledger(cost, data)
 
 
-def _message_shape(composed: _Composed, data: FederatedData, engine: Engine) -> tuple[PyTree, PyTree]:
-    """Returns the shapes of a message and of a broadcast."""
-    assert composed.sent is not None
-    return composed.sent(data, largest=engine.max_client_size)
-
-
-def _sent(composed: _Composed, data: FederatedData, largest: int) -> tuple[PyTree, PyTree]:
+def _sent(model: Model, local: Local, server: Server, data: FederatedData, largest: int) -> tuple[PyTree, PyTree]:
     """Returns a message and a broadcast; only their shapes are used."""
-    params = composed.model.init(jax.random.key(0))
-    broadcast = composed.server.broadcast(composed.server.init(params))
+    params = model.init(jax.random.key(0))
+    broadcast = server.broadcast(server.init(params))
     client = client_view(data, jnp.int32(0), jnp.bool_(True), largest)
-    return composed.local.update(jax.random.key(0), broadcast, composed.local.init(params), client)[0], broadcast
+    return local.update(jax.random.key(0), broadcast, local.init(params), client)[0], broadcast
 
 
 def _check_examples(model: Model, data: FederatedData) -> None:
@@ -321,7 +315,7 @@ def _train(
     composed: _Composed, state: State, data: FederatedData, engine: Engine, cohort: Cohort
 ) -> tuple[PyTree, TrainedSlots]:
     """Trains every slot with the engine; returns the accumulator of the messages, and the slots' results."""
-    message, broadcast = _message_shape(composed, data, engine)
+    message, broadcast = composed.shapes(data, largest=engine.max_client_size)
     broadcasts = pytrees.cast_like(jax.vmap(composed.server.broadcast)(state.server), broadcast)
     acc = composed.aggregate.init(message, composed.schedule.num_models)
     slots = slots_of(cohort, composed.schedule.num_models, data.offsets)
