@@ -587,7 +587,9 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--child", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.child is None and (options.band <= 1 or min(options.processes, default=2) < 2):
-        parser.error("--band must be above 1, and --processes numbers of at least 2")
+        parser.error(
+            f"got --band {options.band} and --processes {options.processes}, must be above 1, and at least 2 each"
+        )
     return options
 
 

@@ -99,7 +99,7 @@ def network_functions(
 def _outputs(
     apply: Callable[[PyTree, Array], Array], params: PyTree, x: Num[Array, "p ..."]
 ) -> Float[Array, "block p C"]:
-    # apart from drawing the parameters, which XLA would repeat for each input
+    # in another program than the draw of the parameters, which XLA would repeat for each input
     return jax.lax.map(lambda one: apply(one, x), params)
 
 
@@ -121,10 +121,10 @@ class Training(NamedTuple):
 
         Args:
             draw: Number of the draw.
-            stopped: Whether to give up, asked at each evaluation.
+            stopped: Function that returns whether to give up; called at each evaluation.
 
         Raises:
-            CancelledError: ``stopped`` said so.
+            CancelledError: ``stopped`` returned True.
         """
         begun, setting, width = time.perf_counter(), self.setting, self.width
         watch = self.watches[draw] if draw < len(self.watches) else None

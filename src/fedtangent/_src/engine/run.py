@@ -64,7 +64,7 @@ class Resolved(NamedTuple):
 
     @property
     def at_once(self) -> int:
-        """Number of such runs that this machine can do at the same time, each on one of its cores."""
+        """Number of such runs at the same time, by cores and memory; 1 on an accelerator or on several devices."""
         if jax.default_backend() != "cpu" or jax.device_count() > 1:
             return 1
         return max(1, min(usable_cores(), int(memory.USABLE * self.plan.limit // max(self.plan.total, 1))))

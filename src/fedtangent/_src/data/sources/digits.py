@@ -39,7 +39,7 @@ def _load(options: DigitsOptions, data_dir: Path | None, seed: int) -> Dataset:
 
 
 def _bundled() -> tuple[np.ndarray, np.ndarray]:
-    """Reads pixels [n, 64], from 0 to 16, and labels [n]; from the file if it is found, as importing takes a second."""
+    """Reads pixels [n, 64], 0 to 16, and labels [n]: from scikit-learn's file if found, to save its slow import."""
     package = importlib.util.find_spec("sklearn")
     for folder in [] if package is None else package.submodule_search_locations or []:
         if (file := Path(folder) / "datasets" / "data" / "digits.csv.gz").is_file():

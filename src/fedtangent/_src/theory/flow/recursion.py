@@ -26,7 +26,7 @@ from fedtangent._src.theory.flow.rules import Kind, Numbers
 from fedtangent._src.types import AnyArray, Array
 
 GATHERED = 2**25  # numbers of a large kernel gathered at once
-GATHERED_ON_CPU = 2**21  # fewer stay in its caches: on two cores four times as fast
+GATHERED_ON_CPU = 2**21  # the same on a CPU, where so few stay in the caches
 Momentum = TypeVar("Momentum", Array, Array | None)
 
 
