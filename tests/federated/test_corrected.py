@@ -313,7 +313,11 @@ def test_a_channel_with_a_memory(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["prox_ensemble_momentum", "dyn_ensemble", "scaffold", "nova_momentum_prox_ensemble", "anchored"]
+    "name",
+    nightly(
+        ["prox_ensemble_momentum", "dyn_ensemble", "scaffold", "nova_momentum_prox_ensemble", "anchored"],
+        ["scaffold", "nova_momentum_prox_ensemble"],
+    ),
 )
 def test_float32_stays_float32_under_rates_in_float64(name: str) -> None:
     """From the same start and data in both precisions; the rates of these cases are halved in every round."""
