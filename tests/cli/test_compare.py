@@ -105,15 +105,14 @@ jax.monitoring.register_event_duration_secs_listener(
     lambda event, *rest, **more: compiled.append(event) if event.endswith("backend_compile_duration") else None
 )
 try:
-    main(["compare", "--case", "sine", "--scale", "smoke", "--programs", "off"])
+    main(["compare", "--scale", "smoke", "--programs", "off"])
 except SystemExit as left:
     print(left.code, len(compiled))
 """
 
 
 @pytest.mark.slow
-def test_the_sine_case_compiles_few_programs(tmp_path: Path) -> None:
-    """It compiled 145 when this was written."""
+def test_the_default_cases_compile_few_programs(tmp_path: Path) -> None:
     ended = subprocess.run([sys.executable, "-c", COUNTED], cwd=tmp_path, capture_output=True, text=True, check=True)
     code, programs = map(int, ended.stdout.splitlines()[-1].split())
-    assert code == 0 and programs < 155, ended.stdout
+    assert code == 0 and programs <= 150, ended.stdout

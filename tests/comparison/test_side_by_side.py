@@ -372,7 +372,8 @@ def test_initial_functions_of_any_number_of_networks(linear_setting: Setting) ->
     x = setting.problem.x_test
     few, more = (network_functions(setting, 16, count, x) for count in (3, 4))  # K = 2: two blocks each
     np.testing.assert_array_equal(few, more[:3])
-    keys = jax.random.split(init_key(setting, setting.size.draws, 16), 4)
+    further = (init_key(setting, setting.size.draws + draw, 16) for draw in (1, 2))
+    keys = [key for block in further for key in jax.random.split(block, 2)]
     model = setting.model(16)
     expected = [np.asarray(model.apply(model.init(key), jnp.asarray(x))) for key in keys]
     np.testing.assert_allclose(more, expected, rtol=0, atol=1e-12)
