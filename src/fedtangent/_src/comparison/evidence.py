@@ -76,11 +76,12 @@ def variational_diagnostics(
     Example, a network of any kind:
 
         >>> import fedtangent as ft
-        >>> digits = ft.data.digits()
+        >>> digits = ft.data.load("digits", num_train=100)
         >>> clients = ft.partition.iid(100, 4, seed=0)
-        >>> data = ft.data.federated_data(digits.x_train[:100], digits.y_train[:100], clients)
+        >>> data = ft.data.federated_data(digits.x_train, digits.y_train, clients, num_classes=10)
         >>> schedule = ft.schedules.per_client_permutations(4, 2)
-        >>> algorithm = ft.fed_ensemble(ft.models.mlp(64, 10, widths=(16,)), schedule, client_learning_rate=1.0)
+        >>> mlp = ft.models.mlp(64, 10, widths=(16,))
+        >>> algorithm = ft.fed_ensemble(mlp, schedule, client_learning_rate=0.5, loss="cross_entropy")
         >>> measure = ft.measures.variational_diagnostics(algorithm, data, scale=0.1)
         >>> run = ft.simulate(algorithm, data, num_rounds=4, seed=0, evaluation=ft.Evaluation(measure=measure))
         >>> before, after = (e.metrics["evidence_bound"] for e in run.history.evaluations)

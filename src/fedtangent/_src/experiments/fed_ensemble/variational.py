@@ -68,8 +68,8 @@ def _draw(study: Study, measured: Measured, papers: list[float]) -> None:
             {ABOVE: above},
         ),
     )
-    names = "models K, or round", "ln p(D) - bound, nats"
-    bounded(panels, "evidence lower bound (FE-2021, section 3.2)", names, None, study.figures.path("variational"))
+    names, lowest = ("models K, or round", "ln p(D) - bound, nats"), float(divergences.min()) / 3
+    bounded(panels, "evidence lower bound (FE-2021, section 3.2)", names, lowest, study.figures.path("variational"))
 
 
 SCALES = {"linear": by_scale(VariationalSettings(), paper=VariationalSettings((2, 8, 16, 32)))}

@@ -224,16 +224,17 @@ def _draws(
     """Returns ``function`` and ``ln sum_j N(w; w_j) / N(w; w_k)``, each the mean of a pair of draws of component k."""
     centres, scale = _checked(mixture)
     whole("num_samples", num_samples, 2)
-    keys = jax.random.split(streams.keys(seed).init, (len(centres), num_samples))
+    key = streams.apart(streams.keys(seed).init, streams.MIXTURE)  # independent of the initial models of a run
+    keys = jax.random.split(key, (len(centres), num_samples))
 
     def of_component(component: tuple[Array, Key]) -> tuple[Array, Array]:
         centre, keys = component
-        away = centre - centres
+        away = centre[None] - centres
         squares = jnp.sum(away**2, axis=1)
 
         def of_pair(key: Key) -> tuple[Array, Array]:
             step = scale * jax.random.normal(key, centre.shape, centre.dtype)
-            across = 2 * jnp.sum(away * step, axis=1)
+            across = 2 * jnp.sum(away * step[None], axis=1)
             values = [function(centre + step), function(centre - step)]
             overlaps = [logsumexp(-(squares + side) / (2 * scale**2)) for side in (across, -across)]
             return (values[0] + values[1]) / 2, (overlaps[0] + overlaps[1]) / 2

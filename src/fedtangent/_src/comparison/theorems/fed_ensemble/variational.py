@@ -35,7 +35,7 @@ CLIENTS, EXAMPLES, STEPS, ROUNDS, EVERY = 20, 40, 4, 240, 4
 RUN_MODELS = 4
 SAMPLES, RUN_SAMPLES = 10000, 200  # pairs of draws from each component: of a fitted mixture, and of a run's
 ALLOWED = 4.0  # standard errors, for the largest of about a hundred estimates
-REACH, POINTS = 7.0, 161  # of the quadrature's grid: standard deviations of the posterior, and points of an axis
+REACH, POINTS = 10.0, 161  # of the quadrature's grid: standard deviations of the posterior, and points of an axis
 
 
 class Fitted(NamedTuple):
@@ -116,8 +116,8 @@ def fit(posterior: LinearPosterior, num_models: int) -> tuple[GaussianMixture, f
     @jax.jit
     @jax.value_and_grad
     def divergence(numbers: jax.Array) -> jax.Array:
-        centres, scale = numbers[:-1].reshape(-1, 2) * deviations, jnp.exp(numbers[-1])
-        squares = jnp.sum((grid[:, None] - centres) ** 2, axis=-1) / scale**2
+        centres, scale = numbers[:-1].reshape(-1, 2) * deviations[None], jnp.exp(numbers[-1])
+        squares = jnp.sum((grid[:, None] - centres[None]) ** 2, axis=-1) / scale**2
         log_q = jax.scipy.special.logsumexp(-0.5 * squares, axis=1) - jnp.log(num_models * 2 * jnp.pi * scale**2)
         return cell * jnp.sum(jnp.exp(log_q) * (log_q - log_posterior))
 
