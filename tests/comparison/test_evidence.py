@@ -10,6 +10,8 @@ from jax.flatten_util import ravel_pytree
 
 import fedtangent as ft
 
+from ..documents import example, run
+
 NOISE, PRIOR, SCALE = 0.3, 1.4, 0.2
 CLIENTS = ft.types.Partition(np.array([0, 1, 2, 3, 4, 5, 6, 7]), np.array([0, 2, 4, 6, 8]))  # not examples 8 and 9
 
@@ -30,11 +32,11 @@ def test_every_round_of_a_linear_model_has_its_exact_terms() -> None:
     data = ft.data.federated_data(x, y, CLIENTS, dtype=jnp.float64)
     algorithm = ensemble(ft.models.linear(3, 2, sigma=PRIOR, dtype=jnp.float64))
     measure = ft.measures.variational_diagnostics(algorithm, data, SCALE, PRIOR, NOISE, num_samples=500)
-    run = ft.simulate(algorithm, data, num_rounds=3, seed=0, evaluation=ft.Evaluation(1, measure))
+    trained = ft.simulate(algorithm, data, num_rounds=3, seed=0, evaluation=ft.Evaluation(1, measure))
     path = ft.params_by_round(algorithm, data, num_rounds=3, seed=0)["weights"]  # [R + 1, K, d, C]
     evidence = ft.theory.linear_posterior(x[:8], y[:8], NOISE, PRIOR).log_evidence
-    assert len(run.history.evaluations) == 4
-    for weights, evaluation in zip(np.asarray(path), run.history.evaluations, strict=True):
+    assert len(trained.history.evaluations) == 4
+    for weights, evaluation in zip(np.asarray(path), trained.history.evaluations, strict=True):
         metrics = evaluation.metrics
         residuals = y[:8] - np.einsum("nd,kdc->knc", x[:8], weights)
         square = np.mean(np.sum(residuals**2, axis=(1, 2))) + 2 * SCALE**2 * np.sum(x[:8] ** 2)
@@ -47,7 +49,7 @@ def test_every_round_of_a_linear_model_has_its_exact_terms() -> None:
         terms = metrics["log_likelihood"] + metrics["log_prior"] + metrics["entropy"]
         assert metrics["evidence_bound"] == pytest.approx(terms, rel=1e-12)
         assert metrics["evidence_bound"] < evidence
-    first, last = (run.history.evaluations[i].metrics["evidence_bound"] for i in (0, -1))
+    first, last = (trained.history.evaluations[i].metrics["evidence_bound"] for i in (0, -1))
     assert first < last
 
 
@@ -97,3 +99,12 @@ def test_a_bad_argument_is_named() -> None:
         diagnose(good, data, SCALE, noise=-1.0)
     with pytest.raises(ValueError, match="num_samples: got 1, must be"):
         diagnose(good, data, SCALE, num_samples=1)
+
+
+def test_the_example_of_the_page_prints_what_it_says() -> None:
+    names = run("variational_diagnostics(")
+    bounds = [at.metrics["evidence_bound"] for at in names["run"].history.evaluations]
+    stated = example("variational_diagnostics(").splitlines()[-1]
+    assert all(f"{at}: {bound:.2f}" in stated for at, bound in zip((0, 50, 100, 150, 200), bounds, strict=True))
+    assert f"ln p(D) = {names['exact'].log_evidence:.2f}" in stated
+    assert max(bounds) < names["exact"].log_evidence

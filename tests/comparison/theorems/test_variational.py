@@ -28,10 +28,8 @@ def test_a_wrong_sign_of_the_entropy_is_noticed(measured: variational.Measured) 
         bound = one.bound._replace(value=one.bound.value - 2 * one.bound.entropy, entropy=-one.bound.entropy)
         return one._replace(bound=bound)
 
-    fitted, collapsed = ({k: flipped(one) for k, one in m.items()} for m in (measured.fitted, measured.collapsed))
     wrong = measured._replace(
-        fitted=fitted,
-        collapsed=collapsed,
+        fitted={k: flipped(one) for k, one in measured.fitted.items()},
         bounds=measured.bounds - 2 * measured.entropies,
         entropies=-measured.entropies,
     )

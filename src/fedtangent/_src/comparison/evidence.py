@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
-
 import jax
 import numpy as np
 from jax.flatten_util import ravel_pytree
@@ -12,6 +9,7 @@ from jaxtyping import Float
 
 from fedtangent._src import pytrees
 from fedtangent._src.checks import number, whole
+from fedtangent._src.engine.loop import Measure
 from fedtangent._src.losses import mean_form
 from fedtangent._src.measures.loss_surface import mean_loss
 from fedtangent._src.measures.tangent_kernels import check_watchable
@@ -19,23 +17,6 @@ from fedtangent._src.theory.fed_ensemble.variational import EvidenceBound, Gauss
 from fedtangent._src.types import Algorithm, Array, FederatedData, Key, PyTree
 
 LIKELIHOODS = ("squared_error", "cross_entropy", "logistic")  # losses that are -ln p(y | x, w), up to a constant
-
-
-@dataclass(frozen=True)
-class VariationalDiagnostics:
-    """A measure of a run: the evidence lower bound of its models; built by ``variational_diagnostics``."""
-
-    bound: Callable[[PyTree], EvidenceBound]  # of a state
-
-    def __call__(self, algorithm: Algorithm, state: PyTree) -> dict[str, float]:
-        """Returns the fields of ``theory.EvidenceBound`` by name, with the bound itself as "evidence_bound".
-
-        Args:
-            algorithm: The algorithm of the run.
-            state: Its state.
-        """
-        terms = {name: float(number) for name, number in self.bound(state)._asdict().items()}
-        return {"evidence_bound": terms.pop("value"), **terms}
 
 
 def variational_diagnostics(
@@ -46,7 +27,7 @@ def variational_diagnostics(
     noise: float = 1.0,
     num_samples: int = 32,
     seed: int | Key = 0,
-) -> VariationalDiagnostics:
+) -> Measure:
     """Builds a measure for ``Evaluation``: the evidence lower bound of the mixture around a run's K models.
 
     The mixture is ``1/K sum_k N(w_k, scale^2 I)`` (FE-2024, section III-C), the prior ``N(0, prior_scale^2 I)``, and
@@ -116,4 +97,8 @@ def variational_diagnostics(
         centres = jax.vmap(lambda one: ravel_pytree(one)[0])(params)
         return evidence_bound(log_likelihood, GaussianMixture(centres, scale), prior_scale, num_samples, seed)
 
-    return VariationalDiagnostics(lambda state: bound(parameters(state), x, y))
+    def measured(_: Algorithm, state: PyTree) -> dict[str, float]:
+        terms = {name: float(number) for name, number in bound(parameters(state), x, y)._asdict().items()}
+        return {"evidence_bound": terms.pop("value"), **terms}
+
+    return measured

@@ -32,16 +32,17 @@ def run(study: Study) -> lab.Outcome:
     rows, judged = list[lab.Row](), list[Verdict]()
     for seed in study.each_seed():
         measured = measure(tuple(sorted({1, RUN_MODELS, *study.settings.num_models})), seed)
-        for (k, one), gap in zip(measured.fitted.items(), measured.gaps(measured.fitted), strict=True):
-            papers = gap - float(separated_entropy(one.mixture) - one.bound.entropy)
-            error = float(one.bound.standard_error)
-            rows.append({"seed": seed, "num_models": k, "divergence": one.divergence, "gap": gap, "error": error})
-            rows[-1] |= {"scale": float(one.mixture.scale), "papers": papers}
+        for (k, one), gap, entropy in zip(
+            measured.fitted.items(), measured.gaps, measured.of_fitted("entropy"), strict=True
+        ):
+            row = {"seed": seed, "num_models": k, "scale": float(one.mixture.scale), "divergence": one.divergence}
+            row |= {"gap": gap, "error": float(one.bound.standard_error)}
+            rows.append(row | {"papers": gap - float(separated_entropy(one.mixture)) + entropy})
         values = {"evidence_bound": measured.bounds, "standard_error": measured.errors, "entropy": measured.entropies}
         study.keep(lab.metric_rows(f"fed_ensemble K={RUN_MODELS}", seed, measured.rounds, values))
         judged += verdicts(measured)
         if seed == study.seeds[0]:
-            _draw(study, measured, [row["papers"] for row in rows])
+            _draw(study, measured, np.array([row["papers"] for row in rows]))
     columns = "seed: {seed} | K: {num_models} | sigma: {scale:.4f} | divergence by quadrature: {divergence:.4f} | "
     columns += "ln p(D) - bound: {gap:.4f} +- {error:.4f} | with separated components: {papers:+.4f}"
     sheet = lab.table("mixtures fitted by brute force, in nats", rows, columns)
@@ -49,26 +50,18 @@ def run(study: Study) -> lab.Outcome:
     return lab.Outcome((sheet,), rows, (), {}, (remark,), lab.disagreeing(judged), tuple(judged))
 
 
-def _draw(study: Study, measured: Measured, papers: list[float]) -> None:
+def _draw(study: Study, measured: Measured, papers: np.ndarray) -> None:
     """Draws how far bounds are below ln p(D), against the number of models and along the run."""
-    fitted = measured.fitted[RUN_MODELS].divergence
     along = measured.posterior.log_evidence - measured.bounds
+    divergences = {k: one.divergence for k, one in measured.fitted.items()}
+    exact, level = np.array(list(divergences.values())), np.full(len(along), divergences[RUN_MODELS])
     above = measured.separated - measured.entropies - along
-    counts, gaps = np.array(list(measured.fitted)), measured.gaps(measured.fitted)
-    divergences = np.array([one.divergence for one in measured.fitted.values()])
+    counts, title = np.array(list(divergences)), f"a run of K = {RUN_MODELS} models"
     panels = (
-        BoundedPanel(
-            "fitted mixtures", counts, {"bound": gaps}, {"by quadrature": divergences}, {ABOVE: -np.array(papers)}
-        ),
-        BoundedPanel(
-            f"a run of K = {RUN_MODELS} models",
-            measured.rounds,
-            {"bound": along},
-            {f"mixture of K = {RUN_MODELS}, fitted": np.full(len(along), fitted)},
-            {ABOVE: above},
-        ),
+        BoundedPanel("fitted mixtures", counts, {"bound": measured.gaps}, {"by quadrature": exact}, {ABOVE: -papers}),
+        BoundedPanel(title, measured.rounds, {"bound": along}, {"fitted mixture of as many": level}, {ABOVE: above}),
     )
-    names, lowest = ("models K, or round", "ln p(D) - bound, nats"), float(divergences.min()) / 3
+    names, lowest = ("models K, or round", "ln p(D) - bound, nats"), float(exact.min()) / 3
     bounded(panels, "evidence lower bound (FE-2021, section 3.2)", names, lowest, study.figures.path("variational"))
 
 

@@ -11,7 +11,8 @@ where the last term is between 0 (separated components) and ln K (equal ones).
 
 from __future__ import annotations
 
-from typing import NamedTuple, Protocol, runtime_checkable
+from collections.abc import Callable
+from typing import NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -25,17 +26,7 @@ from fedtangent._src.checks import number, whole
 from fedtangent._src.theory.checks import check_rows
 from fedtangent._src.types import AnyArray, Array, ArrayLike, Key
 
-
-@runtime_checkable
-class LogDensity(Protocol):
-    """A function that computes the logarithm of a density of weights, or of data given weights."""
-
-    def __call__(self, weights: Float[Array, "d"], /) -> Float[Array, ""]:
-        """Returns the logarithm, a scalar [].
-
-        Args:
-            weights: All weights of one model, [d].
-        """
+LogDensity: TypeAlias = Callable[[Float[Array, "d"]], Float[Array, ""]]  # of all weights of one model
 
 
 class GaussianMixture(NamedTuple):
@@ -89,20 +80,6 @@ def evidence_bound(
         num_samples: Number of pairs drawn from each of the K components, at least 2.
         seed: Seed or key of the draws.
 
-    Returns:
-        The bound with its standard error, and its terms.
-
-    Example; the mixture is the posterior of a linear model of one weight, so the bound is ln p(D):
-
-        >>> import jax.numpy as jnp, numpy as np, fedtangent as ft
-        >>> x, y = np.array([[1.0], [2.0]]), np.array([[0.5], [1.5]])
-        >>> exact = ft.theory.linear_posterior(x, y, noise=0.3)
-        >>> mixture = ft.theory.GaussianMixture(exact.mean.T, exact.cov[0, 0] ** 0.5)
-        >>> def log_likelihood(w):
-        ...     return -jnp.sum((x @ w - y[:, 0]) ** 2) / (2 * 0.3**2) - len(y) / 2 * jnp.log(2 * jnp.pi * 0.3**2)
-        >>> bound = ft.theory.evidence_bound(log_likelihood, mixture, num_samples=1000)
-        >>> bool(abs(bound.value - exact.log_evidence) < 4 * bound.standard_error)
-        True
     """
     centres, scale = _checked(mixture)
     prior_scale = number("prior_scale", prior_scale, above=0)
