@@ -34,6 +34,7 @@ ELSEWHERE = {
     "features = ft.compare(": "comparison/test_on_features.py",
     "local_regression(": "theory/test_max_margin.py",
     "deep_linear_theorem(": "theory/test_deep_linear_rounds.py",
+    "variational_diagnostics(": "comparison/test_evidence.py",
     "def fed_exp": "federated/test_new_algorithm.py",
     "def cnn(rngs)": "models/test_nnx.py",
     "adapted = ft": "models/test_trainable.py",

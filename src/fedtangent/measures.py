@@ -1,5 +1,6 @@
 """Measures of runs: accuracy and uncertainty, paired intervals, privacy, kernels, losses between two models."""
 
+from fedtangent._src.comparison.evidence import variational_diagnostics
 from fedtangent._src.comparison.forecast import ranked, rounds_to_target
 from fedtangent._src.comparison.ledger import residual_ledger
 from fedtangent._src.federated.predict import evaluate_clients
@@ -50,4 +51,5 @@ __all__ = [
     "segment",
     "spectrum",
     "surface",
+    "variational_diagnostics",
 ]
