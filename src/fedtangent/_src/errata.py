@@ -58,7 +58,8 @@ ERRATA = (
        "fed_ensemble.convergence"),
     _E("fe2024.remainder", "Theorems 1 and 2 (FE-2021, 4.1, 4.2 and 9.1)", "up to a remainder o(eta_0^2)",
        "no remainder for a linear model or infinite width: the fixed point of a stable step is Theorem 2's limit",
-       "tests/theory/test_fixed_point.py::test_fixed_point_is_theorem_2_and_long_runs_arrive_at_the_predicted_rate", False),
+       "tests/theory/test_fixed_point.py::test_fixed_point_is_theorem_2_and_long_runs_arrive_at_the_predicted_rate",
+       False),
     _E("fe2024.decay", "section V-C, step sizes", "decayed by 0.99 after 10 rounds", "read as: after every 10 rounds",
        _ERRATA + "test_the_rate_decays_after_every_ten_rounds", False),
     _E("fe2024.code", "the published code", "permutations for the first K clients, models drawn at random for the "

@@ -8,8 +8,8 @@ decomposition ``X_i = U_i S_i V_i'`` its steps move the model within the row spa
 The paper's eq. (4) is the limit of many steps, kept = 0 (errata `local_gd.26`, `local_gd.27`, `local_gd.gram`): then
 ``V_i V_i'`` is its projection P_i, and ``V_i S_i^-1 U_i'`` its pseudo-inverse. With weights p_i the mean is
 ``w - A w + Y``, where ``A = sum_i p_i V_i (1 - kept_i) V_i'`` is the averaged projection of Lemma 1, softened by
-unfinished work. A is ``F'F`` of one stacked matrix F with as many rows as there are examples: its spectrum, and so every
-round, follows from one decomposition of F, and no d x d matrix is formed.
+unfinished work. A is ``F'F`` of one stacked matrix F with as many rows as there are examples: its spectrum, and so
+every round, follows from one decomposition of F, and no d x d matrix is formed.
 
 A run ends at the least-squares solution of ``F w = f`` that is nearest to its start. If one model fits all examples,
 the end is the centralised model for any weights and local work; if not (d below the number of examples), it depends on
