@@ -23,9 +23,9 @@ from fedtangent._src.output.files import write_json
 DOCS = Path(__file__).parent
 KEPT, LISTED, PAGES = DOCS / "kept", DOCS / "reproduction.toml", DOCS / "experiments"
 VERDICTS = {lab.SEEN: "reproduced", lab.NOT_SEEN: "refuted", lab.UNDECIDED: "undecided"}
-OURS = "ours"  # claims that begin so are not the paper's
+OURS = ("ours: ",)  # a claim with one of these parts is not the paper's
 NOT_RUN = "not run"
-COLUMNS = ("published", "measured here", "scale, data, seeds", "verdict", "command, time")
+COLUMNS = ("published", "measured here", "scale, data", "seeds", "verdict", "command, time")
 HOLDS = {True: "holds", False: "does not hold", None: "undecided"}
 
 
@@ -81,6 +81,9 @@ def keep(folder: Path, place: Path = KEPT) -> Path:
 
 # ---- the page ----
 
+Cells = tuple[str, str, str, str, str]
+"""What was measured, scale and data, seeds, verdict, command and time."""
+
 
 class Row(NamedTuple):
     """A row of the page."""
@@ -88,7 +91,8 @@ class Row(NamedTuple):
     shown: str  # the table or figure, or the experiment
     published: str
     ours: str
-    how: str  # scale, data set, seeds
+    how: str  # scale and data set
+    seeds: str
     verdict: str
     ran: str  # command and time
 
@@ -104,52 +108,52 @@ def runs_of(name: str, place: Path = KEPT) -> list[dict[str, Any]]:
     return json.loads(path.read_text()) if path.exists() else []
 
 
-def rows_of_run(run: dict[str, Any], judged: bool) -> Iterator[tuple[str, str, str, str]]:
-    """What a kept run measured: text, scale with data and seeds, verdict, command with time.
+def rows_of_run(run: dict[str, Any], ours: Sequence[str] | None) -> Iterator[Cells]:
+    """What a kept run measured.
 
     Args:
         run: The run.
-        judged: Whether its claims are those of a paper's table or figure; the verdict then says whether it is
-            reproduced, at the run's scale and on its data.
+        ours: Parts of the claims that are not the paper's; None: none is of a table or figure. The verdict on the
+            paper's claims says whether they are reproduced, at the run's scale and on its data.
     """
-    how = f"{run['scale']}, {run['dataset']}, {counted(len(run['seeds']))}"
+    how, seeds = f"{run['scale']}, {run['dataset']}", str(len(run["seeds"]))
     ran = f"`{run['command']}`, {run['seconds']:.0f} s on {run['device']}"
     for claim, measured, verdict in run["claims"]:
-        is_papers = judged and not claim.startswith(OURS)
+        is_papers = ours is not None and not any(part in claim for part in (*OURS, *ours))
         said = f"{VERDICTS[verdict]} at scale {run['scale']} on {run['dataset']}" if is_papers else verdict
-        yield f"{claim}: {measured}", how, said, ran
+        yield f"{claim}: {measured}", how, seeds, said, ran
     for statement, measured, verdict in run["verdicts"]:
-        yield f"simulation beside theory, {statement}: {measured}", how, verdict, ran
+        yield f"simulation beside theory, {statement}: {measured}", how, seeds, verdict, ran
 
 
-def rows_of_quote(quote: dict[str, Any]) -> Iterator[tuple[str, str, str, str]]:
+def rows_of_quote(quote: dict[str, Any]) -> Iterator[Cells]:
     """What a page of ``docs/experiments`` says of a run whose files were not kept."""
     page = f"[{quote['page']}](experiments/{quote['page']}.md)"
     ran = f"`{quote['command']}`, {quote.get('time', 'time not kept')}; from {page}"
-    yield quote["text"], quote["how"], quote["verdict"], ran
+    yield quote["text"], quote["how"], quote.get("seeds", "not named"), quote["verdict"], ran
 
 
-def measured(names: Sequence[str], found: dict[str, Any], judged: bool) -> list[tuple[str, str, str, str]]:
+def measured(names: Sequence[str], found: dict[str, Any], ours: Sequence[str] | None) -> list[Cells]:
     """All that was measured by the experiments called ``names``.
 
     Args:
         names: Experiments.
         found: ``listed()``.
-        judged: As for ``rows_of_run``.
+        ours: As for ``rows_of_run``.
     """
-    rows = [row for name in names for run in runs_of(name) for row in rows_of_run(run, judged)]
+    rows = [row for name in names for run in runs_of(name) for row in rows_of_run(run, ours)]
     return rows + [row for q in found["quote"] if q["experiment"] in names for row in rows_of_quote(q)]
 
 
 def rows_of_item(item: dict[str, Any], found: dict[str, Any]) -> list[Row]:
     """The rows of one table or figure: what was measured, and what was not run and why."""
     names = item.get("experiments", [])
-    rows = measured(names, found, judged=True)
+    rows = measured(names, found, item.get("ours", ()))
     if "same" in item:
-        rows.append((f"see {item['same']}", "", "see there", ""))
+        rows.append((f"see {item['same']}", "", "", "see there", ""))
     elif "not_run" in item or not rows:
         name = f"`fedtangent experiment {names[0]} --scale paper`" if names else ""
-        rows.append((f"{NOT_RUN}: {item.get('not_run', 'no result is kept')}", "", NOT_RUN, name))
+        rows.append((f"{NOT_RUN}: {item.get('not_run', 'no result is kept')}", "", "", NOT_RUN, name))
     places = [f"{item['place']}: {item['shows']}", *[""] * (len(rows) - 1)]
     published = [item.get("published", ""), *[""] * (len(rows) - 1)]
     return [Row(place, said, *row) for place, said, row in zip(places, published, rows, strict=True)]
@@ -161,15 +165,10 @@ def others(found: dict[str, Any]) -> list[Row]:
     rows = list[Row]()
     for name, entry in catalogue("experiments").items():
         if name not in linked:
-            none = (f"{NOT_RUN}: no result is kept", "", NOT_RUN, f"`fedtangent experiment {name}`")
-            for i, row in enumerate(measured([name], found, judged=False) or [none]):
+            none = (f"{NOT_RUN}: no result is kept", "", "", NOT_RUN, f"`fedtangent experiment {name}`")
+            for i, row in enumerate(measured([name], found, None) or [none]):
                 rows.append(Row("" if i else f"`{name}`: {entry.summary}", "", *row))
     return rows
-
-
-def counted(number: int) -> str:
-    """A number of seeds."""
-    return "one seed" if number == 1 else f"{number} seeds"
 
 
 def tables() -> list[tuple[str, tuple[str, ...], list[Row]]]:

@@ -119,17 +119,18 @@ def test_a_verdict_is_that_of_the_claim_and_names_scale_and_data(page: ModuleTyp
     run = a_run()
     claims = [["more is better", "0.1 [0.05, 0.15]", "seen"], ["less is", "-1 [-2, -0.5]", "not seen"]]
     run["claims"] = [*claims, ["who knows", "0 [-1, 1]", "undecided"], ["ours: a law", "1", "seen"]]
-    rows = list(page.rows_of_run(run, True))
-    assert [row[2] for row in rows] == [
+    rows = list(page.rows_of_run(run, ()))
+    assert [row[3] for row in rows] == [
         "reproduced at scale smoke on digits",
         "refuted at scale smoke on digits",
         "undecided at scale smoke on digits",
         "seen",
         "holds",
     ]
-    assert rows[0][0] == "more is better: 0.1 [0.05, 0.15]" and rows[0][1] == "smoke, digits, 2 seeds"
-    assert rows[0][3] == "`fedtangent experiment a.b`, 3 s on 1 x cpu"
-    assert [row[2] for row in page.rows_of_run(run, False)][:2] == ["seen", "not seen"]
+    assert rows[0][0] == "more is better: 0.1 [0.05, 0.15]" and rows[0][1:3] == ("smoke, digits", "2")
+    assert rows[0][4] == "`fedtangent experiment a.b`, 3 s on 1 x cpu"
+    assert [row[3] for row in page.rows_of_run(run, None)][:2] == ["seen", "not seen"]
+    assert [row[3] for row in page.rows_of_run(run, ["less is"])][1] == "not seen"
 
 
 def test_every_row_of_a_run_is_in_a_kept_file(page: ModuleType) -> None:
