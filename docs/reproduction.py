@@ -33,7 +33,7 @@ HOLDS = {True: "holds", False: "does not hold", None: "undecided"}
 
 
 def kept(folder: Path) -> dict[str, Any]:
-    """What is kept of a finished run of an experiment; ``ValueError`` for another folder, or a run that does not count.
+    """Returns what is kept of a finished run; ``ValueError`` for another folder, or a run that does not count.
 
     Args:
         folder: Output folder of ``fedtangent experiment``.
@@ -60,7 +60,7 @@ def kept(folder: Path) -> dict[str, Any]:
 
 
 def command(options: dict[str, Any]) -> str:
-    """The command of a run; its folders, which are of one machine, are left out."""
+    """Returns the command of a run without its folders, which are of one machine."""
     words = ["fedtangent experiment", options["name"], "--scale", options["scale"]]
     words += ["--dataset", options["dataset"]] if options["dataset"] else []
     words += ["--data-dir DIR"] if options["data_dir"] else []
@@ -98,18 +98,18 @@ class Row(NamedTuple):
 
 
 def listed(path: Path = LISTED) -> dict[str, Any]:
-    """The tables and figures of the papers, and the quotations."""
+    """Reads the list of tables, figures and quotations."""
     return tomllib.loads(path.read_text(encoding="utf-8"))
 
 
 def runs_of(name: str, place: Path = KEPT) -> list[dict[str, Any]]:
-    """The kept runs of an experiment."""
+    """Reads the kept runs of an experiment."""
     path = place / f"{name}.json"
     return json.loads(path.read_text()) if path.exists() else []
 
 
 def rows_of_run(run: dict[str, Any], ours: Sequence[str] | None) -> Iterator[Cells]:
-    """What a kept run measured.
+    """Yields what a kept run measured, a row for each claim and verdict.
 
     Args:
         run: The run.
@@ -127,14 +127,14 @@ def rows_of_run(run: dict[str, Any], ours: Sequence[str] | None) -> Iterator[Cel
 
 
 def rows_of_quote(quote: dict[str, Any]) -> Iterator[Cells]:
-    """What a page of ``docs/experiments`` says of a run whose files were not kept."""
+    """Yields what a page of ``docs/experiments`` says of a run whose files were not kept."""
     page = f"[{quote['page']}](experiments/{quote['page']}.md)"
     ran = f"`{quote['command']}`, {quote.get('time', 'time not kept')}; from {page}"
     yield quote["text"], quote["how"], quote.get("seeds", "not named"), quote["verdict"], ran
 
 
 def measured(names: Sequence[str], found: dict[str, Any], ours: Sequence[str] | None) -> list[Cells]:
-    """All that was measured by the experiments called ``names``.
+    """Returns all that was measured by the experiments called ``names``.
 
     Args:
         names: Experiments.
@@ -146,7 +146,7 @@ def measured(names: Sequence[str], found: dict[str, Any], ours: Sequence[str] | 
 
 
 def rows_of_item(item: dict[str, Any], found: dict[str, Any]) -> list[Row]:
-    """The rows of one table or figure: what was measured, and what was not run and why."""
+    """Returns the rows of one table or figure: what was measured, and what was not run and why."""
     names = item.get("experiments", [])
     rows = measured(names, found, item.get("ours", ()))
     if "same" in item:
@@ -160,7 +160,7 @@ def rows_of_item(item: dict[str, Any], found: dict[str, Any]) -> list[Row]:
 
 
 def others(found: dict[str, Any]) -> list[Row]:
-    """The experiments that are no table or figure of a paper."""
+    """Returns the rows of the experiments that are no table or figure of a paper."""
     linked = {name for item in found["item"] for name in item.get("experiments", [])}
     rows = list[Row]()
     for name, entry in catalogue("experiments").items():
@@ -172,7 +172,7 @@ def others(found: dict[str, Any]) -> list[Row]:
 
 
 def tables() -> list[tuple[str, tuple[str, ...], list[Row]]]:
-    """The tables of the page: title, columns and rows."""
+    """Returns the tables of the page: title, columns and rows."""
     found = listed()
     papers = dict.fromkeys(item["paper"] for item in found["item"])
     of_paper = {p: [r for i in found["item"] if i["paper"] == p for r in rows_of_item(i, found)] for p in papers}
