@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import io
 import json
 import re
@@ -22,7 +21,7 @@ from fedtangent._src.federated.algorithms.entry import Supplied, entry_of
 from fedtangent._src.federated.schedule import uniform_sampling
 from fedtangent._src.models import build
 
-from .documents import README, ROOT, example, examples, pages, run
+from .documents import README, ROOT, example, examples, of_docs, pages, run
 from .federated.toys import two_layer, uneven_data
 
 FIGURE = ROOT / "docs" / "side_by_side.png"
@@ -58,11 +57,7 @@ HERE = (
 @pytest.fixture(scope="module")
 def generated() -> ModuleType:
     """docs/generated.py."""
-    spec = importlib.util.spec_from_file_location("generated", ROOT / "docs" / "generated.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return of_docs("generated")
 
 
 # ---- examples ----
@@ -187,6 +182,8 @@ def test_pages_ask_for_every_table_of_the_code(generated: ModuleType) -> None:
         "rules",
         "notebooks",
         "benchmarks",
+        "errata",
+        "reproduction",
     } <= asked
     for kind in set(KINDS) - {"theorems"}:
         text = generated.filled(f"<!-- table: {kind} -->\n")

@@ -15,6 +15,7 @@ from fedtangent._src.cli import compare
 from fedtangent._src.comparison import all_verdicts, predicted
 from fedtangent._src.comparison.settings import Setting
 from fedtangent._src.comparison.side_by_side import Comparison
+from fedtangent._src.comparison.verdicts import Verdict
 
 from ..metrics_file import rows_of
 from .conftest import tiny
@@ -63,6 +64,23 @@ def test_a_comparison_writes_its_files_and_ends_with_its_verdict(run: Callable, 
     config = json.loads((out / "config.json").read_text())
     assert config["command"] == "compare"
     assert config["options"]["case"] == ["sine", "sine"] and config["options"]["figures"] == "pdf"
+
+
+@pytest.mark.usefixtures("tiny_case")
+@pytest.mark.parametrize("strict", [False, True])
+def test_an_undecided_verdict_is_named_in_the_last_line(
+    run: Callable, folder: Path, monkeypatch: pytest.MonkeyPatch, strict: bool
+) -> None:
+    right = Verdict("A", "one is one", "1", "1", True, "one is two", "1", True)
+    found = compared()._replace(verdicts=(right, right._replace(statement="half is one", holds=None)))
+    assert found.undecided == ("half is one [A]",)
+    monkeypatch.setattr(compare, "compared", lambda setting, **more: found)
+    ended = run("compare", "--case", "sine", *["--strict"] * strict)
+    assert ended.code == (3 if strict else 0)
+    last = (ended.err if strict else ended.out).strip().splitlines()[-1]
+    assert last.removeprefix("fedtangent: ") == "undecided: half is one [A]"
+    monkeypatch.setattr(compare, "compared", lambda setting, **more: found._replace(verdicts=(right,)))
+    assert run("compare", "--case", "sine", "--strict", "--output", "decided").code == 0
 
 
 @pytest.mark.usefixtures("tiny_case")
