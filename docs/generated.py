@@ -186,7 +186,7 @@ def errata() -> str:
     for paper in dict.fromkeys(row.paper for row in ERRATA):
         rows = []
         for row in (row for row in ERRATA if row.paper == paper):
-            how = f"{'fails in' if row.fails else 'read; right in'} `{row.shown}`"
+            how = f"{'read; right in' if row.read else 'fails in'} `{row.shown}`"
             rows.append((f"`{row.key}`", row.place, row.printed, row.right, how))
         columns = ("row", "place", "as printed", "as it should be", "how it was found")
         parts.append(f"## {paper}\n\n{markdown(columns, rows)}")

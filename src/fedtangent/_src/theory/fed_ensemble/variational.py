@@ -97,8 +97,7 @@ def kl_divergence(
 ) -> Estimate:
     """Estimates ``KL[q || p(w | D)] = E_q[ln q(w) - ln p(w | D)]``, (2) and (6) of FE-2021, (5) of FE-2024.
 
-    Erratum: the decomposition over k that follows prints ln p(D | w) for ln p(w | D), which leaves out ln p(w) - ln
-    p(D), so that the result need not be above 0. Found by comparing it with the line before.
+    The sum over k that follows in both papers leaves out ln p(w) - ln p(D) (erratum `fe2021.6`).
 
     Args:
         log_posterior: Function from weights [d] to ln p(w | D), normalised and traceable by JAX.
@@ -122,10 +121,8 @@ def mixture_entropy(mixture: GaussianMixture, num_samples: int = 100, seed: int 
 def separated_entropy(mixture: GaussianMixture) -> Float[Array, ""]:
     """Computes ``d/2 (1 + ln(2 pi sigma^2)) + ln K``: H[q] for separated components, (7) of FE-2021, (6) of FE-2024.
 
-    Errata: (7) of FE-2021 prints -1/2 for -d/2, the mean of ``-|w - w_k|^2 / (2 sigma^2)``; FE-2024 has it right. Both
-    say that a small sigma separates the components, but the models of a run can be as near to each other as they like:
-    all minimise the same (8). H[q] is up to ln K smaller where components overlap, so with this entropy the "lower
-    bound" can exceed ln p(D). Found by quadrature on a linear model (check ``fed_ensemble.variational``).
+    H[q] is up to ln K smaller where components overlap, so with this entropy the "lower bound" can exceed ln p(D)
+    (errata `fe2024.6` and `fe2021.7`).
 
     Args:
         mixture: Centres [K, d] and scale.
@@ -143,10 +140,8 @@ def mode_objective(
     For n examples it is n / K times the objective (1), with ``p_i = n_i / n`` and the loss
     ``l_i(w) = -ln p(D_i | w) / n_i - ln p(w) / n``.
 
-    Errata: for that loss both papers print p(w) for ln p(w), and FE-2021 no minus signs; found by inserting it into
-    (1). C' is not constant: it has H[q], which depends on the distances of the centres, and ``sigma^2 / 2`` times the
-    trace of the Hessian of ln p(w | D), which is -d/2 at the best sigma of a single component. (8) is least where all
-    K models are the most probable one.
+    (8) is least where all K models are the most probable one, and C' is not constant (errata `fe2024.8` and
+    `fe2024.8loss`).
 
     Args:
         log_likelihood: Function from weights [d] to ln p(D | w), traceable by JAX.

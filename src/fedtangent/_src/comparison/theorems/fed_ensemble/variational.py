@@ -172,7 +172,7 @@ def _divergences(measured: Measured) -> Verdict:
     right, wrong = (float(np.max(np.abs(gap) / errors)) for gap in (off, off - added))
     return Claim(SUBJECT, "ln p(D) - bound = divergence by quadrature", _sizes(measured)).judged(
         (f"{right:.1f} SE at most", f"<= {ALLOWED:g} SE", right <= ALLOWED),
-        ("components taken as separated, as printed", f"{wrong:.0f} SE", wrong > ALLOWED),
+        ("components taken as separated", f"{wrong:.0f} SE", wrong > ALLOWED),
         f"{ALLOWED * errors.max():.2g} nats",
     )
 
