@@ -22,7 +22,9 @@ def plain_quantile(scores: list[list[float]], alpha: float, weights: list[float]
     """The smallest score q with ``sum_k w_k m_k(q) / (n_k + 1) >= 1 - alpha``, by trying every score."""
     mixture = weights or [len(own) + 1.0 for own in scores]
     for q in sorted(itertools.chain(*scores)):
-        shares = [w / sum(mixture) * sum(s <= q for s in own) / (len(own) + 1) for w, own in zip(mixture, scores)]
+        shares = [
+            w / sum(mixture) * sum(s <= q for s in own) / (len(own) + 1) for w, own in zip(mixture, scores, strict=True)
+        ]
         if math.fsum(shares) >= 1 - alpha - 1e-12:
             return q
     return math.inf
@@ -103,8 +105,8 @@ def test_scores_of_classes_are_those_of_a_loop() -> None:
     p = np.exp(members) / np.exp(members).sum(axis=2, keepdims=True)
     p = p.mean(axis=0)
     plain = {
-        "probability": [1 - row[y] for row, y in zip(p, labels)],
-        "adaptive": [sum(v for v in row if v >= row[y]) for row, y in zip(p, labels)],
+        "probability": [1 - row[y] for row, y in zip(p, labels, strict=True)],
+        "adaptive": [sum(v for v in row if v >= row[y]) for row, y in zip(p, labels, strict=True)],
     }
     for name, wanted in plain.items():
         for prediction in (members, Prediction(np.log(p), members)):
@@ -172,7 +174,7 @@ def test_the_interval_over_a_mixture_holds_the_truth_as_often_as_it_says() -> No
     truth, draws = rates @ weights, 400
     hits = 0
     for _ in range(draws):
-        covered = np.concatenate([rng.random(n) < rate for n, rate in zip(sizes, rates)])
+        covered = np.concatenate([rng.random(n) < rate for n, rate in zip(sizes, rates, strict=True)])
         _, low, high = MEASURES.coverage_by_client(covered, consecutive(sizes), weights).overall
         hits += low <= truth <= high
     assert abs(hits / draws - 0.95) < 4 * math.sqrt(0.95 * 0.05 / draws)

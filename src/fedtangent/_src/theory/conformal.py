@@ -28,15 +28,15 @@ def conformal_coverage(sizes: ArrayLike, alpha: float, weights: ArrayLike | None
 
         1 - alpha  <=  P(target in set)  <  1 - alpha + sum_k w_k / (n_k + 1),
 
-    and the last sum is ``K / (N + K)`` for the paper's weights. The upper bound assumes that no two scores are equal and
-    that the threshold is finite.
+    and the last sum is ``K / (N + K)`` for the paper's weights. The upper bound assumes that no two scores are equal
+    and that the threshold is finite.
 
-    Proof. Let the test point be any of the n_k + 1 points of client k, all alike. It is covered if and only if its score
-    is at most q', the threshold that all N + 1 scores would have. Of client k's other points at most one less than of
-    all its points are at most q, and exactly as many if q is a score of client k. Hence
+    Proof. The test point is any of the n_k + 1 points of client k, each with the same probability. It is covered if and
+    only if its score is at most q', the threshold of all N + 1 scores together. Of the client's other points at most as
+    many are at most q as of all its points are at most q', and one less only if q is not a score of client k. Hence
     ``E[m_k(q)] <= (n_k + 1) P_k(covered) <= E[m_k(q)] + P(q is not a score of client k)``. The bounds follow by summing
-    over clients, because ``1 - alpha <= sum_k w_k m_k(q) / (n_k + 1) < 1 - alpha + w_l / (n_l + 1)`` where q is a score
-    of client l.
+    over clients: ``1 - alpha <= sum_k w_k m_k(q) / (n_k + 1) < 1 - alpha + w_l / (n_l + 1)``, where q is a score of
+    client l.
 
     Args:
         sizes: Numbers of calibration examples [K].
