@@ -13,7 +13,6 @@ from fedtangent._src.comparison.theorems import conformal
 from fedtangent._src.comparison.theorems.conformal import Pool, Question
 from fedtangent._src.data.partition.given import consecutive
 from fedtangent._src.measures import conformal as measures
-from fedtangent._src.types import Prediction
 
 Break = Callable[[pytest.MonkeyPatch], None]
 
@@ -23,8 +22,8 @@ def pool() -> Pool:
     per_client = 1500
     noise = np.repeat(conformal.NOISE, per_client)[:, None]
     targets = noise * np.random.default_rng(0).standard_normal((3 * per_client, 1))
-    members = np.stack([np.zeros_like(targets), noise])  # a standard deviation that fits
-    return Pool(Prediction(np.zeros_like(targets), members), targets, consecutive([per_client] * 3))
+    members = np.stack([-noise, noise])  # a standard deviation that fits
+    return Pool(members, targets, consecutive([per_client] * 3))
 
 
 def row(**changes: Any) -> ft.types.Verdict:

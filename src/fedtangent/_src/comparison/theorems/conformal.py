@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
-from jaxtyping import Float64, Num
+from jaxtyping import Float, Float64, Num
 
 import fedtangent as ft
 from fedtangent._src.comparison.theorems import Claim, TheoremEntry, of_scale
@@ -20,7 +20,7 @@ from fedtangent._src.data.partition.given import consecutive
 from fedtangent._src.intervals import Interval, half_width
 from fedtangent._src.measures.conformal import conformal_predictor
 from fedtangent._src.theory.conformal import conformal_coverage
-from fedtangent._src.types import Algorithm, Partition, Prediction
+from fedtangent._src.types import Model, Partition
 
 SUBJECT = "conformal coverage"
 ALPHA, SPLITS, MODELS = 0.1, 400, 3
@@ -28,20 +28,20 @@ CALIBRATION = (33, 31, 23)  # examples of each client: few, so that a wrong corr
 TEST = 100  # examples of each client
 NOISE = (0.1, 0.2, 0.8)  # standard deviations of the clients' targets
 WEIGHTS = (0.05, 0.05, 0.9)  # of a mixture that is mostly of the noisiest client
+RATES, ROUNDS = {"squared_error": 0.1, "cross_entropy": 5.0}, 30  # of training
 QUIET = 0.2  # control: the noise of calibration examples, relative to that of test examples
 
 
 class Pool(NamedTuple):
-    """Predictions at examples of all clients that no model was trained on."""
+    """Outputs of the models at examples of all clients that no model was trained on."""
 
-    prediction: Prediction
+    members: Float[np.ndarray, "K n C"]
     targets: Num[np.ndarray, "n *C"]
     clients: Partition
 
-    def rows(self, which: np.ndarray) -> tuple[Prediction, Num[np.ndarray, "m *C"]]:
-        """Returns predictions and targets at the rows ``which``."""
-        mean, members = self.prediction
-        return Prediction(mean[which], members[:, which]), self.targets[which]
+    def rows(self, which: np.ndarray) -> tuple[Float[np.ndarray, "K m C"], Num[np.ndarray, "m *C"]]:
+        """Returns outputs and targets of the examples ``which``."""
+        return self.members[:, which], self.targets[which]
 
 
 class Question(NamedTuple):
@@ -81,12 +81,15 @@ def coverages(pool: Pool, question: Question, splits: int, seed: int) -> Float64
     return np.array(shares)
 
 
-def _trained(model: ft.types.Model, x: np.ndarray, y: np.ndarray, clients: Partition, rate: float, seed: int) -> tuple:
-    """Trains an ensemble, and returns the algorithm and its last state."""
-    schedule = ft.schedules.per_client_permutations(clients.num_clients, MODELS)
-    work = ft.Work(steps=5, batch_size=None)
-    algorithm: Algorithm = ft.fed_ensemble(model, schedule, client_learning_rate=rate, work=work)
-    return algorithm, ft.simulate(algorithm, (x, y), clients, num_rounds=30, seed=seed).state
+def _trained(
+    model: Model, loss: str, examples: tuple[np.ndarray, np.ndarray, Partition], points: np.ndarray, seed: int
+) -> Float[np.ndarray, "K n C"]:
+    """Trains an ensemble by Fed-ensemble, and returns the outputs of its models at ``points``."""
+    x, y, clients = examples
+    schedule, work = ft.schedules.per_client_permutations(clients.num_clients, MODELS), ft.Work(5, batch_size=None)
+    algorithm = ft.fed_ensemble(model, schedule, client_learning_rate=RATES[loss], work=work, loss=loss)
+    run = ft.simulate(algorithm, (x, y), clients, num_rounds=ROUNDS, seed=seed)
+    return np.asarray(algorithm.predict(run.state, points).members)
 
 
 def sine_pool(seed: int) -> tuple[Pool, Float64[np.ndarray, "n 1"]]:
@@ -104,10 +107,9 @@ def sine_pool(seed: int) -> tuple[Pool, Float64[np.ndarray, "n 1"]]:
 
     x, signal, noise, clients = draw(20)
     model = ft.models.mlp(input_size=1, output_size=1, widths=(64,))
-    algorithm, state = _trained(model, x, signal + noise, clients, 0.1, seed)
+    examples = x, signal + noise, clients
     x, signal, noise, clients = draw(10 * (max(CALIBRATION) + TEST))
-    mean, members = map(np.asarray, algorithm.predict(state, x))
-    return Pool(Prediction(mean, members), signal + noise, clients), noise
+    return Pool(_trained(model, "squared_error", examples, x, seed), signal + noise, clients), noise
 
 
 def digits_pool(seed: int) -> Pool:
@@ -120,11 +122,12 @@ def digits_pool(seed: int) -> Pool:
     x, y = np.concatenate([digits.x_train, digits.x_test]), np.concatenate([digits.y_train, digits.y_test])
     owners = [rng.permutation(np.flatnonzero(np.isin(y, classes))) for classes in ((0, 1, 2, 3), (4, 5, 6), (7, 8, 9))]
     train = np.concatenate([own[:60] for own in owners])
-    model = ft.models.mlp(input_size=x[0].size, output_size=10, widths=(64,), loss="cross_entropy")
-    algorithm, state = _trained(model, x[train], y[train], consecutive([60] * len(owners)), 0.3, seed)
+    model = ft.models.mlp(input_size=x[0].size, output_size=10, widths=(64,))
+    examples = x[train], y[train], consecutive([60] * len(owners))
     rest = [own[60:] for own in owners]
-    mean, members = map(np.asarray, algorithm.predict(state, x[np.concatenate(rest)]))
-    return Pool(Prediction(mean, members), y[np.concatenate(rest)], consecutive(list(map(len, rest))))
+    rows = np.concatenate(rest)
+    outputs = _trained(model, "cross_entropy", examples, x[rows], seed)
+    return Pool(outputs, y[rows], consecutive(list(map(len, rest))))
 
 
 def verdict(
