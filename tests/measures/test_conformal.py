@@ -13,9 +13,10 @@ import fedtangent as ft
 from fedtangent._src.data.partition.given import consecutive
 from fedtangent._src.types import Gaussian, Prediction
 
+from ..documents import run
+
 MEASURES = ft.measures
 SIZES = [3, 0, 8, 5]
-RNG = np.random.default_rng(0)
 
 
 def plain_quantile(scores: list[list[float]], alpha: float, weights: list[float] | None) -> float:
@@ -33,9 +34,10 @@ def plain_quantile(scores: list[list[float]], alpha: float, weights: list[float]
 @pytest.mark.parametrize("alpha", [0.05, 0.1, 0.25, 0.5, 0.9])
 @pytest.mark.parametrize("weights", [None, [1.0, 0.0, 3.0, 0.5], [0.0, 0.0, 1.0, 0.0], [1.0, 1.0, 1.0, 1.0]])
 def test_the_quantile_is_that_of_a_plain_loop(alpha: float, weights: list[float] | None) -> None:
+    rng = np.random.default_rng(0)
     clients = ft.partition.iid(sum(SIZES), num_clients=1, seed=3).indices  # rows in another order
     parts = np.split(clients, np.cumsum(SIZES)[:-1])
-    for scores in (RNG.normal(size=16), RNG.integers(0, 4, 16).astype(float)):  # without ties, and with many
+    for scores in (rng.normal(size=16), rng.integers(0, 4, 16).astype(float)):  # without ties, and with many
         found = MEASURES.federated_quantile(scores, parts, alpha, weights)
         assert found.value == plain_quantile([scores[p].tolist() for p in parts], alpha, weights)
         assert found.uplink_bytes == 8 * (16 + 4) and found.weights.sum() == pytest.approx(1)
@@ -44,8 +46,9 @@ def test_the_quantile_is_that_of_a_plain_loop(alpha: float, weights: list[float]
 @pytest.mark.parametrize("alpha", [0.1, 0.2, 0.3])
 def test_with_the_papers_weights_it_is_one_order_statistic(alpha: float) -> None:
     """0.1 of ten numbers is one of them: rounding must not choose the next one."""
+    rng = np.random.default_rng(0)
     for sizes in ([9], [19, 9], [4, 6, 17], [30, 30, 36]):
-        scores, total = RNG.normal(size=sum(sizes)), sum(sizes) + len(sizes)
+        scores, total = rng.normal(size=sum(sizes)), sum(sizes) + len(sizes)
         rank = math.ceil(round((1 - alpha) * total, 9))
         found = MEASURES.federated_quantile(scores, consecutive(sizes), alpha).value
         assert found == (np.sort(scores)[rank - 1] if rank <= len(scores) else math.inf)
@@ -100,8 +103,9 @@ def test_a_summary_never_lowers_the_threshold_and_misses_few_ranks() -> None:
 
 
 def test_scores_of_classes_are_those_of_a_loop() -> None:
-    members = RNG.normal(size=(3, 20, 4))
-    labels = RNG.integers(0, 4, 20)
+    rng = np.random.default_rng(0)
+    members = rng.normal(size=(3, 20, 4))
+    labels = rng.integers(0, 4, 20)
     p = np.exp(members) / np.exp(members).sum(axis=2, keepdims=True)
     p = p.mean(axis=0)
     plain = {
@@ -115,9 +119,10 @@ def test_scores_of_classes_are_those_of_a_loop() -> None:
 
 
 def test_scores_of_regression_are_those_of_a_loop() -> None:
-    members, targets = RNG.normal(size=(5, 12, 2)), RNG.normal(size=(12, 2))
-    root = RNG.normal(size=(12, 12))
-    gaussian = Gaussian(RNG.normal(size=(12, 2)), root @ root.T)
+    rng = np.random.default_rng(0)
+    members, targets = rng.normal(size=(5, 12, 2)), rng.normal(size=(12, 2))
+    root = rng.normal(size=(12, 12))
+    gaussian = Gaussian(rng.normal(size=(12, 2)), root @ root.T)
     deviation = np.sqrt(np.diag(gaussian.cov))[:, None]
     for prediction, centre, scale in (
         (members, members.mean(axis=0), members.std(axis=0)),
@@ -132,9 +137,10 @@ def test_scores_of_regression_are_those_of_a_loop() -> None:
 
 @pytest.mark.parametrize("score", ["probability", "adaptive", "residual", "normalised"])
 def test_a_set_holds_the_targets_whose_score_is_at_most_the_threshold(score: str) -> None:
-    members = RNG.normal(size=(3, 40, 3))
+    rng = np.random.default_rng(0)
+    members = rng.normal(size=(3, 40, 3))
     classes = score in ("probability", "adaptive")
-    targets = RNG.integers(0, 3, 40) if classes else RNG.normal(size=(40, 3))
+    targets = rng.integers(0, 3, 40) if classes else rng.normal(size=(40, 3))
     clients = consecutive([15, 25])
     found = MEASURES.conformal_predictor(members, targets, clients, 0.2, score=score)
     covered, sets = found.covers(members, targets), found.sets(members)
@@ -143,7 +149,9 @@ def test_a_set_holds_the_targets_whose_score_is_at_most_the_threshold(score: str
         every = [MEASURES.conformal_scores(members, np.full(40, c), score) <= found.threshold for c in range(3)]
         assert np.array_equal(sets, np.array(every).T)
     else:
-        assert np.array_equal(((sets.low <= targets) & (targets <= sets.high)).all(axis=1), covered)
+        fresh = rng.normal(size=(40, 3))  # none at the very end of an interval
+        inside = ((sets.low <= fresh) & (fresh <= sets.high)).all(axis=1)
+        assert np.array_equal(inside, found.covers(members, fresh)) and 0 < inside.sum() < 40
     least = math.ceil(0.8 * 42)  # of the calibration's own 40; many adaptive scores are 1
     assert covered.sum() == least or (score == "adaptive" and covered.sum() > least and found.threshold == 1)
 
@@ -185,6 +193,22 @@ def test_an_interval_of_a_gaussian_is_its_mean_and_deviation() -> None:
     found = MEASURES.predictive_interval(gaussian, 0.95, noise_variance=5.0)
     np.testing.assert_allclose(np.squeeze(found.high - found.value), 1.959964 * 3, rtol=1e-5)
     np.testing.assert_allclose(found.value, gaussian.mean)
+
+
+def test_the_guides_sets_keep_their_promise_and_the_ensembles_own_intervals_do_not() -> None:
+    names = run("conformal_predictor(held_out")
+    assert names["found"].overall.low <= 0.9 <= names["found"].overall.high
+    own = [names["held_out"].mean.shape, MEASURES.coverage_by_client(names["covered"], names["test"]).overall.high]
+    assert own[0] == (240, 1) and own[1] < 0.2  # of the Gaussian process, the last one
+    single = names["found"].by_client
+    assert single.value[2] < 0.9 < single.value[0]  # the noisiest client has less than the mixture
+    assert names["conformal"].quantile.uplink_bytes == 8 * 243
+
+
+def test_the_guides_sets_of_digits_keep_their_promise() -> None:
+    names = run("own sets")
+    found = names["conformal"].coverage(names["prediction"], names["digits"].y_train, names["test"]).overall
+    assert found.high > 0.9 and 1 < names["size"] < 5
 
 
 REGRESSION: tuple[Any, ...] = (np.zeros((2, 4, 1)), np.ones((4, 1)), [[0, 1], [2, 3]])
