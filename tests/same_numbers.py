@@ -182,6 +182,7 @@ THEOREMS = (
     "fed_ensemble.linearisation_gap",
     "fed_ensemble.networks",
     "fed_ensemble.second_order",
+    "fed_ensemble.variational",
     "flow.exact",
     "flow.ledger",
     "local_gd.max_margin",
