@@ -173,6 +173,7 @@ EXPERIMENTS = (  # one or two of each paper
     "ntk_fl.fig9",
 )
 THEOREMS = (
+    "conformal",
     "deep_linear.convergence",
     "deep_linear.rounds",
     "fed_ensemble.bias_variance",
