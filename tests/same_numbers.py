@@ -173,7 +173,7 @@ EXPERIMENTS = (  # one or two of each paper
     "ntk_fl.fig9",
 )
 THEOREMS = (
-    "conformal",
+    "conformal.coverage",
     "deep_linear.convergence",
     "deep_linear.rounds",
     "fed_ensemble.bias_variance",
