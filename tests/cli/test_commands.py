@@ -13,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from matplotlib.figure import Figure
 
 from fedtangent._src import cli
 from fedtangent._src.cli import check_theory, compare, experiment, main, predict
@@ -22,6 +23,7 @@ from fedtangent._src.engine import processes
 from fedtangent._src.entries import KINDS, catalogue
 from fedtangent._src.experiments.lab import Outcome, Sheet
 from fedtangent._src.models import convolutional
+from fedtangent._src.output import style
 
 from .. import documents
 
@@ -92,13 +94,18 @@ def foretold(plan: Plan) -> Forecast:
 
 @pytest.fixture
 def nothing_is_trained(monkeypatch: pytest.MonkeyPatch, no_training: None) -> None:
-    """Nor performed, checked or predicted: what is asked for is prepared whole, and what could come out is written."""
+    """Nor performed, checked or predicted: what is asked for is prepared whole, and what could come out is written.
+
+    Figures are made, but their pixels are not drawn, which took half of the time; tests/output looks at them.
+    """
     verdict = Verdict("A", "one is one", "1", "1", True, "one is two", "1", True)
     outcome, wanted = Outcome(rows=[{"a": 1}], sheets=(Sheet("t", ("a",), (("1",),)),)), check_theory.wanted
 
     def checks(only: tuple[str, ...]) -> dict[str, object]:
         return {n: dataclasses.replace(entry, build=lambda *given: [verdict]) for n, entry in wanted(only).items()}
 
+    monkeypatch.setattr(style, "finish", lambda figure, title="": None)
+    monkeypatch.setattr(Figure, "savefig", lambda figure, path, **options: Path(path).touch())
     monkeypatch.setattr(experiment, "perform", lambda entry, study: outcome)
     monkeypatch.setattr(check_theory, "wanted", checks)
     monkeypatch.setattr(predict, "forecasts", lambda plans, **more: map(foretold, plans))

@@ -195,7 +195,7 @@ def test_the_example_of_the_readme(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
     assert side.setting.size.widths == (32, 128, 512)
     assert [row.method for row in side.rows] == [
         *(f"fed_avg, width {width}" for width in side.setting.size.widths),
-        "NTK-FL, averaged kernel, width 512", "federated flow, expected, round 20", "GP limit (Theorem 2)",
+        "NTK-FL, averaged kernel, width 512", "federated flow, expected, round 10", "GP limit (Theorem 2)",
     ]  # fmt: skip
     assert all(v.passed is not False for v in side.verdicts), side.verdicts
     errors = [np.exp(np.log(gap.error[-1]).mean()) for gap in side.gaps]

@@ -108,6 +108,7 @@ def test_noise_that_depends_on_the_basis_is_refused(name: str) -> None:
     assert measured.disagreement > 0.01 and "times the variance of two rotations" in measured.reason, measured
 
 
+@pytest.mark.slow  # by day test_on_features.py compares such a run
 def test_noise_of_one_law_in_all_directions_is_followed() -> None:
     measured = measured_of(ft.dp_fed_avg, **WORK, privacy=ft.ClientPrivacy(0.5, 0.3, 3))
     assert measured.disagreement > 0.1 and measured.reason == "", measured

@@ -145,7 +145,7 @@ COUNTED = {
 }
 
 
-@pytest.mark.parametrize("network", COUNTED)
+@pytest.mark.parametrize("network", nightly(COUNTED, [Tied, Lifted]))
 def test_only_layers_that_own_their_weights_are_counted(network):
     model = flax_model(network, SHAPES[network])
     params = jax.eval_shape(model.init, jax.random.key(0))
