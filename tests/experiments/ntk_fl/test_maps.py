@@ -51,7 +51,7 @@ def test_a_trial_has_these_clients(folder: Path, monkeypatch: pytest.MonkeyPatch
         assert rows[held.client(i)].tolist() == [image for image in images if image in rows]
         assert labels[held.client(i)].tolist() == [image % 3 for image in images if image in rows]
     assert sum(held.sizes) < sum(map(len, CLIENTS))
-    with pytest.raises(ValueError, match="num_clients: got 300, must be 3, the clients of a0.1_0"):
+    with pytest.raises(ValueError, match="num_clients: got 300, must be 3, the clients of"):
         baselines._divide("mnist", folder, 0, BaselineSettings(partition="given", map="a0.1_0", num_validation=4))
 
 
@@ -65,9 +65,11 @@ def test_bad_maps_are_refused(folder: Path, tmp_path: Path) -> None:
     few = toy()._replace(x_train=toy().x_train[:9])
     with pytest.raises(ValueError, match="map: got 9 for client 1, must be from 0 to 8"):
         maps.authors_map(few, "a0.1_0", folder)
-    with pytest.raises(ValueError, match="partition: got 'given' for digits, must be another, or dataset fashion_mnist"):
+    with pytest.raises(
+        ValueError, match="partition: got 'given' for digits, must be another, or dataset fashion_mnist"
+    ):
         study_of("ntk_fl.fig4c", ("partition=given", "map=a0.5_0"))
-    with pytest.raises(ValueError, match="map: got 'a0.5_0', must be left out but for partition=given"):
+    with pytest.raises(ValueError, match=r"map: got .*, must be left out but for partition=given"):
         study_of("ntk_fl.fig4c", ("map=a0.5_0",))
 
 

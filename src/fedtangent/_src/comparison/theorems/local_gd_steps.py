@@ -120,7 +120,9 @@ def _direction(case: AnySteps) -> Verdict:
     mean = parallel_projections(case.sets, 1)[-1]
     off = max(_off(_growth(path), case.svm) for path in case.paths.values())
     wrong = min(_off(_growth(path), mean) for path in case.paths.values())
-    claim = Claim("Local-GD, version 2", "growth over a doubling of the rounds = ln 2 x SVM: relative error", case.sizes)
+    claim = Claim(
+        "Local-GD, version 2", "growth over a doubling of the rounds = ln 2 x SVM: relative error", case.sizes
+    )
     return claim.near(off, ("the mean of the nodes' SVMs", wrong), MARGIN, f"{MARGIN:.0%}", target=0.0)
 
 

@@ -1,7 +1,7 @@
 """Features of a residual network that is trained here, in place of the Local-GD paper's ResNet-50 of ImageNet.
 
-A share of the training images trains the network, centrally and from scratch; its last layer is taken off, and the nodes
-hold the other images. So the features are learned from other images of the same classes, not from another data set.
+A share of the training images trains the network, centrally and from scratch. Its last layer is taken off, and the nodes
+hold the other images. So features are learned from other images of the same classes, not from another data set.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ def with_trained_features(dataset: Dataset, share: float, epochs: int, num_featu
     """
     order = np.random.default_rng([seed, 1]).permutation(len(dataset.y_train))
     chosen, others = np.split(order, [round(share * len(order))])
-    params = _trained(dataset._replace(x_train=dataset.x_train[chosen], y_train=dataset.y_train[chosen]), epochs,
-                      num_features, seed)  # fmt: skip
+    pool = dataset._replace(x_train=dataset.x_train[chosen], y_train=dataset.y_train[chosen])
+    params = _trained(pool, epochs, num_features, seed)
     made_by = f"{num_features} features of a ResNet trained here, {epochs} epochs on {len(chosen)} other images"
     headless, cut = beheaded(params, dataset.x_train.shape[1:], num_features)
     compute = partial(_features, headless, cut, made_by)

@@ -504,6 +504,7 @@ def _compressor(settings: BaselineSettings) -> str:
     bits = f"{settings.value_bits} bits" if settings.value_bits else "the bits of a parameter"
     inputs = f"inputs projected to {settings.projected} numbers" if settings.projected else "inputs not projected"
     return (
-        f"CP-NTK-FL: a share {settings.beta:g} of a client's examples, {inputs}, the largest {1 - settings.sparsity:.0%} "
-        f"of an example's Jacobian with their places, in {bits} each, rows shuffled; the paper does not give its own"
+        f"CP-NTK-FL: a share {settings.beta:g} of a client's examples, {inputs}, the largest "
+        f"{1 - settings.sparsity:.0%} of an example's Jacobian with their places, in {bits} each, rows shuffled; the "
+        "paper does not give its compressor"
     )
