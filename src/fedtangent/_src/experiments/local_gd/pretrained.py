@@ -1,6 +1,6 @@
 """Features of a residual network that is trained here, in place of the Local-GD paper's ResNet-50 of ImageNet.
 
-A share of the training images trains the network, centrally and from scratch. Its last layer is taken off, and the nodes
+A share of the training images trains the network, centrally and from scratch. Its last layer is taken off, and nodes
 hold the other images. So features are learned from other images of the same classes, not from another data set.
 """
 
