@@ -13,7 +13,7 @@ from jaxtyping import Float, Int, Shaped
 
 from fedtangent._src import checks
 from fedtangent._src.models.rows import check_independent_rows
-from fedtangent._src.types import AnyArray, Apply, Array, Model, PyTree
+from fedtangent._src.types import AnyArray, Apply, Array, Key, Model, PyTree
 
 BLOCK = 64  # examples whose whole gradients are in memory at once
 
@@ -70,12 +70,12 @@ def tangent_features(
     return _gradients(model.apply, weights, jnp.asarray(x), sample)
 
 
-def _with_new_outputs(model: Model, params: PyTree, key: Array) -> PyTree:
+def _with_new_outputs(model: Model, params: PyTree, key: Key) -> PyTree:
     """Returns ``params`` with parameters of ``model.init(key)`` in place of those of other shapes."""
     drawn = model.init(key)
-    if jax.tree.structure(drawn) != jax.tree.structure(params):
-        structures = f"{jax.tree.structure(params)}, must be {jax.tree.structure(drawn)}"
-        raise ValueError(f"params: got the structure {structures}, as {model.name} has it")
+    structure, allowed = (str(jax.tree.structure(tree)) for tree in (params, drawn))
+    if structure != allowed:
+        raise ValueError(f"params: got the structure {structure}, must be {allowed}, as {model.name} has it")
     if all(np.shape(new) != np.shape(old) for new, old in zip(*map(jax.tree.leaves, (drawn, params)), strict=True)):
         shapes = [np.shape(leaf) for leaf in jax.tree.leaves(params)]
         raise ValueError(f"params: got arrays of shapes {shapes}, must have a layer in common with {model.name}")

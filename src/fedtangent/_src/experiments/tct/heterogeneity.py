@@ -142,7 +142,7 @@ def second_phase(task: Task, settings: TCTSettings, weights: PyTree) -> Second:
         ft.kernels.tangent_features(one_output, weights, part, settings.num_features, task.seed) for part in (x, x_test)
     )
     parts = [np.asarray(phi, np.float64)[task.clients.client(i)] for i in range(settings.num_clients)]
-    rate = 1 / max(np.linalg.norm(part, 2) ** 2 / len(part) for part in parts)
+    rate = 1 / max(float(np.linalg.norm(part, 2)) ** 2 / len(part) for part in parts)
     model = ft.models.linear(settings.num_features, task.outputs, dtype=jnp.float64)
     schedule, work = ft.schedules.all_clients(settings.num_clients), ft.Work(settings.convex_steps, batch_size=None)
     algorithm, data = ft.scaffold(model, schedule, rate, work, "squared_error"), (phi, labels, phi_test, labels_test)
@@ -151,16 +151,21 @@ def second_phase(task: Task, settings: TCTSettings, weights: PyTree) -> Second:
     return Second(np.asarray(run.history.curves()["test.accuracy"], np.float64), algorithm, data, rate)
 
 
+def _copied(weights: PyTree) -> PyTree:
+    """Returns a copy of the parameters of the only model, whose buffers a run may reuse."""
+    return jax.tree.map(lambda leaf: jnp.array(leaf[0]), weights)
+
+
 def _results(task: Task, clients: str, settings: TCTSettings) -> tuple[list[Result], Second]:
     """Trains by every method; returns also TCT's second phase."""
     rate, accuracy = _on_network(ft.fed_avg, task, settings)
     controlled_rate, controlled = _on_network(ft.scaffold, task, settings)
     fed_avg, quiet = first_phase(ft.fed_avg, task, settings, rate), ft.Evaluation(progress=False)
-    at_start = fed_avg.init(task.seed, settings.num_clients)
-    begun = jax.tree.map(lambda leaf: jnp.array(leaf[0]), fed_avg.params(at_start))
+    assert fed_avg.params is not None
+    begun = _copied(fed_avg.params(fed_avg.init(task.seed, settings.num_clients)))
     rounds = settings.first_rounds
     first = ft.simulate(fed_avg, task.data, task.clients, num_rounds=rounds, seed=task.seed, evaluation=quiet)
-    trained = jax.tree.map(lambda leaf: leaf[0], fed_avg.params(first.state))
+    trained = _copied(fed_avg.params(first.state))
     second, untrained = (second_phase(task, settings, weights) for weights in (trained, begun))
     flat = np.full(rounds, untrained.accuracy[0])  # rounds in which it does not train
     methods = {
@@ -180,11 +185,8 @@ def run(study: Study) -> lab.Outcome:
             of_task, second = _results(task, clients, settings)
             results += of_task
             for one in of_task:
-                rounds = range(len(one.accuracy))
-                rows = lab.metric_rows(
-                    f"{clients}, {one.method}", seed, rounds, {"accuracy": one.accuracy}, split="test"
-                )
-                study.keep(rows)
+                name, at = f"{clients}, {one.method}", range(len(one.accuracy))
+                study.keep(lab.metric_rows(name, seed, at, {"accuracy": one.accuracy}, split="test"))
             if seed == study.seeds[0] and clients != IID:
                 verdicts += _verdicts(task, second, clients, settings)
             study.say(f"{clients}: " + ", ".join(f"{one.method} {one.last:.4f}" for one in of_task))
@@ -200,9 +202,8 @@ def run(study: Study) -> lab.Outcome:
 
 def _verdicts(task: Task, second: Second, clients: str, settings: TCTSettings) -> Iterator[ft.types.Verdict]:
     """Compares the functions of TCT's second phase with the flow; wrong flows must differ."""
-    options = {"num_rounds": settings.convex_rounds, "seed": task.seed, "draws": 5}
-    evaluation = ft.Evaluation(progress=False)
-    compared = ft.compare(second.algorithm, second.data, task.clients, evaluation=evaluation, **options)
+    run, rounds = (second.algorithm, second.data, task.clients), settings.convex_rounds
+    compared = ft.compare(*run, num_rounds=rounds, seed=task.seed, evaluation=ft.Evaluation(progress=False), draws=5)
     return (verdict._replace(subject=f"TCT's second phase, {clients}") for verdict in compared.verdicts)
 
 
