@@ -10,6 +10,8 @@ import pytest
 import fedtangent as ft
 from fedtangent._src.kernels.tangent_features import BLOCK
 
+from ..documents import run
+
 NETWORK, ONE = (ft.models.mlp(4, c, widths=(8, 8), dtype=jnp.float64) for c in (3, 1))
 STEPS, RATE, ROUNDS = 7, 0.05, 4
 
@@ -99,8 +101,8 @@ def test_scaffold_on_the_features_is_the_authors_loop() -> None:
     data, clients = second_phase()
     targets = np.eye(3)[data[1]] - 1 / 3
     federated = ft.data.federated_data(data[0], targets, clients, jnp.float64)
-    run = ft.simulate(scaffold(RATE), federated, num_rounds=ROUNDS, evaluation=ft.Evaluation(progress=False))
-    weights = np.asarray(scaffold(RATE).params(run.state)["weights"][0])
+    trained = ft.simulate(scaffold(RATE), federated, num_rounds=ROUNDS, evaluation=ft.Evaluation(progress=False))
+    weights = np.asarray(scaffold(RATE).params(trained.state)["weights"][0])
     by_hand = authors_loop(data[0], targets, clients, RATE)
     size = np.max(np.abs(by_hand))
     assert np.max(np.abs(weights - by_hand)) < 1e-12 * size
@@ -116,8 +118,8 @@ def test_the_flow_follows_the_second_phase() -> None:
     """Rung 3 of theory is exact, as the model is linear: predicted and measured errors of every round agree."""
     data, clients = second_phase()
     each = ft.Evaluation(every=1, progress=False)
-    run = ft.simulate(scaffold(RATE), data, clients, num_rounds=ROUNDS, evaluation=each)
-    measured = run.history.curves()["test.mse"]
+    simulated = ft.simulate(scaffold(RATE), data, clients, num_rounds=ROUNDS, evaluation=each)
+    measured = simulated.history.curves()["test.mse"]
 
     def predicted(rate: float) -> np.ndarray:
         options = ft.Forecasting(draws=2, rates=False)
@@ -126,6 +128,15 @@ def test_the_flow_follows_the_second_phase() -> None:
 
     np.testing.assert_allclose(predicted(RATE), measured, rtol=1e-9)
     assert np.max(np.abs(predicted(0.99 * RATE) / measured - 1)) > 1e-6  # control
+
+
+def test_the_example_of_the_guide() -> None:
+    """Labels become one-hot targets less 1 / C, and the flow follows every round of the second phase."""
+    names = run("ft.kernels.tangent_features(")
+    measured, predicted = names["second"].history.curves(), names["theory"].given
+    np.testing.assert_allclose(predicted.mean("test", "mse"), measured["test.mse"], rtol=1e-9)
+    assert measured["test.mse"][0] == pytest.approx(np.mean((np.eye(10)[0] - 0.1) ** 2), rel=1e-6)
+    assert measured["test.accuracy"][-1] > 0.5 and names["theory"].rates.stable > 0.3
 
 
 def test_wrong_arguments() -> None:
