@@ -49,7 +49,7 @@ class TCTSettings:
     convex_rounds: int = 20
     local_steps: int = 40
     batch_size: int = 20
-    rates: tuple[float, ...] = within((0.1, 0.3, 1.0), above=0)  # of FedAvg and SCAFFOLD on the network
+    rates: tuple[float, ...] = within((0.3, 1.0, 3.0, 10.0), above=0)  # of FedAvg and SCAFFOLD on the network
     num_features: int = 2000
     convex_steps: int = 100  # of full-batch gradient descent
 
@@ -196,8 +196,10 @@ def run(study: Study) -> lab.Outcome:
     rounds = f"{settings.first_rounds} + {settings.convex_rounds} rounds"
     title = f"TCT on {study.dataset}, {rounds}: mean of {len(study.seeds)} seeds, lead with its 95 % interval"
     sheets, claims = (lab.table(title, rows, COLUMNS),), tuple(_claims(by_place))
-    failed = lab.disagreeing(verdicts)
-    return lab.Outcome(sheets, rows, claims, remarks=REMARKS, failed=failed, verdicts=tuple(verdicts))
+    failed, ends = lab.disagreeing(verdicts), (min(settings.rates), max(settings.rates))
+    edges = dict.fromkeys(f"{one.method}, {one.clients}" for one in results if one.rate in ends)
+    remarks = (*REMARKS, *([f"best rates at an edge of their grid: {'; '.join(edges)}"] if edges else []))
+    return lab.Outcome(sheets, rows, claims, remarks=remarks, failed=failed, verdicts=tuple(verdicts))
 
 
 def _verdicts(task: Task, second: Second, clients: str, settings: TCTSettings) -> Iterator[ft.types.Verdict]:
