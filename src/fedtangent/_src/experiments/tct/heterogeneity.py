@@ -118,7 +118,7 @@ def _on_network(recipe: Callable[..., Algorithm], task: Task, settings: TCTSetti
     evaluation = ft.Evaluation(every=1, measure=measure)
     runs = ft.sweep(at_rate, federated, num_rounds=rounds, seeds=[task.seed], grid=grid, evaluation=evaluation)
     accuracy = runs.metrics["accuracy"][0]
-    best = int(np.argmax(accuracy[:, -1]))
+    best = int(np.argmax(np.nan_to_num(accuracy[:, -1], nan=-1)))  # NaN: a run that diverged
     return settings.rates[best], np.asarray(accuracy[best], np.float64)
 
 
