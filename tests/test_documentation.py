@@ -34,13 +34,15 @@ ELSEWHERE = {
     "local_regression(": "theory/test_max_margin.py",
     "deep_linear_theorem(": "theory/test_deep_linear_rounds.py",
     "variational_diagnostics(": "comparison/test_evidence.py",
+    "conformal_predictor(held_out": "measures/test_conformal.py",
+    "own sets": "measures/test_conformal.py",
     "def fed_exp": "federated/test_new_algorithm.py",
     "def cnn(rngs)": "models/test_nnx.py",
     "adapted = ft": "models/test_trainable.py",
     "ft.kernels.tangent_features(": "kernels/test_tangent_features.py",
 }
 HERE = (
-    "gp_limit",
+    "flow.predict(initial",
     "read_first_layer",
     "best_learning_rate",
     "ft.sweep",
@@ -74,8 +76,8 @@ def test_every_example_is_run_by_a_test() -> None:
 
 
 def test_a_simulation_beside_its_flow_is_as_far_from_it_as_the_page_says() -> None:
-    stated = float(re.findall(r"^error = .*# ([0-9.]+)", example("gp_limit"), re.MULTILINE)[0])
-    names = run("gp_limit")
+    stated = float(re.findall(r"^error = .*# ([0-9.]+)", example("flow.predict(initial"), re.MULTILINE)[0])
+    names = run("flow.predict(initial")
     # Networks drawn and trained anew on another platform differ by rounding only, not in the third decimal.
     assert abs(names["error"] - stated) < 0.001
     untrained = np.linalg.norm(names["initial_test"] - names["predicted"]) / np.linalg.norm(names["predicted"])

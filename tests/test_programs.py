@@ -14,6 +14,8 @@ import pytest
 from fedtangent._src import programs
 from fedtangent._src.cli import main
 
+from .nightly import nightly
+
 SOURCE = Path(__file__).parents[1] / "src"
 # Prints a result, the programs that were read and those that were compiled and written.
 RUN = """
@@ -83,7 +85,7 @@ def test_programs_cut_short_are_compiled_again_and_replaced(tmp_path: Path):
     assert ended(started(tmp_path)) == (result, written, 0)
 
 
-@pytest.mark.parametrize("most", [1, 4])
+@pytest.mark.parametrize("most", nightly([1, 4], [4]))
 def test_kill_9_while_programs_are_written_loses_and_changes_nothing(tmp_path: Path, most: int):
     killed = started(tmp_path / "killed")
     while len(kept(tmp_path / "killed")) < most and killed.poll() is None:

@@ -46,6 +46,8 @@ Index of theorems. The papers are Fed-ensemble, NTK-FL, Local-GD and DeepLin.
 ``Flow.bias``               the fixed point minus Theorem 2, not 0 with weight decay or contradictory labels
 ``Flow.stability``          the step sizes for which the dynamics converge under every schedule;
                             ``Flow.largest_stable_learning_rate``: under the flow's schedule
+``conformal_coverage``      the coverage of federated conformal prediction (Lu et al., ICML 2023): its two bounds over
+                            a mixture of clients
 ``predicted_loss``          eq. (10) of FE-2024 for the ensemble's prediction, differentiable in every number of a run;
                             ``best_learning_rate`` minimises it
 ==========================  ======================================================================================
@@ -53,6 +55,7 @@ Index of theorems. The papers are Fed-ensemble, NTK-FL, Local-GD and DeepLin.
 FE-2021 and FE-2024 are the two papers on Fed-ensemble (arXiv 2021 and IEEE TASE 2024).
 """
 
+from fedtangent._src.theory.conformal import CoverageBounds, conformal_coverage
 from fedtangent._src.theory.deep_linear.gram import spectrum as deep_linear_spectrum
 from fedtangent._src.theory.deep_linear.rounds import FullBatchWork, balancedness, full_batch_work, residual_terms
 from fedtangent._src.theory.deep_linear.theorem import DeepLinearTheorem, deep_linear_limit, deep_linear_theorem
@@ -121,6 +124,7 @@ from fedtangent._src.theory.ntk_fl.lemmas import (
 from fedtangent._src.theory.prior import covariance_terms, prior_functions
 
 __all__ = [
+    "CoverageBounds",
     "DeepLinearTheorem",
     "EvidenceBound",
     "FeasibleSets",
@@ -138,6 +142,7 @@ __all__ = [
     "balancedness",
     "best_learning_rate",
     "condition_15",
+    "conformal_coverage",
     "corollary_1",
     "corollary_4_1",
     "covariance_terms",

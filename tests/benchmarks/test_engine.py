@@ -228,7 +228,8 @@ def test_the_table_fits_the_screen(bench, width: int):
     ("model", "mapping", "precision"),
     [
         *(("logistic", "scan", "float32"), ("mlp", "python loop", "float32"), ("mlp", "auto", "float32")),
-        *(("lstm", "vmap", "bfloat16"), ("transformer", "scan", "bfloat16"), ("cnn", "chunked:2", "bfloat16")),
+        *(("lstm", "vmap", "bfloat16"), ("cnn", "chunked:2", "bfloat16")),
+        pytest.param("transformer", "scan", "bfloat16", marks=pytest.mark.slow),
     ],
 )
 def test_every_kind_of_row_is_measured(bench, monkeypatch, tmp_path: Path, model: str, mapping: str, precision: str):

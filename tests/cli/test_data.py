@@ -13,6 +13,7 @@ from fedtangent._src.data import download, load
 from fedtangent._src.entries import catalogue
 
 from ..data.originals import PUBLISHED, write, write_openimage
+from ..nightly import nightly
 from .asking import prepared
 
 
@@ -78,6 +79,8 @@ def test_what_cannot_be_had_is_one_line(run: Callable, tmp_path: Path, monkeypat
 
 
 EMBEDDED = ("digits", "sine")
+# texts of users, images of users, images in a folder, images without users, a table
+DAILY = ("shakespeare", "femnist", "openimage", "cifar10", "printers")
 SMALL = {
     "digits": ["--widths", "8", "--num-clients", "2", "--num-train", "20"],
     "sine": ["--widths", "8"],
@@ -87,7 +90,7 @@ SMALL = {
 }
 
 
-@pytest.mark.parametrize("name", catalogue("datasets"))
+@pytest.mark.parametrize("name", nightly(catalogue("datasets"), DAILY))
 def test_two_rounds_on_every_data_set(
     run: Callable, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:

@@ -14,6 +14,7 @@ from fedtangent._src.data import Dataset
 from fedtangent._src.data.dataset import DatasetEntry, SourceInfo
 
 from ..metrics_file import rows_of
+from ..nightly import nightly
 from .test_bad_input import assert_refused
 
 MODELS = {
@@ -32,6 +33,7 @@ MODELS = {
     "resnet34": ["--width", "2", "--blocks", "1", "--convolution", "gemm"],
     "shufflenet_v2": ["--width", "0.5", "--blocks", "1"],
 }
+DAILY = ("lstm", "mlp", "ntk_transformer", "rbf_linear", "resnet18")  # each kind of inputs, and both kinds of images
 SHORT = ["--num-clients", "2", "--num-rounds", "2", "--evaluate-every", "2", "--local-steps", "1", "--batch-size", "4"]
 SHORT += ["--mapping", "scan", "--checkpoint-every", "0", "--output", "out"]
 
@@ -50,7 +52,7 @@ def text(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("text")
-@pytest.mark.parametrize("name", entries.catalogue("models"))
+@pytest.mark.parametrize("name", nightly(entries.catalogue("models"), DAILY))
 def test_two_rounds(run: Callable, folder: Path, name: str) -> None:
     few = [] if "--dataset" in MODELS[name] else ["--num-train", "16", "--num-test", "4"]
     ended = run("train", "--model", name, *MODELS[name], *SHORT, *few)

@@ -15,6 +15,7 @@ import pytest
 from fedtangent._src import models
 from fedtangent._src.engine.description import describe
 
+from ..nightly import nightly
 from .asking import asked
 from .test_bad_input import assert_refused
 
@@ -187,7 +188,7 @@ def test_what_is_refused(run: Callable, folder: Path, case: str) -> None:
 
 
 @pytest.mark.usefixtures("mine")
-@pytest.mark.parametrize(("command", "draws"), [("compare", "5"), ("predict", "2")])
+@pytest.mark.parametrize(("command", "draws"), nightly([("compare", "5"), ("predict", "2")], ["predict"]))
 def test_theory_follows_a_users_algorithm_and_network(run: Callable, folder: Path, command: str, draws: str) -> None:
     """An algorithm without a rule by the features of the kernel, a network without a kernel by its linearisation."""
     options = [command, *RUN[:6], "--client-learning-rate", "0.1", "--output", "out"]

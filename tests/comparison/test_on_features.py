@@ -26,15 +26,16 @@ def _float64():
         yield
 
 
-def compared(recipe: Any, options: dict[str, Any], **settings: Any) -> Any:
+def compared(recipe: Any, options: dict[str, Any], model: Any = None, num_rounds: int = 4, **settings: Any) -> Any:
     rng = np.random.default_rng(0)
     x = rng.normal(size=(60, 4))
     y = np.sin(x @ rng.normal(size=(4, 2)))
-    model = ft.models.mlp(4, 2, (32,), "erf")
+    model = ft.models.mlp(4, 2, (32,), "erf") if model is None else model
     algorithm = recipe(model, ft.schedules.uniform_sampling(CLIENTS, 3), **options)
     clients = ft.partition.of([np.arange(i, 40, CLIENTS) for i in range(CLIENTS)])
     data = x[:40], y[:40], x[40:], y[40:]
-    return ft.compare(algorithm, data, clients, num_rounds=4, evaluation=ft.Evaluation(2, progress=False), **settings)
+    evaluation = ft.Evaluation(2, progress=False)
+    return ft.compare(algorithm, data, clients, num_rounds=num_rounds, evaluation=evaluation, **settings)
 
 
 def ends(result: OnFeatures) -> list[float]:
@@ -42,12 +43,12 @@ def ends(result: OnFeatures) -> list[float]:
     return [float(gap.error[-1].mean()) for gap in result.gaps]
 
 
-def test_networks_approach_the_features_with_their_width() -> None:
+def test_networks_approach_the_features_with_their_width_in_the_example_of_the_guide() -> None:
     """Norm clipping has no closed form; a kernel that is wrong by a quarter is further away than the widest network."""
-    result = compared(ft.fed_avg, CLIPPED, widths=(32, 128, 512), draws=5)
-    assert isinstance(result, OnFeatures) and result.rotations.is_exact
-    narrow, _, wide = ends(result)
-    assert 0 < wide < 0.5 * narrow and wide < 0.12, ends(result)
+    result = documents.run("features = ft.compare(")["features"]
+    assert isinstance(result, OnFeatures) and result.rotations.is_exact and result.rotations.disagreement < 1e-12
+    narrow, middle, wide = ends(result)
+    assert 0 < wide < middle < narrow and wide < 0.5 * narrow and wide < 0.12, ends(result)
     assert "its channel changes the updates" in repr(result) and "<table" in result._repr_html_()
     predicted, simulated = result.history.predicted.curves(), result.history.curves()
     assert predicted.keys() == simulated.keys()
@@ -109,16 +110,9 @@ def test_an_algorithm_that_the_kernel_does_not_determine_is_linearised_and_the_s
 
 def test_an_algorithm_of_random_numbers_has_no_verdict_and_says_so() -> None:
     options = {**WORK, "privacy": ft.ClientPrivacy(0.5, 0.3, 3)}
-    result = compared(ft.dp_fed_avg, options, widths=(8, 16, 32), draws=5)
+    result = compared(ft.dp_fed_avg, options, ft.models.linear(4, 2), num_rounds=2, draws=5)
     assert isinstance(result, OnFeatures) and not result.rotations.is_exact and not result.verdicts
     assert "random numbers differ" in repr(result)
-
-
-def test_the_example_of_the_guide() -> None:
-    names = documents.run("features = ft.compare(")
-    assert names["features"].rotations.disagreement < 1e-12
-    narrow, middle, wide = ends(names["features"])
-    assert wide < middle < narrow
 
 
 def forecast(recipe: Any, options: dict[str, Any], **settings: Any) -> Any:

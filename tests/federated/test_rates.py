@@ -22,6 +22,7 @@ from fedtangent._src.federated.schedule import all_clients, uniform_sampling
 from fedtangent._src.optimizers import at_rate, at_round, check_linear, check_rate, rate_at, sgd, staircase_decay
 from fedtangent._src.types import Algorithm, Model
 
+from ..nightly import nightly
 from . import reference
 from .toys import cohorts, distance, go, leaves, models_of, owned_rows, two_layer, uneven_data
 
@@ -203,7 +204,7 @@ STILL: dict[str, Any] = {  # recipe and its arguments from a schedule of the rat
 }
 
 
-@pytest.mark.parametrize("name", STILL)
+@pytest.mark.parametrize("name", nightly(STILL, ["fed_avg", "fed_dyn", "scaffold", "fed_nova, mu and momentum"]))
 def test_a_round_of_rate_0_changes_no_bit_of_a_model(name: str) -> None:
     """Three clients of other sizes, minibatches; the last three rounds of seven, and the first of a warm-up."""
     data = uneven_data(sizes=(3, 5, 4))

@@ -171,7 +171,8 @@ gathered = [line for line in text.splitlines() if " all-gather(" in line]
 assert "all-reduce" in text and not any("f32[" in line.split("all-gather(")[0] for line in gathered), gathered
 print("same")
 """
-    variables = {"XLA_FLAGS": "--xla_force_host_platform_device_count=4", "JAX_PLATFORMS": "cpu"}
+    flags = f"{os.environ['XLA_FLAGS']} --xla_force_host_platform_device_count=4"
+    variables = {"XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"}
     done = subprocess.run([sys.executable, "-c", script], env=os.environ | variables, capture_output=True, text=True)
     assert done.stdout == "same\n", done.stderr[-2000:]
 

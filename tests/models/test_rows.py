@@ -43,7 +43,7 @@ def own_model(over: int) -> ft.types.Model:
     return ft.types.Model("own", init, apply, None, 2)
 
 
-@pytest.mark.parametrize("name", nightly(sorted(catalogue("models")), ["mlp", "lstm", "cnn"]))
+@pytest.mark.parametrize("name", nightly(sorted(catalogue("models")), ["mlp", "lstm"]))
 def test_the_packages_networks_look_at_one_example(name: str) -> None:
     kind = catalogue("models")[name].kinds[0]
     shape = (1,) if name == "rbf_linear" else SHAPES[kind]
@@ -130,9 +130,10 @@ def test_padding_does_not_reach_a_network() -> None:
     run = ft.simulate(algorithm, data, num_rounds=1, start=start, seed=5)
     batches = np.asarray(_drawn(work))
     params = start
+    slope_at = jax.jit(jax.grad(lambda p, a, b: 0.5 * jnp.mean(jnp.sum((model.apply(p, a) - b) ** 2, axis=1))))
     for batch in batches:
         keep = batch[batch >= 0]
-        slope = jax.grad(lambda p, i=keep: 0.5 * jnp.mean(jnp.sum((model.apply(p, x[i]) - y[i]) ** 2, axis=1)))(params)
+        slope = slope_at(params, x[keep], y[keep])
         params = jax.tree.map(lambda w, g: w - 0.1 * g, params, slope)
     after = jax.tree.map(lambda leaf: leaf[0], algorithm.params(run.state))
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-5, atol=2e-6), after, params)
@@ -181,6 +182,8 @@ def test_a_network_of_unknown_vocabulary_that_lacks_a_token_of_the_data_is_refus
                 ValueError, match=f"reads the token {largest} of the data as (NaN|another token), must tell"
             ):
                 ft.simulate(recipe, data, clients, num_rounds=1, seed=0)
+    if reads != "embedding":
+        return
     said = ft.fed_avg(model._replace(vocabulary=90), ft.schedules.all_clients(3), 0.1, loss="cross_entropy")
     x[3, 2] = 89
     ft.simulate(said, tokens._replace(x_train=x), clients, num_rounds=1, seed=0)

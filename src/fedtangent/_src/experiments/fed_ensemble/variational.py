@@ -65,5 +65,5 @@ def _draw(study: Study, measured: Measured, papers: np.ndarray) -> None:
     bounded(panels, "evidence lower bound (FE-2021, section 3.2)", names, lowest, study.figures.path("variational"))
 
 
-SCALES = {"linear": by_scale(VariationalSettings(), paper=VariationalSettings((2, 8, 16, 32)))}
+SCALES = {"gaussian": by_scale(VariationalSettings(), paper=VariationalSettings((2, 8, 16, 32)))}
 ENTRIES = (experiment(__name__, run, SCALES, ("shi2021", "shi2024"), exact=True),)
