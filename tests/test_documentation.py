@@ -39,6 +39,7 @@ ELSEWHERE = {
     "def fed_exp": "federated/test_new_algorithm.py",
     "def cnn(rngs)": "models/test_nnx.py",
     "adapted = ft": "models/test_trainable.py",
+    "ft.kernels.tangent_features(": "kernels/test_tangent_features.py",
 }
 HERE = (
     "flow.predict(initial",
