@@ -186,6 +186,7 @@ THEOREMS = (
     "fed_ensemble.variational",
     "flow.exact",
     "flow.ledger",
+    "local_gd.many_steps",
     "local_gd.max_margin",
     "local_gd.regression",
     "ntk_fl.convergence",
