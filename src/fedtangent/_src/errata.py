@@ -16,8 +16,8 @@ class Erratum(NamedTuple):
     Attributes:
         key: Name of the row: the paper, and the place in short.
         place: The place in the paper.
-        printed: What the paper has.
-        right: What it should have, or what is built here.
+        printed: Text or formula of the paper.
+        right: Text or formula as it should be, or as it is built here.
         shown: Theorem check or test (``file::name``) that computes with ``right``.
         read: Whether the erratum was found by reading; otherwise ``shown`` also shows that ``printed`` fails.
     """

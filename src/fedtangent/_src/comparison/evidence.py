@@ -81,10 +81,10 @@ def variational_diagnostics(
     for name, value in (("scale", scale), ("prior_scale", prior_scale), ("noise", noise)):
         number(name, value, above=0)
     whole("num_samples", num_samples, 2)
-    held = np.unique(np.asarray(data.indices))
-    x, y = data.x[held], data.y[held]
+    rows = np.unique(np.asarray(data.indices))  # that a client holds
+    x, y = data.x[rows], data.y[rows]
     is_normal, mean = loss == "squared_error", mean_loss(model, loss)
-    factor = len(held) / noise**2 if is_normal else len(held)
+    factor = len(rows) / noise**2 if is_normal else len(rows)
     constant = y.size / 2 * np.log(2 * np.pi * noise**2) if is_normal else 0.0
 
     @jax.jit

@@ -71,16 +71,16 @@ def tangent_features(
 
 
 def _with_new_outputs(model: Model, params: PyTree, key: Key) -> PyTree:
-    """Returns ``params`` with parameters of ``model.init(key)`` in place of those of other shapes."""
-    drawn = model.init(key)
-    structure, allowed = (str(jax.tree.structure(tree)) for tree in (params, drawn))
+    """Replaces the parameters whose shapes differ from the model's by parameters drawn with ``key``."""
+    fresh = model.init(key)
+    structure, allowed = (str(jax.tree.structure(tree)) for tree in (params, fresh))
     if structure != allowed:
         raise ValueError(f"params: got the structure {structure}, must be {allowed}, as {model.name} has it")
-    if all(np.shape(new) != np.shape(old) for new, old in zip(*map(jax.tree.leaves, (drawn, params)), strict=True)):
+    if all(np.shape(new) != np.shape(old) for new, old in zip(*map(jax.tree.leaves, (fresh, params)), strict=True)):
         shapes = [np.shape(leaf) for leaf in jax.tree.leaves(params)]
         raise ValueError(f"params: got arrays of shapes {shapes}, must have a layer in common with {model.name}")
     dtype = jnp.result_type(*jax.tree.leaves(params))
-    return jax.tree.map(lambda new, old: jnp.asarray(old if new.shape == np.shape(old) else new, dtype), drawn, params)
+    return jax.tree.map(lambda new, old: jnp.asarray(old if new.shape == np.shape(old) else new, dtype), fresh, params)
 
 
 @partial(jax.jit, static_argnums=0)

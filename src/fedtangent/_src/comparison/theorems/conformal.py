@@ -66,11 +66,11 @@ def coverages(pool: Pool, question: Question, splits: int, seed: int) -> Float64
     calibrated = pool if question.calibration_targets is None else pool._replace(targets=question.calibration_targets)
     mixture = np.add(CALIBRATION, 1) if question.test_weights is None else question.test_weights
     for _ in range(splits):
-        drawn = [rng.permutation(pool.clients.client(k)) for k in range(len(CALIBRATION))]
-        held = np.concatenate([own[:n] for own, n in zip(drawn, CALIBRATION, strict=True)])
-        test = np.concatenate([own[n : n + TEST] for own, n in zip(drawn, CALIBRATION, strict=True)])
+        shuffled = [rng.permutation(pool.clients.client(k)) for k in range(len(CALIBRATION))]
+        calibration = np.concatenate([rows[:n] for rows, n in zip(shuffled, CALIBRATION, strict=True)])
+        test = np.concatenate([rows[n : n + TEST] for rows, n in zip(shuffled, CALIBRATION, strict=True)])
         predictor = conformal_predictor(
-            *calibrated.rows(held),
+            *calibrated.rows(calibration),
             consecutive(CALIBRATION),
             ALPHA,
             score=question.score,
@@ -120,11 +120,11 @@ def digits_pool(seed: int) -> Pool:
     """
     digits, rng = ft.data.load("digits"), np.random.default_rng(seed)
     x, y = np.concatenate([digits.x_train, digits.x_test]), np.concatenate([digits.y_train, digits.y_test])
-    owners = [rng.permutation(np.flatnonzero(np.isin(y, classes))) for classes in ((0, 1, 2, 3), (4, 5, 6), (7, 8, 9))]
-    train = np.concatenate([own[:60] for own in owners])
+    clients = [rng.permutation(np.flatnonzero(np.isin(y, classes))) for classes in ((0, 1, 2, 3), (4, 5, 6), (7, 8, 9))]
+    train = np.concatenate([client[:60] for client in clients])
     model = ft.models.mlp(input_size=x[0].size, output_size=10, widths=(64,))
-    examples = x[train], y[train], consecutive([60] * len(owners))
-    rest = [own[60:] for own in owners]
+    examples = x[train], y[train], consecutive([60] * len(clients))
+    rest = [client[60:] for client in clients]
     rows = np.concatenate(rest)
     outputs = _trained(model, "cross_entropy", examples, x[rows], seed)
     return Pool(outputs, y[rows], consecutive(list(map(len, rest))))
@@ -144,8 +144,8 @@ def verdict(
         seed: Seed of the splits.
     """
     low, high = conformal_coverage(CALIBRATION, ALPHA, right.calibration_weights)
-    shares = [coverages(pool, question, splits, seed) for question in (right, control[1])]
-    estimate, wrong = (Interval.about(float(np.mean(s)), float(half_width(s))) for s in shares)
+    measured = (coverages(pool, question, splits, seed) for question in (right, control[1]))
+    estimate, wrong = (Interval.about(float(np.mean(shares)), float(half_width(shares))) for shares in measured)
     sizes = f"n_k = {', '.join(map(str, CALIBRATION))}, {splits} splits"
     expected, notices = f"{low:.3f} to {high:.3f}", f"{estimate.length / 2 + high - low:.3f}"
     claim = Claim(SUBJECT, statement, sizes)
@@ -160,29 +160,33 @@ def _check(scale: str, seed: int) -> list[Verdict]:
     shuffled = np.random.default_rng(seed).permutation(digits.targets)
     calm, blind = "calibration targets with a fifth of the noise", "weights ignored by the quantile"
     every = "mean coverage, mixture of all clients: "
-    return [
-        verdict(sine, f"{every}{score}", Question(score), (calm, Question(score, None, None, quiet)), splits, seed)
-        for score in ("residual", "normalised")
-    ] + [
-        verdict(
-            sine,
-            "mean coverage, clients of given weights: residual",
-            Question("residual", WEIGHTS, WEIGHTS),
-            (blind, Question("residual", None, WEIGHTS)),
-            splits,
-            seed,
-        )
-    ] + [
-        verdict(
-            digits,
-            f"{every}{score}, digits",
-            Question(score),
-            ("calibration labels shuffled", Question(score, None, None, shuffled)),
-            splits,
-            seed,
-        )
-        for score in ("probability", "adaptive")
-    ]  # fmt: skip
+    return (
+        [
+            verdict(sine, f"{every}{score}", Question(score), (calm, Question(score, None, None, quiet)), splits, seed)
+            for score in ("residual", "normalised")
+        ]
+        + [
+            verdict(
+                sine,
+                "mean coverage, clients of given weights: residual",
+                Question("residual", WEIGHTS, WEIGHTS),
+                (blind, Question("residual", None, WEIGHTS)),
+                splits,
+                seed,
+            )
+        ]
+        + [
+            verdict(
+                digits,
+                f"{every}{score}, digits",
+                Question(score),
+                ("calibration labels shuffled", Question(score, None, None, shuffled)),
+                splits,
+                seed,
+            )
+            for score in ("probability", "adaptive")
+        ]
+    )
 
 
 ENTRIES = (

@@ -44,13 +44,24 @@ class AnySteps(NamedTuple):
     paths: dict[int, np.ndarray]  # by L, [RECORDS + 1, d]
 
     def run(self, steps: int, batch: int | None = None, seed: int = 0) -> np.ndarray:
-        """Simulates Local-GD, or Local-SGD with minibatches of ``batch``, [RECORDS + 1, d]."""
+        """Simulates Local-GD, or Local-SGD, [RECORDS + 1, d].
+
+        Args:
+            steps: Number of local steps L.
+            batch: Examples of a minibatch; None for full batches.
+            seed: Seed of the minibatches.
+        """
         nodes = self.problem.size.nodes
         descent = Descent(all_clients(nodes), steps, self.rate, self.rounds, seed=seed, batch=batch)
         return _simulated(self.problem.examples, descent)
 
     def centralised(self, steps: int, examples: int) -> np.ndarray:
-        """Simulates as many steps on the first ``examples`` examples at one node, under the mean of nodes' losses."""
+        """Simulates descent at one node, under the mean of the nodes' losses, [RECORDS + 1, d].
+
+        Args:
+            steps: Number of steps in a round.
+            examples: Number of first examples that the node has.
+        """
         rate = self.rate / self.problem.size.nodes
         data = self.problem.x[:examples], self.problem.y[:examples], consecutive([examples])
         return _simulated(data, Descent(all_clients(1), steps, rate, self.rounds))

@@ -183,9 +183,9 @@ def _conclude(study: Study, results: list[WeightGap]) -> lab.Outcome:
 
 def _claims(rows: list[lab.Row]) -> tuple[lab.Claim, ...]:
     """Judges, for the paper's network, whether the distance grows with the steps and is below the bound it draws."""
-    drawn = [r for r in rows if r["network"] == "averaged"]
-    grows = lab.interval(r["gap_end"] / r["gap_at_tenth"] for r in drawn)
-    below = lab.interval(r["over_figure_bound"] for r in drawn)
+    averaged = [r for r in rows if r["network"] == "averaged"]
+    grows = lab.interval(r["gap_end"] / r["gap_at_tenth"] for r in averaged)
+    below = lab.interval(r["over_figure_bound"] for r in averaged)
     return (
         grows.claim_above("the distance grows with the steps", "{:.3g} times that of a tenth of the steps", 1),
         below.claim_below("the distance is below the bound that the paper draws, at every step", "{:.3g} of it", 1),

@@ -60,5 +60,5 @@ def among(clients: Partition, rows: np.ndarray, num_examples: int) -> Partition:
     """
     place = np.full(num_examples, -1, np.int64)
     place[rows] = np.arange(len(rows))
-    chosen = [place[clients.client(i)] for i in range(clients.num_clients)]
-    return given.of([held[held >= 0] for held in chosen], len(rows), "map")
+    places = [place[clients.client(i)] for i in range(clients.num_clients)]
+    return given.of([client[client >= 0] for client in places], len(rows), "map")

@@ -8,7 +8,7 @@ what the gain is due to. Theory predicts every round of the second phase exactly
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -63,7 +63,12 @@ class Task(NamedTuple):
     seed: int
 
     def network(self, width: int, outputs: int | None = None) -> ft.types.Model:
-        """Returns the network, with the data's or another number of outputs."""
+        """Returns the network.
+
+        Args:
+            width: Width of its two hidden layers.
+            outputs: Number of outputs; None for the number of classes.
+        """
         return ft.models.mlp(math.prod(self.data[0].shape[1:]), outputs or self.outputs, (width,) * 2, b_std=0.1)
 
 
@@ -103,7 +108,7 @@ def _tasks(study: Study, seed: int) -> Iterator[tuple[str, Task]]:
     yield IID, Task(data, ft.partition.iid(len(labels), count, seed=seed), loaded.num_classes, seed)
 
 
-def _on_network(recipe: Callable[..., Algorithm], task: Task, settings: TCTSettings) -> tuple[float, np.ndarray]:
+def _on_network(recipe: str, task: Task, settings: TCTSettings) -> tuple[float, np.ndarray]:
     """Trains the network at every rate, and returns the best one with its test accuracy after each round."""
     x_test, labels = jnp.asarray(task.data[2], jnp.float32), task.data[3]
 
@@ -122,11 +127,19 @@ def _on_network(recipe: Callable[..., Algorithm], task: Task, settings: TCTSetti
     return settings.rates[best], np.asarray(accuracy[best], np.float64)
 
 
-def first_phase(recipe: Callable[..., Algorithm], task: Task, settings: TCTSettings, rate: float | Array) -> Algorithm:
-    """Builds the training of the network by ``recipe``, such as ``ft.fed_avg``."""
+def first_phase(recipe: str, task: Task, settings: TCTSettings, rate: float | Array) -> Algorithm:
+    """Builds the training of the network.
+
+    Args:
+        recipe: Name of the algorithm, "fed_avg" or "scaffold".
+        task: Data and clients.
+        settings: The settings.
+        rate: Learning rate of the clients.
+    """
     work = ft.Work(steps=settings.local_steps, batch_size=settings.batch_size)
     schedule = ft.schedules.all_clients(settings.num_clients)
-    return recipe(task.network(settings.width), schedule, rate, work, loss="cross_entropy")
+    algorithm: Algorithm = getattr(ft, recipe)(task.network(settings.width), schedule, rate, work, loss="cross_entropy")
+    return algorithm
 
 
 def second_phase(task: Task, settings: TCTSettings, weights: PyTree) -> Second:
@@ -158,9 +171,9 @@ def _copied(weights: PyTree) -> PyTree:
 
 def _results(task: Task, clients: str, settings: TCTSettings) -> tuple[list[Result], Second]:
     """Trains by every method; returns also TCT's second phase."""
-    rate, accuracy = _on_network(ft.fed_avg, task, settings)
-    controlled_rate, controlled = _on_network(ft.scaffold, task, settings)
-    fed_avg, quiet = first_phase(ft.fed_avg, task, settings, rate), ft.Evaluation(progress=False)
+    rate, accuracy = _on_network("fed_avg", task, settings)
+    controlled_rate, controlled = _on_network("scaffold", task, settings)
+    fed_avg, quiet = first_phase("fed_avg", task, settings, rate), ft.Evaluation(progress=False)
     assert fed_avg.params is not None
     begun = _copied(fed_avg.params(fed_avg.init(task.seed, settings.num_clients)))
     rounds = settings.first_rounds

@@ -439,14 +439,14 @@ def _covariance(prior: PriorBlocks, b: Float[Array, "K m q"], gamma: Float[AnyAr
 def finite_functions(values: Float[AnyArray, "*shape"]) -> Float[AnyArray, "*shape"]:
     """Returns ``values``, on the host; raises ``FloatingPointError`` if an unstable run has left the range of float64.
 
-    Traced values are returned as they are.
+    Traced values are returned unchanged.
     """
     if not is_concrete(values):
         return values
-    known = np.asarray(values)
-    if not np.isfinite(known).all():
+    on_host = np.asarray(values)
+    if not np.isfinite(on_host).all():
         raise FloatingPointError(
             "learning_rate: got one at which the run is not stable: its functions are beyond float64; "
             "Flow.largest_stable_learning_rate() is the largest stable one"
         )
-    return known
+    return on_host
