@@ -2,8 +2,8 @@
 
 A Sphinx extension. A page asks for one of them by a line of its own: ``<!-- table: algorithms -->``,
 ``<!-- rules -->``, ``<!-- theorems -->``, ``<!-- names: fedtangent._src.models -->``, ``<!-- notebooks -->``,
-``<!-- benchmarks -->``. It is written there before the page is read. ``python docs/generated.py`` renews the front
-page's figure from the executed notebook.
+``<!-- benchmarks -->``, ``<!-- errata -->``, ``<!-- reproduction -->``. It is written there before the page is read.
+``python docs/generated.py`` renews the front page's figure from the executed notebook.
 
 The table of algorithms says what each keeps and sends, measured on one federation: NTK-FL's, an MLP 784-100-10 in
 float32, 100 clients of 200 examples, 20 of them a round (all of them for algorithms whose schedule has no cohort).
@@ -23,12 +23,14 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import reproduction as kept_results
 
 from fedtangent import theory
 from fedtangent._src.data.federated import federated_data
 from fedtangent._src.data.sharing import with_shared
 from fedtangent._src.engine.clients import engine_for
 from fedtangent._src.entries import Entry, catalogue, option_names
+from fedtangent._src.errata import ERRATA
 from fedtangent._src.federated.algorithms.entry import Supplied, options_of
 from fedtangent._src.models import mlp
 from fedtangent._src.papers import PAPERS
@@ -175,6 +177,28 @@ def found_verdicts() -> dict[str, str]:
     return {check: f"{sum(one is True for one in passed)} of {len(passed)} hold" for check, passed in counted.items()}
 
 
+# ---- errata, and what was reproduced ----
+
+
+def errata() -> str:
+    """The errata of each paper; a place is shown by a check or test, or was found by reading."""
+    parts = []
+    for paper in dict.fromkeys(row.paper for row in ERRATA):
+        rows = []
+        for row in (row for row in ERRATA if row.paper == paper):
+            how = f"{'read; right in' if row.read else 'fails in'} `{row.shown}`"
+            rows.append((f"`{row.key}`", row.place, row.printed, row.right, how))
+        columns = ("row", "place", "as printed", "as it should be", "how it was found")
+        parts.append(f"## {paper}\n\n{markdown(columns, rows)}")
+    return "\n".join(parts)
+
+
+def reproduction() -> str:
+    """Every table and figure of the papers, and every other experiment, with what was measured here."""
+    shown = kept_results.tables()
+    return "\n".join(f"## {title}\n\n{markdown(columns, rows)}" for title, columns, rows in shown)
+
+
 # ---- notebooks, benchmarks, the figure ----
 
 
@@ -236,6 +260,8 @@ WRITERS = {
     "theorems": theorems,
     "notebooks": notebooks,
     "benchmarks": benchmarks,
+    "errata": errata,
+    "reproduction": reproduction,
 }
 
 

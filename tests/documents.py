@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import importlib
 import re
+import sys
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 ROOT = Path(__file__).parents[1]
@@ -32,3 +35,13 @@ def run(containing: str, names: dict[str, Any] | None = None) -> dict[str, Any]:
     names = {} if names is None else names
     exec(compile(example(containing), f"the example with {containing}", "exec"), names)
     return names
+
+
+def of_docs(name: str) -> ModuleType:
+    """A module of docs/, imported as Sphinx imports it."""
+    folder = str(ROOT / "docs")
+    sys.path.insert(0, folder)
+    try:
+        return importlib.import_module(name)
+    finally:
+        sys.path.remove(folder)

@@ -173,6 +173,7 @@ EXPERIMENTS = (  # one or two of each paper
     "ntk_fl.fig9",
 )
 THEOREMS = (
+    "conformal.coverage",
     "deep_linear.convergence",
     "deep_linear.rounds",
     "fed_ensemble.bias_variance",
@@ -182,8 +183,10 @@ THEOREMS = (
     "fed_ensemble.linearisation_gap",
     "fed_ensemble.networks",
     "fed_ensemble.second_order",
+    "fed_ensemble.variational",
     "flow.exact",
     "flow.ledger",
+    "local_gd.many_steps",
     "local_gd.max_margin",
     "local_gd.regression",
     "ntk_fl.convergence",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import io
 import json
 import re
@@ -22,7 +21,7 @@ from fedtangent._src.federated.algorithms.entry import Supplied, entry_of
 from fedtangent._src.federated.schedule import uniform_sampling
 from fedtangent._src.models import build
 
-from .documents import README, ROOT, example, examples, pages, run
+from .documents import README, ROOT, example, examples, of_docs, pages, run
 from .federated.toys import two_layer, uneven_data
 
 FIGURE = ROOT / "docs" / "side_by_side.png"
@@ -34,12 +33,16 @@ ELSEWHERE = {
     "features = ft.compare(": "comparison/test_on_features.py",
     "local_regression(": "theory/test_max_margin.py",
     "deep_linear_theorem(": "theory/test_deep_linear_rounds.py",
+    "variational_diagnostics(": "comparison/test_evidence.py",
+    "conformal_predictor(held_out": "measures/test_conformal.py",
+    "own sets": "measures/test_conformal.py",
     "def fed_exp": "federated/test_new_algorithm.py",
     "def cnn(rngs)": "models/test_nnx.py",
     "adapted = ft": "models/test_trainable.py",
+    "ft.kernels.tangent_features(": "kernels/test_tangent_features.py",
 }
 HERE = (
-    "gp_limit",
+    "flow.predict(initial",
     "read_first_layer",
     "best_learning_rate",
     "ft.sweep",
@@ -57,11 +60,7 @@ HERE = (
 @pytest.fixture(scope="module")
 def generated() -> ModuleType:
     """docs/generated.py."""
-    spec = importlib.util.spec_from_file_location("generated", ROOT / "docs" / "generated.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return of_docs("generated")
 
 
 # ---- examples ----
@@ -77,8 +76,8 @@ def test_every_example_is_run_by_a_test() -> None:
 
 
 def test_a_simulation_beside_its_flow_is_as_far_from_it_as_the_page_says() -> None:
-    stated = float(re.findall(r"^error = .*# ([0-9.]+)", example("gp_limit"), re.MULTILINE)[0])
-    names = run("gp_limit")
+    stated = float(re.findall(r"^error = .*# ([0-9.]+)", example("flow.predict(initial"), re.MULTILINE)[0])
+    names = run("flow.predict(initial")
     # Networks drawn and trained anew on another platform differ by rounding only, not in the third decimal.
     assert abs(names["error"] - stated) < 0.001
     untrained = np.linalg.norm(names["initial_test"] - names["predicted"]) / np.linalg.norm(names["predicted"])
@@ -186,6 +185,8 @@ def test_pages_ask_for_every_table_of_the_code(generated: ModuleType) -> None:
         "rules",
         "notebooks",
         "benchmarks",
+        "errata",
+        "reproduction",
     } <= asked
     for kind in set(KINDS) - {"theorems"}:
         text = generated.filled(f"<!-- table: {kind} -->\n")

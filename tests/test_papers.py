@@ -19,7 +19,7 @@ from .federated.toys import two_layer
 def test_every_choice_names_papers_that_there_are_and_every_paper_is_named() -> None:
     named = [
         paper
-        for kind in ("algorithms", "datasets", "schedules", "channels", "models", "experiments")
+        for kind in ("algorithms", "datasets", "schedules", "channels", "models", "experiments", "theorems")
         for e in catalogue(kind).values()
         for paper in e.papers
     ]

@@ -3,6 +3,7 @@
 from fedtangent._src.kernels.empirical import empirical_ntk
 from fedtangent._src.kernels.gram import KernelBlocks, SingularKernelError, analytic, kernel_blocks
 from fedtangent._src.kernels.large import LargeKernel, large_kernel
+from fedtangent._src.kernels.tangent_features import tangent_features
 from fedtangent._src.models.kernels import stax
 
 __all__ = [
@@ -14,4 +15,5 @@ __all__ = [
     "kernel_blocks",
     "large_kernel",
     "stax",
+    "tangent_features",
 ]

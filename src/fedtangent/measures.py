@@ -1,8 +1,16 @@
-"""Measures of runs: accuracy and uncertainty, paired intervals, privacy, kernels, losses between two models."""
+"""Measures of runs: accuracy, uncertainty, conformal sets, paired intervals, privacy, kernels, loss surfaces."""
 
+from fedtangent._src.comparison.evidence import variational_diagnostics
 from fedtangent._src.comparison.forecast import ranked, rounds_to_target
 from fedtangent._src.comparison.ledger import residual_ledger
 from fedtangent._src.federated.predict import evaluate_clients
+from fedtangent._src.measures.conformal import (
+    ConformalPredictor,
+    conformal_predictor,
+    coverage_by_client,
+    federated_quantile,
+)
+from fedtangent._src.measures.conformal_scores import conformal_scores
 from fedtangent._src.measures.loss_surface import barrier, grid, mean_loss, plane_through, segment, surface
 from fedtangent._src.measures.paired import differences
 from fedtangent._src.measures.privacy import epsilon
@@ -22,17 +30,22 @@ from fedtangent._src.measures.uncertainty import (
 )
 
 __all__ = [
+    "ConformalPredictor",
     "accuracy",
     "alignment",
     "barrier",
     "brier_score",
     "calibration_error",
+    "conformal_predictor",
+    "conformal_scores",
     "coverage",
+    "coverage_by_client",
     "differences",
     "drift",
     "epsilon",
     "evaluate_clients",
     "expected_calibration_error",
+    "federated_quantile",
     "gram_operators",
     "grid",
     "kernel_diagnostics",
@@ -50,4 +63,5 @@ __all__ = [
     "segment",
     "spectrum",
     "surface",
+    "variational_diagnostics",
 ]

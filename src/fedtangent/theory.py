@@ -17,6 +17,9 @@ Index of theorems. The papers are Fed-ensemble, NTK-FL, Local-GD and DeepLin.
 ``corollary_4_1``           Corollary 4.1 of FE-2021, eq. (5): how often the mean of K models is far from the limit's
 ``decompose_laws``          eq. (10) of FE-2024 / (3) of FE-2021 in closed form, from ``ensemble_law`` of each schedule
                             (``ensemble_laws``: of many); ``decompose_runs`` measures the same from repeated runs
+``evidence_bound``          (2), (6)-(8) of FE-2021 / (5)-(8) of FE-2024: the lower bound of ln p(D) of a mixture around
+                            K models; ``mixture_entropy`` and ``separated_entropy`` its entropy, ``kl_divergence`` (2),
+                            ``mode_objective`` (8); ``linear_posterior`` the exact posterior of a linear model
 ``exponential_product``     Lemma 9.2 of FE-2021, and ``exponential_average`` Lemma 9.3: second-order terms
 ``expansion``               the map of an age (rounds in which each client trains the model once) on the residual, by
                             eq. (13)-(14), from ``age_operators``; ``condition_15`` is eq. (15)
@@ -43,6 +46,8 @@ Index of theorems. The papers are Fed-ensemble, NTK-FL, Local-GD and DeepLin.
 ``Flow.bias``               the fixed point minus Theorem 2, not 0 with weight decay or contradictory labels
 ``Flow.stability``          the step sizes for which the dynamics converge under every schedule;
                             ``Flow.largest_stable_learning_rate``: under the flow's schedule
+``conformal_coverage``      the coverage of federated conformal prediction (Lu et al., ICML 2023): its two bounds over
+                            a mixture of clients
 ``predicted_loss``          eq. (10) of FE-2024 for the ensemble's prediction, differentiable in every number of a run;
                             ``best_learning_rate`` minimises it
 ==========================  ======================================================================================
@@ -50,6 +55,7 @@ Index of theorems. The papers are Fed-ensemble, NTK-FL, Local-GD and DeepLin.
 FE-2021 and FE-2024 are the two papers on Fed-ensemble (arXiv 2021 and IEEE TASE 2024).
 """
 
+from fedtangent._src.theory.conformal import CoverageBounds, conformal_coverage
 from fedtangent._src.theory.deep_linear.gram import spectrum as deep_linear_spectrum
 from fedtangent._src.theory.deep_linear.rounds import FullBatchWork, balancedness, full_batch_work, residual_terms
 from fedtangent._src.theory.deep_linear.theorem import DeepLinearTheorem, deep_linear_limit, deep_linear_theorem
@@ -76,6 +82,17 @@ from fedtangent._src.theory.fed_ensemble.second_order import (
     expansion,
     exponential_average,
     exponential_product,
+)
+from fedtangent._src.theory.fed_ensemble.variational import (
+    EvidenceBound,
+    GaussianMixture,
+    LinearPosterior,
+    evidence_bound,
+    kl_divergence,
+    linear_posterior,
+    mixture_entropy,
+    mode_objective,
+    separated_entropy,
 )
 from fedtangent._src.theory.flow import Flow, Rule, best_learning_rate, federated_flow, predicted_loss
 from fedtangent._src.theory.local_gd.max_margin import (
@@ -107,10 +124,14 @@ from fedtangent._src.theory.ntk_fl.lemmas import (
 from fedtangent._src.theory.prior import covariance_terms, prior_functions
 
 __all__ = [
+    "CoverageBounds",
     "DeepLinearTheorem",
+    "EvidenceBound",
     "FeasibleSets",
     "Flow",
     "FullBatchWork",
+    "GaussianMixture",
+    "LinearPosterior",
     "LocalRegression",
     "Networks",
     "NtkTheorem",
@@ -121,6 +142,7 @@ __all__ = [
     "balancedness",
     "best_learning_rate",
     "condition_15",
+    "conformal_coverage",
     "corollary_1",
     "corollary_4_1",
     "covariance_terms",
@@ -133,6 +155,7 @@ __all__ = [
     "drift_bound",
     "ensemble_law",
     "ensemble_laws",
+    "evidence_bound",
     "expansion",
     "expected_kernel",
     "exponential_average",
@@ -147,10 +170,14 @@ __all__ = [
     "halpern",
     "hard_margin",
     "kappa_4",
+    "kl_divergence",
+    "linear_posterior",
     "linearisation_gap",
     "local_regression",
     "local_theorem_1",
     "minimum_norm",
+    "mixture_entropy",
+    "mode_objective",
     "ntk_evolution",
     "ntk_evolved",
     "ntk_theorem_1",
@@ -160,6 +187,7 @@ __all__ = [
     "prior_functions",
     "residual_terms",
     "sampling_bound",
+    "separated_entropy",
     "theorem_1",
     "undecided_bound",
     "weight_gap_bound",

@@ -79,3 +79,25 @@ def test_some_groups_alone_at_another_scale(run: Callable, folder: Path, groups:
     rows = json.loads((folder / "out" / "result.json").read_text())["rows"]
     found = [(row["check"], row["sizes"]) for row in rows]
     assert found == [(name, "paper 0") for name in ("flow.ledger", *(n for n in NAMES if n.startswith("ntk_fl.")))]
+
+
+@pytest.mark.parametrize(("strict", "code"), [((), 0), (("--strict",), 3)])
+def test_an_undecided_verdict_is_named_in_the_last_line(
+    run: Callable, folder: Path, groups: dict, strict: tuple[str, ...], code: int
+) -> None:
+    groups["flow.exact"] = [RIGHT._replace(statement="half is one", holds=None), RIGHT]
+    ended = run("check-theory", *strict, "--output", "out")
+    assert ended.code == code
+    last = (ended.err if strict else ended.out).strip().splitlines()[-1]
+    assert last.removeprefix("fedtangent: ") == "undecided: half is one [A 1]"
+    result = json.loads((folder / "out" / "result.json").read_text())
+    assert result["passed"] is True and result["exit_code"] == code
+    groups["flow.ledger"] = [FAILING]  # a failure comes first, and its line names both
+    ended = run("check-theory", *strict, "--output", "out", "--overwrite")
+    assert ended.code == 1 and "DISAGREE in 1 of" in ended.err
+    assert ended.err.strip().endswith("undecided: half is one [A 1]")
+
+
+def test_strict_without_anything_undecided_ends_with_0(run: Callable, folder: Path, groups: dict) -> None:
+    ended = run("check-theory", "--strict", "--output", "out")
+    assert ended.code == 0 and "undecided:" not in ended.out.splitlines()[-1]

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from fedtangent._src import entries
-from fedtangent._src.cli import commands, main
+from fedtangent._src.cli import commands, experiment, main
+from fedtangent._src.experiments import lab
 from fedtangent._src.experiments.lab.runner import changed
 from fedtangent._src.output.files import Metric
 
@@ -53,6 +54,20 @@ def test_an_experiment_writes_its_files_and_prints_its_tables(run: Callable, fol
     assert len(result["rows"]) == 2 * 4 and len(result["grid"]) == 4
     for word in ("Fed-ensemble (K = 2) against FedAvg on digits", "95 % interval", "NLL", "ECE", "Brier", "uplink"):
         assert word in ended.out
+
+
+@pytest.mark.parametrize(
+    ("verdict", "strict", "code"), [("undecided", False, 0), ("undecided", True, 3), ("seen", True, 0)]
+)
+def test_an_undecided_claim_is_named_in_the_last_line(
+    run: Callable, folder: Path, monkeypatch: pytest.MonkeyPatch, verdict: str, strict: bool, code: int
+) -> None:
+    found = lab.Outcome((), [], (lab.Claim("more is better", "0.1 [-1, 1.2]", verdict),))
+    monkeypatch.setattr(experiment, "perform", lambda entry, study: found)
+    ended = run("experiment", NAME, *TINY, "--seeds", "3,5", *["--strict"] * strict)
+    assert ended.code == code == (3 if strict and found.undecided else 0)
+    last = (ended.err if code else ended.out).strip().splitlines()[-1].removeprefix("fedtangent: ")
+    assert (last == "undecided: more is better") == (verdict == "undecided")
 
 
 def test_experiments_are_listed(run: Callable, folder: Path) -> None:

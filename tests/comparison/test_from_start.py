@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import jax
@@ -73,6 +74,8 @@ def test_a_convolution_follows_the_flow_of_its_own_kernel(case: str) -> None:
     }[case]()
     side = ft.compare(algorithm, DATA, CLIENTS, num_rounds=6, seed=0, start=key, evaluation=ft.Evaluation(2))
     (verdict,) = side.verdicts
+    without_answer = dataclasses.replace(side, verdicts=(verdict._replace(holds=None),))
+    assert side.undecided == () and without_answer.undecided == (f"{verdict.statement} [{verdict.subject}]",)
     assert verdict.passed, verdict
     assert side.how.startswith("the flow") and side.history.evaluated.tolist() == [0, 2, 4, 6]
     run = ft.simulate(algorithm, DATA, CLIENTS, num_rounds=6, seed=0, start=key, evaluation=ft.Evaluation(2))

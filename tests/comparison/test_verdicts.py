@@ -174,3 +174,4 @@ def test_all_verdicts_in_one_line_and_as_rows() -> None:
     assert "Inconclusive: 1 of 2 negative controls pass too; 1 undecided" in vd.summary([unclear, open_])
     assert open_.passed is None and right._replace(holds=None, control_fails=False).passed is False
     assert vd.as_rows([right])[0] == {**right._asdict(), "passed": True}
+    assert vd.undecided([right, wrong, unclear, open_]) == ("one is one [s]",)

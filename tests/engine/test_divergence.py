@@ -11,7 +11,7 @@ import pytest
 
 from fedtangent._src.engine.checkpoints import Checkpoints
 from fedtangent._src.engine.history import Run
-from fedtangent._src.engine.loop import broken_round, is_finite
+from fedtangent._src.engine.loop import all_finite, broken_round
 from fedtangent._src.types import Cohort
 
 from . import stateful
@@ -36,7 +36,7 @@ def test_it_ends_at_the_last_good_round() -> None:
     good = run(7, stop_on_divergence=False)
     assert stateful.bits(ended) == stateful.bits(good)
     let = run(stop_on_divergence=False)
-    assert let.status == "diverged by round 9" and not is_finite(let.state)  # its clients' losses are from there on
+    assert let.status == "diverged by round 9" and not all_finite(let.state)  # its clients' losses are from there on
 
 
 @pytest.mark.parametrize("every", [1, 3, None])
@@ -73,4 +73,4 @@ def test_losses_tell_too() -> None:
 def test_steps_that_are_too_large() -> None:
     ended = run(2000, data=stateful.data(scale=1e60), every=None, measure=None)
     assert ended.status.startswith("diverged at round ")
-    assert is_finite(ended.state)
+    assert all_finite(ended.state)

@@ -17,7 +17,6 @@ from fedtangent._src.engine.building import build
 from fedtangent._src.engine.clients import engine_for, parse
 from fedtangent._src.engine.description import describe
 from fedtangent._src.engine.loop import run_chunk, state_shapes
-from fedtangent._src.engine.run import predict
 from fedtangent._src.entries import catalogue
 from fedtangent._src.federated import algorithms
 from fedtangent._src.federated.local import Work
@@ -56,7 +55,7 @@ def compiled_bytes(chosen: Algorithm, held: FederatedData, mapping: str, x: Any)
     programs = (
         jax.jit(lambda: chosen.init(0, held.num_clients)).lower(),
         run_chunk.lower(chosen, engine_for(held, mapping), 1, state, held, jax.ShapeDtypeStruct((), jnp.int32)),
-        predict.lower(chosen, state, x),
+        jax.jit(chosen.predict).lower(state, x),
     )
     found = []
     for lowered in programs:

@@ -20,7 +20,7 @@ import pytest
 from fedtangent._src.engine import Devices, Evaluation
 from fedtangent._src.engine.clients import engine_for
 from fedtangent._src.engine.history import at_start, charge
-from fedtangent._src.engine.loop import copied, is_finite
+from fedtangent._src.engine.loop import all_finite, copied
 from fedtangent._src.engine.run import Run, simulate
 from fedtangent._src.entries import catalogue
 from fedtangent._src.federated import algorithms
@@ -521,7 +521,7 @@ def test_a_run_that_diverges_says_so(case: Case) -> None:
         for stop in (False, True)
     )
     assert re.match(r"diverged by round \d$|unstable at round 1: ", through.status), through.status
-    assert re.match(r"(diverged|unstable) at round \d", ended.status) and is_finite(ended.state), ended.status
+    assert re.match(r"(diverged|unstable) at round \d", ended.status) and all_finite(ended.state), ended.status
     assert len(ended.history.rounds["examples"]) < len(through.history.rounds["examples"]) == 3
     assert case.seldom.run.status == "finished"  # the same at the rate of the other laws
 

@@ -130,7 +130,7 @@ def go(
     length = chunk_length(shapes)
     for done in range(0, rounds, length):
         count = min(length, rounds - done)
-        state, infos = run_chunk(algorithm, engine, length, state, data, jnp.int32(count))
+        state, infos, _ = run_chunk(algorithm, engine, length, state, data, jnp.int32(count))
         chunks.append(first_rounds(infos, count))
     return state, stacked(shapes, chunks)
 

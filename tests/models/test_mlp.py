@@ -160,6 +160,7 @@ def test_init_gives_the_requested_dtype_and_the_same_numbers_in_either_mode():
         ({"w_std": -1.0}, "w_std: got -1.0"),
         ({"b_std": float("nan")}, "b_std: got nan"),
         ({"dtype": jnp.int32}, "dtype: got int32"),
+        ({"loss": "cross_entropy"}, "scales: got 'loss', allowed are w_std, b_std, last_w_std"),
     ],
 )
 def test_bad_arguments_are_named(arguments, message):

@@ -86,6 +86,9 @@ def test_the_limit_form_is_the_papers_matrices(problem):
         expected = (np.eye(20) - projection) @ expected + answer
         powers = [np.linalg.matrix_power(np.eye(20) - projection, j) for j in range(k + 1)]
         assert off(powers[k] @ start + sum(powers[:k]) @ answer, expected) < 1e-12  # eq. (6)
+        if k > 1:  # as (27) is printed, without the power; and with the sum below (26) for the mean
+            assert off(powers[k] @ start + k * powers[1] @ answer, expected) > 1e-2
+            assert off(powers[k] @ start + sum(powers[:k]) @ (3 * answer), expected) > 1e-2
         assert off(run.after(k, start), expected) < 1e-12
     assert off(run.models(11, start)[-1], expected) < 1e-12
     values = np.linalg.eigvalsh(projection)[-sum(SIZES) :][::-1]

@@ -31,7 +31,7 @@ _FACTORS = (1e6, 1e-6)  # large and small, so that a clipping threshold shows
 
 
 def staircase_decay(initial: Rate, factor: float = 0.99, every: int = 10) -> Callable[[Array], Array]:
-    """Returns the schedule ``initial * factor ** floor(round / every)``, the papers' decay by 0.99 every ten rounds.
+    """Returns the schedule ``initial * factor ** floor(round / every)``, as the papers decay (erratum `fe2024.decay`).
 
     Args:
         initial: Rate of the first rounds, a number above 0.

@@ -13,6 +13,15 @@ from jax.typing import DTypeLike
 from fedtangent._src.types import Array, PyTree
 
 
+def on_device(tree: PyTree) -> PyTree:
+    """Returns arrays as JAX arrays; compiles nothing, unlike ``jnp.asarray`` of a NumPy array.
+
+    Read-only NumPy arrays (``kernels.gram.read_only``) are not copied on a CPU.
+    """
+    copied = jax.tree.map(lambda a: a.copy() if isinstance(a, np.ndarray) and a.flags.writeable else a, tree)
+    return jax.device_put(copied)
+
+
 def add(a: PyTree, b: PyTree) -> PyTree:
     """Returns ``a + b``, leaf by leaf."""
     return jax.tree.map(jnp.add, a, b)

@@ -14,10 +14,12 @@ they start at 2^31, so that the two never meet.
 
 from __future__ import annotations
 
+import functools
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from fedtangent._src import checks
 from fedtangent._src.pytrees import is_key
@@ -37,6 +39,8 @@ STRAGGLERS = _APART + 1
 # Into a client's key for its update, beside epochs.
 PERSONAL = _APART  # its personal model's minibatches
 SUBSAMPLE = _APART + 7
+# Into the key of the initial models.
+MIXTURE = _APART  # draws from a mixture around the models
 
 
 class Keys(NamedTuple):
@@ -53,8 +57,12 @@ def keys(seed: int | Key) -> Keys:
         raise ValueError(
             f"seed: got {checks.shown(seed)}, must be a whole number or one typed key (jax.random.key(..))"
         )
-    root = seed if isinstance(seed, jax.Array) else jax.random.key(checks.seed(seed))
-    return Keys(*jax.random.split(root, 3))
+    return Keys(*_split(seed if isinstance(seed, jax.Array) else np.uint32(checks.seed(seed)), 3))
+
+
+@functools.partial(jax.jit, static_argnames="count")
+def _split(seed: Key, count: int) -> tuple[Key, ...]:
+    return tuple(jax.random.split(seed if is_key(seed) else jax.random.key(seed), count))
 
 
 def apart(key: Key, stream: int) -> Key:
@@ -79,7 +87,7 @@ def model_keys(init: Key, num_models: int) -> Key:
 
 def schedule_keys(schedule: Key) -> tuple[Key, Key]:
     """Returns two keys of a schedule: for its first state, and for its cohorts."""
-    first, sample = jax.random.split(schedule)
+    first, sample = _split(schedule, 2)
     return first, sample
 
 

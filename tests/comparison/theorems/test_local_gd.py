@@ -7,7 +7,7 @@ from functools import partial
 import numpy as np
 import pytest
 
-from fedtangent._src.comparison.theorems import Claim, local_gd
+from fedtangent._src.comparison.theorems import Claim, local_gd, local_gd_steps
 from fedtangent._src.comparison.theorems.local_gd import Size
 
 pytestmark = pytest.mark.theory
@@ -71,3 +71,29 @@ def test_a_slope_is_told_from_another() -> None:
     for power, holds in ((-1, True), (-1.3, False), (-0.7, False)):
         assert local_gd._power_law(claim, over, 3 * over**power, ("", over), -1.0).holds is holds
     assert local_gd._power_law(claim, over, over**-1.0, ("", over**-1.2), -1.0).passed is False
+
+
+def test_any_number_of_local_steps_ends_at_the_centralised_direction() -> None:
+    case = local_gd_steps._any_steps(2**11, 3)
+    for check in (local_gd_steps._direction, local_gd_steps._rate, local_gd_steps._stochastic):
+        row = check(case)
+        assert row.passed and row.control_fails, row
+    # The models are those of a NumPy loop.
+    x, y, nodes = case.problem.examples
+    w = np.zeros(x.shape[1])
+    for _ in range(2**11 // local_gd_steps.RECORDS):
+        ends = []
+        for i in range(nodes.num_clients):
+            own, signed = w.copy(), (x * y[:, None])[nodes.client(i)]
+            for _ in range(4):
+                own += case.rate * signed.T @ np.exp(-signed @ own)
+            ends.append(own)
+        w = np.mean(ends, axis=0)
+    assert case.paths[4][1] == pytest.approx(w, rel=1e-9)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [0, 1])
+def test_every_row_of_any_number_of_local_steps(seed: int) -> None:
+    rows = local_gd_steps._check("default", seed)
+    assert len(rows) == 4 and [row for row in rows if not row.passed] == []

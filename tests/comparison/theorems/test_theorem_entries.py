@@ -52,7 +52,7 @@ def test_checks_are_chosen_by_name_or_paper_each_once() -> None:
     assert list(wanted(("ntk_fl.convergence", "ntk_fl"))) == [
         "ntk_fl.convergence", "ntk_fl.evolution", "ntk_fl.lemmas", "ntk_fl.weight_gap",
     ]  # fmt: skip
-    with pytest.raises(ValueError, match=r"only: got 'x', allowed are deep_linear\.convergence, "):
+    with pytest.raises(ValueError, match=r"only: got 'x', allowed are conformal\.coverage, "):
         wanted(("flow", "x"))
 
 

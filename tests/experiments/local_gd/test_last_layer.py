@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from fedtangent._src import data
 from fedtangent._src.data import partition
 from fedtangent._src.data.dataset import Dataset
-from fedtangent._src.experiments.local_gd import last_layer
+from fedtangent._src.experiments.local_gd import last_layer, pretrained
 from fedtangent._src.experiments.local_gd.last_layer import LastLayerSettings
 
 from ..performed import performed, study_of
@@ -104,3 +105,39 @@ def test_claims_and_verdicts_can_fail() -> None:
 def test_bad_requests_are_refused(changes: tuple[str, ...], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         study_of("local_gd.fig1h", changes)
+
+
+def test_features_are_the_inputs_of_the_trained_networks_last_layer(monkeypatch: pytest.MonkeyPatch) -> None:
+    loaded = data.load("digits", num_train=60, num_test=20)
+    params = pretrained._trained(loaded, 1, 16, 0)
+    whole = pretrained._network(loaded.x_train.shape[1:], 10, 16)
+    model, cut = pretrained.beheaded(params, loaded.x_train.shape[1:], 16)
+    values = pretrained._features(model, cut, "", loaded.x_test).values
+    outputs = values @ params["Dense_0"]["kernel"] + params["Dense_0"]["bias"]
+    assert outputs == pytest.approx(np.asarray(whole.apply(params, jnp.asarray(loaded.x_test))), abs=1e-4)
+    assert np.abs(values).max() > 0.1
+
+    def memorised(chosen: Dataset, *_: object) -> object:
+        used.append(chosen)
+        return params
+
+    used = list[Dataset]()
+    monkeypatch.setattr(pretrained, "_trained", memorised)
+    found = pretrained.with_trained_features(loaded, 0.25, 1, 16, 3)
+    assert found.x_train.shape == (45, 16) and found.x_test.shape == (20, 16) and len(used[0].y_train) == 15
+    assert sorted([*found.y_train, *used[0].y_train]) == sorted(loaded.y_train)  # no image in both
+    assert "ResNet trained here, 1 epochs on 15 other images, standardised" in found.info.source
+
+
+@pytest.mark.slow
+def test_a_run_on_trained_features_says_so(tmp_path: Path) -> None:
+    changes = ("pretraining=0.5", "num_features=16", "epochs=2", "num_rounds=4", "local_steps=5")
+    found, _ = performed("local_gd.fig1h", changes, tmp_path)
+    assert all("features of a network trained here" in claim.claim for claim in found.claims)
+
+
+def test_pretraining_refuses_other_networks() -> None:
+    with pytest.raises(ValueError, match="num_features: got 30, must be a multiple of 8 with pretraining"):
+        study_of("local_gd.fig1h", ("pretraining=0.5", "num_features=30"))
+    with pytest.raises(ValueError, match=r"pretraining: got 0\.5 with a file of weights, must be 0"):
+        pretrained.check(0.5, 16, "model.safetensors")

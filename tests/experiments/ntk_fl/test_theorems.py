@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from fedtangent._src.experiments.lab.runner import Study
-from fedtangent._src.experiments.ntk_fl import theorem2
+from fedtangent._src.experiments.ntk_fl import fig9, theorem2
 
 from ..performed import performed
 
@@ -82,3 +82,25 @@ def test_a_control_that_is_not_broken_does_not_count(monkeypatch):
     assert verdict.holds and not verdict.control_fails
     broken = gone._replace(squared=np.array([2.0, np.nan, 0, 0, 0]))
     assert "networks diverged" in theorem2._conclude(study, [broken]).failed
+
+
+def test_figure_9_on_writers(monkeypatch):
+    """Clients are the writers; the claims are the paper's, of its own network, and can fail."""
+    from fedtangent._src.data import Dataset, SourceInfo
+
+    x = np.arange(12, dtype=np.float32).reshape(12, 1, 1, 1)
+    y, writers = np.zeros(12, np.int32), np.repeat([0, 1, 2], [5, 4, 3]).astype(np.int32)
+    toy = Dataset("femnist_digits", x, y, x, y, 10, writers, SourceInfo("drawn here", "none", "generated"))
+    monkeypatch.setattr(fig9.ft.data, "load", lambda *_, **__: toy)
+    settings = fig9.WeightGapSettings(num_clients=2, examples_per_client=2, total_clients=3)
+    inputs, _ = fig9._cohort(Study(settings, "femnist_digits", (0,)), 1)
+    owners = writers[inputs[:, 0].astype(int)]
+    assert len(owners) == 4 and sorted(np.bincount(owners, minlength=3)) == [0, 2, 2]
+    other = fig9.WeightGapSettings(num_clients=2, total_clients=60)
+    with pytest.raises(ValueError, match="total_clients: got 60, must be 3, the writers of femnist_digits"):
+        fig9._cohort(Study(other, "femnist_digits", (0,)), 1)
+    row = {"network": "averaged", "gap_at_tenth": 1.0}
+    seen = [{**row, "gap_end": 3.0 + i, "over_figure_bound": 0.5 + i / 10} for i in range(3)]
+    assert [c.verdict for c in fig9._claims(seen)] == ["seen", "seen"]
+    broken = [{**row, "gap_end": 0.5 + i / 10, "over_figure_bound": 3.0 + i / 10} for i in range(3)]
+    assert [c.verdict for c in fig9._claims(broken)] == ["not seen", "not seen"]

@@ -11,7 +11,7 @@ import jax
 
 from fedtangent._src.checks import MAX_SEED, choice, seed
 from fedtangent._src.comparison.theorems import SCALES, TheoremEntry, wanted
-from fedtangent._src.comparison.verdicts import Verdict, as_rows, summary
+from fedtangent._src.comparison.verdicts import Verdict, as_rows, summary, undecided
 from fedtangent._src.entries import option
 from fedtangent._src.output.files import Ended, ended, output_folder, write_config, write_result
 from fedtangent._src.output.tables import clock, console, show_verdicts
@@ -28,6 +28,8 @@ class CheckTheoryOptions:
     """Size: default (minutes) or paper (more and wider networks)."""
     only: tuple[str, ...] = ()
     """Run only these checks (`fedtangent list theorems`), or all of a paper, such as fed_ensemble or deep_linear."""
+    strict: bool = option(False, may_differ=True)
+    """Exit with 3 if a verdict is undecided and none fails; without it the last line names that verdict."""
     seed: int = option(0, most=MAX_SEED)
     """Seed of data, partitions, schedules and initialisations."""
     output: Path = Path("results/check-theory")
@@ -68,7 +70,7 @@ def run_job(job: TheoryJob) -> Ended:
     screen.print()
     show_verdicts(screen, every, "Theory against simulation")
     screen.print(f"[bold]{summary(every)}[/bold]", highlight=False)
-    return ended([] if passed else [summary(every)])
+    return ended([] if passed else [summary(every)], undecided=undecided(every), strict=options.strict)
 
 
 def _run(entry: TheoremEntry, options: CheckTheoryOptions) -> list[Verdict]:

@@ -24,7 +24,7 @@ from fedtangent._src.comparison.followed import EVALUATIONS, has_limit
 from fedtangent._src.comparison.outcomes import errors_by_client
 from fedtangent._src.comparison.settings import Problem, Setting
 from fedtangent._src.comparison.side_by_side import Comparison
-from fedtangent._src.comparison.verdicts import as_rows, summary
+from fedtangent._src.comparison.verdicts import as_rows, summary, undecided
 from fedtangent._src.engine.building import build, preview, small_model
 from fedtangent._src.engine.description import Chosen, Description
 from fedtangent._src.engine.loop import Evaluation
@@ -56,6 +56,8 @@ class CompareOptions:
     """Size: smoke (small, for CI), default (minutes), paper (needs an accelerator)."""
     seed: int = option(0, most=MAX_SEED)
     """Seed of data, partitions, schedules and initialisations."""
+    strict: bool = option(False, may_differ=True)
+    """Exit with 3 if a verdict is undecided and none fails; without it the last line names that verdict."""
     output: Path = Path("results/compare")
     """Folder for config.json, metrics.csv, result.json and figures/."""
     data_dir: Path | None = None
@@ -74,6 +76,8 @@ class ComparisonOptions:
     """Hidden layers of an mlp."""
     evaluations: int = EVALUATIONS
     """Largest number of rounds, besides the start, at which networks are evaluated."""
+    strict: bool = option(False, may_differ=True)
+    """Exit with 3 if a verdict is undecided and none fails; without it the last line names that verdict."""
     output: Path = Path("results/compare")
     """Folder for config.json, metrics.csv, result.json and figures/."""
 
@@ -86,6 +90,7 @@ class CompareJob(NamedTuple):
     seed: int
     output: Path
     figures: FigureOptions
+    strict: bool
 
 
 def prepare(options: CompareOptions, figures: FigureOptions) -> CompareJob:
@@ -103,7 +108,8 @@ def prepare(options: CompareOptions, figures: FigureOptions) -> CompareJob:
         choose("cases", name)  # before any data is loaded
     names, scale = dict.fromkeys(options.case), (options.data_dir, options.scale, options.seed)
     settings = [setting for name in names for setting in case_settings(name, *scale)]
-    return CompareJob(settings, asdict(options) | asdict(figures), options.seed, options.output, figures)
+    values = asdict(options) | asdict(figures)
+    return CompareJob(settings, values, options.seed, options.output, figures, options.strict)
 
 
 def prepare_run(options: ComparisonOptions, figures: FigureOptions, described: Description) -> CompareJob:
@@ -125,7 +131,7 @@ def prepare_run(options: ComparisonOptions, figures: FigureOptions, described: D
     setting = comparison_of(
         built.algorithm, built.examples, run.num_rounds, run.seed, evaluation, options.widths, options.draws
     )
-    return CompareJob([setting], values, run.seed, options.output, figures)
+    return CompareJob([setting], values, run.seed, options.output, figures, options.strict)
 
 
 def _of_layers(described: Description, hidden_layers: int) -> Description:
@@ -166,7 +172,8 @@ def run_job(job: CompareJob) -> Ended:
     if all(setting.is_standard for setting in job.settings):
         screen.print(NEXT, highlight=False)
     failed = any(verdict.passed is False for verdict in verdicts)
-    return ended([*_diverged(results), *[summary(verdicts)] * failed])
+    failures = [*_diverged(results), *[summary(verdicts)] * failed]
+    return ended(failures, undecided=undecided(verdicts), strict=job.strict)
 
 
 def _diverged(results: list[Compared]) -> list[str]:

@@ -42,6 +42,8 @@ class ExperimentOptions:
     """Seeds, as 0:10 or 0,3,7 (default: five, from --seed on)."""
     seed: int = entries.option(0, most=MAX_SEED)
     """First of the five seeds, where --seeds is not given."""
+    strict: bool = entries.option(False, may_differ=True)
+    """Exit with 3 if a claim or verdict is undecided; without it the last line names those."""
     output: Path | None = entries.option(None, may_differ=True)
     """Folder for config.json, metrics.csv, result.json and figures/ (default: results/experiment/NAME)."""
     data_dir: Path | None = entries.option(None, may_differ=True)
@@ -113,4 +115,5 @@ def run_job(job: ExperimentJob) -> Ended:
         screen.print(line, style="dim", highlight=False)
     places = f"numbers in {folder / 'result.json'}, figures in {folder / 'figures'}"
     screen.print(f"{seconds:.0f} s; {places}", highlight=False)
-    return ended(f"does not count: {line}" for line in results.failed)
+    failures = [f"does not count: {line}" for line in results.failed]
+    return ended(failures, undecided=results.undecided, strict=options.strict)

@@ -130,6 +130,8 @@ def _performed(line: ParsedLine, job: object) -> int:
         if ended.code and processes.is_main():
             sys.stdout.flush()
             _tell(f"{ended.status}: {ended.advice}" if ended.advice else ended.status)
+        elif ended.remark and processes.is_main():
+            print(ended.remark)
         return ended.code
     except (CheckpointError, NotFollowed) as error:
         return _refused(error)

@@ -47,7 +47,6 @@ class FromStart(BesidePrediction):
 
     method = "linearised at the start"
     how: str
-    verdicts: tuple[Verdict, ...]
     seconds: float
 
     def __repr__(self) -> str:
@@ -106,7 +105,7 @@ def compare_from(setting: Setting, progress: bool | None = False, say: Report = 
             base, at = setting.model(1), pytrees.take(weights, 0)
             verdicts = [linearised_follows(setting, STATEMENT, base, at, cohorts(setting), weights)]
     gap = gap_of(problem, networks, train, test)
-    return FromStart(setting, (networks,), (gap,), how_at_start(setting), tuple(verdicts), time.perf_counter() - begun)
+    return FromStart(setting, (networks,), (gap,), tuple(verdicts), how_at_start(setting), time.perf_counter() - begun)
 
 
 def at_seed(setting: Setting, why: str) -> Setting:

@@ -28,7 +28,7 @@ from fedtangent._src.checks import real_array
 from fedtangent._src.comparison import linear_models
 from fedtangent._src.comparison.followed import check_analytic, check_kernels, setting_of
 from fedtangent._src.comparison.predicted import Predicted, run_flow
-from fedtangent._src.comparison.settings import Problem, Scale, Setting, exact_arithmetic, in_float64
+from fedtangent._src.comparison.settings import Problem, Scale, Setting, exact_arithmetic, in_dtype
 from fedtangent._src.comparison.simulated import Simulated, cohorts
 from fedtangent._src.comparison.statistics import relative_errors
 from fedtangent._src.data.examples import sampled
@@ -363,7 +363,7 @@ def laziness_diagnostics(built: Built, evaluate_every: int, num_examples: int = 
 
 def _limit(built: Built, x: Shaped[Array, "m ..."]) -> Callable[[int], Flow]:
     """Returns a function that builds the flow of infinite width for a seed; raises ``ValueError`` without a limit."""
-    run, examples, model = built.description.run, len(built.data.x), in_float64(built.model)
+    run, examples, model = built.description.run, len(built.data.x), in_dtype(built.model)
     if examples > MOST_EXAMPLES:
         raise ValueError(f"data: got {examples} training examples, must be at most {MOST_EXAMPLES} for their kernel")
 

@@ -23,9 +23,11 @@ from fedtangent._src.comparison.settings import Problem, Setting
 from fedtangent._src.comparison.simulated import Simulated, init_key, trained_networks
 from fedtangent._src.comparison.statistics import law_distance, relative_distance, relative_errors
 from fedtangent._src.comparison.verdicts import EXACT, Verdict, exact_verdict
+from fedtangent._src.federated.compose import initial_params
 from fedtangent._src.kernels.empirical import empirical_ntk
 from fedtangent._src.kernels.gram import KernelBlocks, joined
 from fedtangent._src.models.linearised import linearised
+from fedtangent._src.streams import model_keys
 from fedtangent._src.theory.flow import Flow
 from fedtangent._src.types import AnyArray, Array, Cohort, Key, Model, Partition, PyTree
 
@@ -172,7 +174,9 @@ def linearised_verdict(setting: Setting, cohorts: Cohort) -> Verdict:
         cohorts: Cohorts of the run, [R, S].
     """
     base = setting.model(LINEARISED_WIDTH)
-    at = jax.jit(base.init)(jax.random.fold_in(init_key(setting, 0, LINEARISED_WIDTH), 1))
+    keys = model_keys(init_key(setting, setting.size.draws, LINEARISED_WIDTH), setting.num_models)
+    init = setting.model(LINEARISED_WIDTH, setting.dtype).init  # of the networks that are trained, so their program
+    at = jax.tree.map(lambda leaf: np.asarray(leaf, np.float64)[0], initial_params(init, keys))
     statement = f"linearised network of width {LINEARISED_WIDTH} = flow of its kernel, every round"
     return linearised_follows(setting, statement, base, at, cohorts)
 
@@ -241,14 +245,14 @@ def empirical_blocks(
         Blocks [n C, n C] and [m C, n C]; the C outputs of one example are adjacent rows.
     """
     both = np.concatenate([x_train, x_test])
-    whole = np.asarray(_whole_kernel(model, at, jnp.asarray(both), jnp.asarray(x_train)))
+    whole = np.asarray(_whole_kernel(model, at, both, x_train))
     rows = len(x_train) * model.output_size
     whole = whole.reshape(-1, rows)
     return KernelBlocks(0.5 * (whole[:rows] + whole[:rows].T), whole[rows:])
 
 
 @functools.partial(jax.jit, static_argnames=("model",))
-def _whole_kernel(model: Model, at: PyTree, x1: Array, x2: Array) -> Array:
+def _whole_kernel(model: Model, at: PyTree, x1: AnyArray, x2: AnyArray) -> Array:
     return empirical_ntk(model, at, x1, x2, trace=False)
 
 
@@ -352,7 +356,7 @@ def _two_feature_maps(rows: int, outputs: int, from_prior: bool) -> Model:
         fixed = jax.lax.stop_gradient(params["fixed"])
         return x[:, :rows] @ params["trained"] + x[:, rows:] @ fixed
 
-    return Model("linear model of given kernels", init, apply, None, columns)
+    return Model("linear model of given kernels", init, apply, None, columns, is_linear=True)
 
 
 def _cut(blocks: KernelBlocks, points: np.ndarray) -> KernelBlocks:

@@ -46,7 +46,6 @@ class OnFeatures(BesidePrediction):
 
     method = "kernel's features"
     rotations: RotationTest
-    verdicts: tuple[Verdict, ...]
     seconds: float
 
     def __repr__(self) -> str:
@@ -99,7 +98,7 @@ def compare_on_features(setting: Setting, progress: bool | None = False, say: Re
         verdicts = feature_verdicts(setting, paths, features, networks, predicted) if rotations.is_exact else []
     pairs = zip(networks, predicted, strict=True)
     gaps = tuple(gap_of(problem, of_width, *outputs) for of_width, outputs in pairs)
-    return OnFeatures(setting, networks, gaps, rotations, tuple(verdicts), time.perf_counter() - begun)
+    return OnFeatures(setting, networks, gaps, tuple(verdicts), rotations, time.perf_counter() - begun)
 
 
 def how_on_features(setting: Setting) -> str:

@@ -12,6 +12,7 @@ from fedtangent._src.comparison.settings import Problem, Setting
 from fedtangent._src.comparison.simulated import Simulated, history_beside
 from fedtangent._src.comparison.statistics import relative_errors, run_errors
 from fedtangent._src.comparison.table import MethodRow, networks_row, outputs_row
+from fedtangent._src.comparison.verdicts import Verdict, undecided
 from fedtangent._src.engine.history import History, html_of
 
 
@@ -63,6 +64,7 @@ class BesidePrediction:
         simulated: Outputs of the networks of each width, or of the networks from the start, at the evaluated rounds.
         gaps: Predicted outputs from the networks' initial functions, and their distance to the networks, for each
             width.
+        verdicts: Comparisons with their negative controls.
     """
 
     method: ClassVar[str]  # name of the prediction
@@ -70,6 +72,12 @@ class BesidePrediction:
     setting: Setting
     simulated: tuple[Simulated, ...]
     gaps: tuple[Gap, ...]
+    verdicts: tuple[Verdict, ...]
+
+    @property
+    def undecided(self) -> tuple[str, ...]:
+        """Names of the verdicts that are undecided; they fail no run."""
+        return undecided(self.verdicts)
 
     def _repr_html_(self) -> str:
         return html_of(self)

@@ -81,7 +81,7 @@ def predict(setting: Setting, cohorts: Cohort, progress: bool | None = False) ->
         why = f"a law is known for the loss squared_error, not for {words(setting.problem.loss)}"
         # one by one, so that equal starts have equal outputs to the last bit
         outputs = from_starts(flow, prior_starts(setting, blocks, PRIOR_DRAWS), rounds, together=1).test
-        sampled = finite_functions(outputs).transpose(2, 0, 1, 3, 4)  # [E, r, K, m, C]
+        sampled = np.asarray(finite_functions(outputs)).transpose(2, 0, 1, 3, 4)  # [E, r, K, m, C]
         return Predicted(setting, cohorts, blocks, flow, _sampled_laws(sampled), None, why, sampled=sampled[:, -1])
     limit, why = limit_of(setting.problem, blocks)
     influences = {r: np.asarray(flow.dependence(r)[0]) for r in rounds}

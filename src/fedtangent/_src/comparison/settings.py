@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import scipy
+from jax.typing import DTypeLike
 from jaxtyping import Float, Int, Num
 
 from fedtangent._src import data as datasets
@@ -116,15 +117,19 @@ class Problem:
     def accuracy(self, outputs: Float[np.ndarray, "*networks m C"]) -> Float[np.ndarray, "*networks"]:
         """Computes the accuracy of ``outputs`` [..., m, C] on the test labels, [...]; NaN where ``is_right`` is NaN."""
         labels = np.broadcast_to(np.asarray(self.labels_test), outputs.shape[:-1])
-        return np.asarray(np.mean(is_right(outputs, labels), axis=-1))
+        return np.asarray(np.mean(np.asarray(is_right(outputs, labels)), axis=-1))
 
     def score(self, outputs: Float[np.ndarray, "*networks m C"]) -> Float[np.ndarray, "*networks"]:
         """Computes ``accuracy`` if the test points have labels, else ``mse``."""
         return self.mse(outputs) if self.labels_test is None else self.accuracy(outputs)
 
-    def federated(self) -> FederatedData:
-        """Returns the training data on the device, in float64."""
-        return datasets.federated_data(self.x_train, self.y_train, self.partition, dtype=jnp.float64)
+    def federated(self, dtype: DTypeLike = np.float64) -> FederatedData:
+        """Returns the training data on the device.
+
+        Args:
+            dtype: Type of inputs and targets.
+        """
+        return datasets.federated_data(self.x_train, self.y_train, self.partition, dtype=dtype)
 
 
 class Scale(NamedTuple):
@@ -194,10 +199,23 @@ class Setting:
             raise ValueError(f"algorithm: got {self.algorithm.name!r}, which theory does not follow: {self.rule}")
         return self.rule
 
-    def model(self, width: int) -> Model:
-        """Returns the network of a width, with float64 weights; the algorithm's model if its width is fixed."""
+    @property
+    def dtype(self) -> np.dtype:
+        """Precision of training: float32 for a standard case's networks, which theory follows up to their width.
+
+        It is float64 for linear models, which theory follows to rounding, and for a user's run.
+        """
+        return np.dtype(np.float32 if self.is_standard and not self.is_linear else np.float64)
+
+    def model(self, width: int, dtype: DTypeLike = np.float64) -> Model:
+        """Returns the network of a width; the algorithm's model if its width is fixed.
+
+        Args:
+            width: Width of the hidden layers.
+            dtype: Type of the initial weights.
+        """
         model = self.algorithm.model
-        return in_float64(model) if model.at_width is None else _at_width(model.at_width, width)
+        return in_dtype(model, dtype) if model.at_width is None else _at_width(model.at_width, width, np.dtype(dtype))
 
     @property
     def kernel(self) -> Kernel:
@@ -221,15 +239,20 @@ class Setting:
 
 
 @functools.lru_cache(maxsize=8)  # one object, so that its algorithms share compiled programs
-def _at_width(at_width: Callable[[int], Model], width: int) -> Model:
-    return in_float64(at_width(width))
+def _at_width(at_width: Callable[[int], Model], width: int, dtype: np.dtype) -> Model:
+    return in_dtype(at_width(width), dtype)
 
 
-def in_float64(plain: Model) -> Model:
-    """Returns the model with float64 initial weights."""
+def in_dtype(plain: Model, dtype: DTypeLike = np.float64) -> Model:
+    """Returns the model with initial weights of a type.
+
+    Args:
+        plain: The model.
+        dtype: The type.
+    """
 
     def init(key: Key) -> PyTree:
-        return jax.tree.map(lambda leaf: leaf.astype(jnp.float64), plain.init(key))
+        return jax.tree.map(lambda leaf: leaf.astype(dtype), plain.init(key))
 
     return plain._replace(init=init)
 
@@ -253,7 +276,7 @@ def step_size(problem: Problem, model: Model, fraction: float = 0.5) -> float:
     """
     assert model.kernel is not None
     # At once: a kernel of each client's own size would be a program each.
-    theta = np.asarray(model.kernel(jnp.asarray(problem.x_train), None, get="ntk"), np.float64)
+    theta = np.asarray(model.kernel(problem.x_train, None, get="ntk"), np.float64)
     clients = [rows for i in range(problem.partition.num_clients) if len(rows := problem.partition.client(i))]
     return fraction * 2 / max(float(np.linalg.eigvalsh(theta[np.ix_(rows, rows)])[-1]) / len(rows) for rows in clients)
 

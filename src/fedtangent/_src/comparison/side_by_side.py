@@ -24,7 +24,7 @@ from fedtangent._src.comparison.simulated import (
     train,
 )
 from fedtangent._src.comparison.table import MethodRow, simulated_row, theory_row
-from fedtangent._src.comparison.verdicts import Verdict, summary
+from fedtangent._src.comparison.verdicts import Verdict, summary, undecided
 from fedtangent._src.engine.history import History, html_of
 from fedtangent._src.engine.memory import DoesNotFit
 from fedtangent._src.losses import targets_of
@@ -53,6 +53,11 @@ class Comparison(NamedTuple):
     def setting(self) -> Setting:
         """The setting that was compared."""
         return self.theory.setting
+
+    @property
+    def undecided(self) -> tuple[str, ...]:
+        """Names of the verdicts that are undecided; they fail no run."""
+        return undecided(self.verdicts)
 
     def __repr__(self) -> str:
         """Returns the title of the setting and the outcome in one line."""

@@ -26,7 +26,19 @@ from fedtangent._src.federated.ntk_fl import Evolution
 from fedtangent._src.measures import uncertainty
 from fedtangent._src.measures.tangent_kernels import KernelDiagnostics, kernel_diagnostics
 from fedtangent._src.progress import progress_of
-from fedtangent._src.types import Algorithm, Array, Cohort, Cost, FederatedData, Prediction, PyTree
+from fedtangent._src.pytrees import on_device
+from fedtangent._src.streams import model_keys
+from fedtangent._src.types import (
+    Algorithm,
+    AnyArray,
+    Array,
+    Cohort,
+    Cost,
+    FederatedData,
+    Key,
+    Prediction,
+    PyTree,
+)
 
 WATCHED = 256  # training examples that they are measured on, at most
 
@@ -72,10 +84,15 @@ def init_key(setting: Setting, draw: int, width: int) -> jax.Array:
 
     Args:
         setting: The setting, with the seed.
-        draw: Number of the draw.
+        draw: Number of the draw; from ``draws`` on, of networks that are not trained.
         width: Width of the networks.
     """
-    return jax.random.fold_in(jax.random.fold_in(jax.random.key(setting.seed + 1), draw), width)
+    return _init_key(np.uint32((setting.seed + 1) % 2**32), np.uint32(draw), np.uint32(width))
+
+
+@jax.jit
+def _init_key(seed: AnyArray, draw: AnyArray, width: AnyArray) -> Key:
+    return jax.random.fold_in(jax.random.fold_in(jax.random.key(seed), draw), width)
 
 
 def network_functions(
@@ -89,18 +106,18 @@ def network_functions(
         count: Number of networks.
         x: Inputs, [p, ...].
     """
-    model, block = setting.model(width), setting.num_models
-    keys = jax.random.split(init_key(setting, setting.size.draws, width), -(-count // block) * block)  # of no draw
-    blocks = (initial_params(model.init, keys[first : first + block]) for first in range(0, count, block))
-    return np.concatenate([_outputs(model.apply, params, jnp.asarray(x)) for params in blocks])[:count]
+    model, block, x = setting.model(width, setting.dtype), setting.num_models, x.astype(setting.dtype)
+    draws = (setting.size.draws + 1 + further for further in range(-(-count // block)))
+    keys = (model_keys(init_key(setting, draw, width), block) for draw in draws)
+    return np.concatenate([_outputs(model.apply, initial_params(model.init, k), x) for k in keys])[:count]
 
 
 @partial(jax.jit, static_argnames="apply")
 def _outputs(
-    apply: Callable[[PyTree, Array], Array], params: PyTree, x: Num[Array, "p ..."]
+    apply: Callable[[PyTree, Array], Array], params: PyTree, x: Num[AnyArray, "p ..."]
 ) -> Float[Array, "block p C"]:
     # in another program than the draw of the parameters, which XLA would repeat for each input
-    return jax.lax.map(lambda one: apply(one, x), params)
+    return jax.lax.map(lambda one: apply(one, jnp.asarray(x)), params)
 
 
 class Training(NamedTuple):
@@ -140,7 +157,7 @@ class Training(NamedTuple):
             if watch is not None:
                 measured["drift"] = watch.drifts(state)
                 if int(state.round) == 0:
-                    measured["start"] = jax.tree.map(np.array, watch.parameters(state))
+                    measured["start"] = jax.tree.map(lambda leaf: np.array(leaf, np.float64), watch.parameters(state))
             return measured
 
         run = simulate(
@@ -179,7 +196,8 @@ def training_of(
         DoesNotFit: A run needs more memory than the device has.
     """
     problem = setting.problem
-    data, x = problem.federated(), jnp.asarray(np.concatenate([problem.x_train, problem.x_test]))
+    data, both = problem.federated(setting.dtype), np.concatenate([problem.x_train, problem.x_test])
+    x = on_device(both.astype(setting.dtype))
     resolved = resolve_mapping(algorithm, data, setting.size.num_rounds, mapping, evaluated=[x])
     return Training(setting, algorithm, method, width, data, x, resolved, tuple(watches), start)
 
@@ -195,15 +213,15 @@ def network_training(setting: Setting, width: int, watched: int = 0, start: PyTr
         watched: Number of first draws whose initial weights and kernel drift are recorded (``WatchedNetworks``).
         start: Parameters [K, ...] that all draws begin with; None: each draw has a key.
     """
-    model, problem = setting.model(width), setting.problem
+    model, data = setting.model(width, setting.dtype), setting.problem.federated(setting.dtype)
     algorithm = setting.algorithm.on(model)
     watches: list[KernelDiagnostics] = []
     for draw in range(watched):
         seed, key = setting.seed, init_key(setting, draw, width)
         if watches:
-            watches.append(watches[0].of_seed(algorithm, problem.partition.num_clients, seed, key))
+            watches.append(watches[0].of_seed(algorithm, data.num_clients, seed, key))
         else:
-            watches.append(kernel_diagnostics(algorithm, model, problem.federated(), seed, WATCHED, start=key))
+            watches.append(kernel_diagnostics(algorithm, model, data, seed, WATCHED, start=key))
     return training_of(setting, algorithm, setting.method, width, watches=watches, start=start)
 
 
@@ -219,9 +237,9 @@ def ntk_fl_training(setting: Setting, width: int, kernel: str, draws: int) -> Tr
         kernel: "averaged" over outputs, as in the paper, or "exact".
         draws: Number of initialisations.
     """
-    problem, model = setting.problem, setting.model(width)
+    problem, model = setting.problem, setting.model(width, setting.dtype)
     clients = problem.partition.num_clients
-    theta = np.asarray(setting.kernel(jnp.asarray(problem.x_train), None, get="ntk"))
+    theta = np.asarray(setting.kernel(problem.x_train, None, get="ntk"))
     examples, outputs = problem.y_train.shape
     times = NTK_TIMES if setting.ntk_fl is None else setting.ntk_fl.times
     algorithm = algorithms.ntk_fl(
@@ -292,7 +310,7 @@ def _simulated(training: Training, runs: Sequence[tuple[History, float]]) -> Sim
     histories, seconds = zip(*runs, strict=True)
     split, watches = len(training.setting.problem.x_train), training.watches
     members, means = (
-        np.stack([np.stack([e.metrics[name] for e in h.evaluations]) for h in histories], axis=axis)
+        np.stack([np.stack([np.asarray(e.metrics[name], np.float64) for e in h.evaluations]) for h in histories], axis)
         for name, axis in (("members", 2), ("mean", 1))
     )  # [r, K, E, n + m, C], [r, E, n + m, C]
     evaluations = histories[-1].evaluations

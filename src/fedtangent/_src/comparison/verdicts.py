@@ -85,23 +85,28 @@ def as_rows(verdicts: Sequence[Verdict]) -> list[dict[str, object]]:
     return [{**v._asdict(), "passed": v.passed} for v in verdicts]
 
 
+def undecided(verdicts: Sequence[Verdict]) -> tuple[str, ...]:
+    """Returns the names of the undecided verdicts: the statement of each, with its subject in brackets."""
+    return tuple(f"{v.statement} [{v.subject}]" for v in verdicts if v.passed is None)
+
+
 def summary(verdicts: Sequence[Verdict]) -> str:
     """Returns one line that says whether all verdicts have passed."""
     if not verdicts:
         return "No verdict"
     failed = sum(v.holds is False for v in verdicts)
     passing = sum(v.control_fails is False for v in verdicts)
-    undecided = sum(v.passed is None for v in verdicts)
+    unclear = len(undecided(verdicts))
     parts = [f"{passing} of {len(verdicts)} negative controls pass too"] if passing else []
-    parts += [f"{undecided} undecided, for too few draws"] if undecided else []
+    parts += [f"{unclear} undecided, for too few draws"] if unclear else []
     if failed:
         parts = [f"Simulation and theory DISAGREE in {failed} of {len(verdicts)} comparisons", *parts]
     elif passing:
         parts[0] = f"Inconclusive: {parts[0]}"
-    elif undecided < len(verdicts):
-        decided = len(verdicts) - undecided
+    elif unclear < len(verdicts):
+        decided = len(verdicts) - unclear
         agreeing = f"{decided} of {len(verdicts)} comparisons, whose wrong theories fail"
-        if not undecided:
+        if not unclear:
             of_all = "the one comparison" if decided == 1 else f"all {decided} comparisons"
             agreeing = f"{of_all}, and every wrong theory fails"
         parts = [f"Simulation and theory agree in {agreeing}", *parts]

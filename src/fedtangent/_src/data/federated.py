@@ -11,6 +11,7 @@ from fedtangent._src import checks
 from fedtangent._src.data import partition as partitions
 from fedtangent._src.data.dataset import check_float32, check_resolution, finite_rows, pixels
 from fedtangent._src.data.partition.given import Clients
+from fedtangent._src.pytrees import on_device
 from fedtangent._src.types import ArrayLike, FederatedData
 
 
@@ -55,7 +56,7 @@ def federated_data(
     clients = partitions.of(partition, len(x))
     floating = jnp.float64 if dtype == jnp.float64 else jnp.float32
     target_dtype = jnp.int32 if np.issubdtype(y.dtype, np.integer) else floating
-    return FederatedData(jnp.asarray(x, dtype), jnp.asarray(y, target_dtype), *map(jnp.asarray, clients))
+    return FederatedData(*on_device((x.astype(dtype), y.astype(target_dtype), *clients)))
 
 
 def max_client_size(data: FederatedData) -> int:

@@ -20,6 +20,7 @@ from typing import NamedTuple, Protocol, runtime_checkable
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Bool
 
 from fedtangent._src.checks import whole
 from fedtangent._src.engine.checkpoints.store import Saved, Store, due, restore, save
@@ -35,7 +36,7 @@ from fedtangent._src.engine.history import (
     stacked,
 )
 from fedtangent._src.engine.processes import local
-from fedtangent._src.types import DIVERGED, Algorithm, Array, Cost, Engine, FederatedData, PyTree
+from fedtangent._src.types import DIVERGED, Algorithm, Array, ArrayLike, Cost, Engine, FederatedData, PyTree
 
 
 @runtime_checkable
@@ -109,9 +110,9 @@ def state_shapes(algorithm: Algorithm, num_clients: int) -> PyTree:
 
 @partial(jax.jit, static_argnames=("algorithm", "engine", "length"), donate_argnames=("state",))
 def run_chunk(
-    algorithm: Algorithm, engine: Engine, length: int, state: PyTree, data: FederatedData, rounds: Array
-) -> tuple[PyTree, PyTree]:
-    """Computes a chunk of rounds; returns the state after them, and their infos [length, ...].
+    algorithm: Algorithm, engine: Engine, length: int, state: PyTree, data: FederatedData, rounds: ArrayLike
+) -> tuple[PyTree, PyTree, Bool[Array, ""]]:
+    """Computes a chunk of rounds; returns the state after them, their infos [length, ...], and ``all_finite``.
 
     Args:
         algorithm: The algorithm.
@@ -127,9 +128,15 @@ def run_chunk(
     def one(i: Array, carry: tuple[PyTree, PyTree]) -> tuple[PyTree, PyTree]:
         state, infos = carry
         state, info = _step(algorithm, engine, state, data)
-        return state, jax.tree.map(lambda all_, row: all_.at[i].set(row), infos, info)
+        return state, jax.tree.map(partial(_with_row, i), infos, info)
 
-    return jax.lax.fori_loop(0, rounds, one, (state, infos))
+    state, infos = jax.lax.fori_loop(0, rounds, one, (state, infos))
+    return state, infos, all_finite(state)
+
+
+def _with_row(i: Array, rows: Array, row: Array) -> Array:
+    # not rows.at[i].set(row), a scatter, which takes longer to compile
+    return jax.lax.dynamic_update_index_in_dim(rows, jnp.asarray(row, rows.dtype), i, 0)
 
 
 def chunk_length(shapes: PyTree) -> int:
@@ -198,7 +205,7 @@ class RunSetup(NamedTuple):
     """The parts of a run that stay the same from round to round.
 
     Attributes:
-        chunk: Compiled rounds, ``(state, number of rounds) -> (state, infos)``; reuses the buffers of the state.
+        chunk: Compiled rounds, ``(state, number of rounds) -> (state, infos, all_finite)``; reuses the state's buffers.
         measure: ``state -> metrics``; None for a run without metrics.
         num_rounds: Rounds R.
         evaluation: Evaluated rounds, and whether to stop at a divergence.
@@ -209,7 +216,7 @@ class RunSetup(NamedTuple):
         store: Checkpoints, or None.
     """
 
-    chunk: Callable[[PyTree, Array], tuple[PyTree, PyTree]]
+    chunk: Callable[[PyTree, ArrayLike], tuple[PyTree, PyTree, Array]]
     measure: Callable[[PyTree], Metrics] | None
     num_rounds: int
     evaluation: Evaluation
@@ -232,6 +239,7 @@ class Past(NamedTuple):
     begun: float  # time.monotonic() at the start; for a resumed run without the time between the two processes
     saved_chunks: int = 0  # how many of the chunks are in the last checkpoint
     saved_evaluations: int = 0
+    is_finite: Array | None = None  # ``all_finite`` of the state; None before the first chunk of this process
 
 
 def first_past(setup: RunSetup, fresh: PyTree) -> Past:
@@ -288,10 +296,11 @@ def _agreed(number: int) -> int:
 
 def _chunk(setup: RunSetup, past: Past, rounds: int) -> Past:
     """Computes ``rounds`` more rounds, at most one chunk; reuses the buffers of ``past.state``."""
-    state, infos = setup.chunk(past.state, jnp.int32(rounds))
+    state, infos, is_finite = setup.chunk(past.state, np.int32(rounds))
     past.chunks.append(first_rounds(infos, rounds))
     up, down = charge(setup.cost, past.chunks[-1])
-    return past._replace(round=past.round + rounds, state=state, sent=(past.sent[0] + up, past.sent[1] + down))
+    sent = past.sent[0] + up, past.sent[1] + down
+    return past._replace(round=past.round + rounds, state=state, sent=sent, is_finite=is_finite)
 
 
 def go(setup: RunSetup, past: Past, signalled: Callable[[], int | None], advance: Callable[[int], object]) -> Run:
@@ -372,7 +381,7 @@ def _seconds(past: Past) -> float:
 def _is_good(past: Past, chunks: int) -> bool:
     """Returns whether the state is finite and no round after the first ``chunks`` chunks was refused or broken."""
     news = past.chunks[chunks:]
-    return is_finite(past.state) and all(broken_round(i) is None and _refused_round(i) is None for i in news)
+    return _is_finite(past) and all(broken_round(i) is None and _refused_round(i) is None for i in news)
 
 
 def _refused(past: Past, chunks: int = 0) -> tuple[int, str] | None:
@@ -396,7 +405,7 @@ def _end(past: Past) -> str:
         if (row := broken_round(infos)) is not None:
             return f"diverged by round {done + row + 1}"
         done += _rounds(infos)
-    return FINISHED if is_finite(past.state) else f"diverged by round {past.round}"
+    return FINISHED if _is_finite(past) else f"diverged by round {past.round}"
 
 
 def _rounds(infos: PyTree) -> int:
@@ -434,11 +443,18 @@ def _run(setup: RunSetup, past: Past, status: str) -> Run:
 
 
 @jax.jit
-def _all_finite(server: PyTree, clients: PyTree) -> Array:
+def all_finite(state: PyTree) -> Bool[Array, ""]:
+    """Returns whether the numbers of the server in ``state``, and of at least one client, are all finite.
+
+    If no client's numbers are finite, the models have diverged. A state without parts counts as the server's.
+
+    Args:
+        state: State of a run.
+    """
     finite, some = jnp.bool_(True), jnp.bool_(True)
-    for leaf in _inexact(server):
+    for leaf in _inexact(getattr(state, "server", state)):
         finite &= jnp.all(jnp.isfinite(leaf))
-    for leaf in _inexact(clients):  # [K, N, ...]
+    for leaf in _inexact(getattr(state, "client", ())):  # [K, N, ...]
         some &= jnp.any(jnp.all(jnp.isfinite(leaf), axis=(0, *range(2, leaf.ndim))))
     return finite & some
 
@@ -447,12 +463,8 @@ def _inexact(tree: PyTree) -> list[Array]:
     return [leaf for leaf in jax.tree.leaves(tree) if jnp.issubdtype(leaf.dtype, jnp.inexact)]
 
 
-def is_finite(state: PyTree) -> bool:
-    """Returns whether the numbers of the server in ``state``, and of at least one client, are all finite.
-
-    If no client's numbers are finite, the models have diverged. A state without parts counts as the server's.
-    """
-    return bool(_all_finite(getattr(state, "server", state), getattr(state, "client", ())))
+def _is_finite(past: Past) -> bool:
+    return bool(all_finite(past.state) if past.is_finite is None else past.is_finite)
 
 
 def broken_round(infos: dict[str, PyTree]) -> int | None:

@@ -8,7 +8,6 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Shaped
 
@@ -33,15 +32,21 @@ from fedtangent._src.pytrees import is_key
 from fedtangent._src.types import Algorithm, AnyArray, Array, FederatedData, Key, Prediction, PyTree
 
 
-@partial(jax.jit, static_argnames=("algorithm",))
 def predict(algorithm: Algorithm, state: PyTree, x: Shaped[AnyArray, "n ..."]) -> Prediction:
-    """Returns the algorithm's prediction at ``x`` [n, ...]; compiled once per algorithm and shape.
+    """Returns the algorithm's prediction at ``x`` [n, ...].
+
+    It is compiled once per shape and algorithm; algorithms whose ``params`` predict share the program of their model.
 
     Args:
         algorithm: The algorithm.
         state: State of its run.
         x: Inputs [n, ...].
     """
+    return _predict(algorithm, state, x) if algorithm.params is None else algorithm.predict(state, x)
+
+
+@partial(jax.jit, static_argnames=("algorithm",))
+def _predict(algorithm: Algorithm, state: PyTree, x: Shaped[AnyArray, "n ..."]) -> Prediction:
     return algorithm.predict(state, x)
 
 
@@ -113,7 +118,7 @@ def _probe(algorithm: Algorithm, data: FederatedData, length: int, mapping: Clie
     engine = engine_for(data, mapping)
     placed = replicate(data, engine.mesh)
     return auto.seconds_a_round(
-        lambda state, rounds: loop.run_chunk(algorithm, engine, length, state, placed, jnp.int32(rounds)),
+        lambda state, rounds: loop.run_chunk(algorithm, engine, length, state, placed, np.int32(rounds)),
         lambda: replicate(algorithm.init(0, data.num_clients), engine.mesh),
     )
 

@@ -21,7 +21,7 @@ class TrialProgram(NamedTuple):
 
     Attributes:
         begin: ``key -> state``.
-        chunk: ``(hyper-parameters, data, state, rounds) -> (state, infos)``; reuses the buffers of the state.
+        chunk: ``(hyper-parameters, data, state, rounds) -> (state, infos, all_finite)``; reuses the state's buffers.
         measure: ``(hyper-parameters, evaluation sets, state) -> metrics``.
         cost: Bytes of a message and of a broadcast.
         shapes: Shapes of one round's infos.
@@ -29,7 +29,7 @@ class TrialProgram(NamedTuple):
     """
 
     begin: Callable[[Key], PyTree]
-    chunk: Callable[[Values, FederatedData, PyTree, Array], tuple[PyTree, PyTree]]
+    chunk: Callable[[Values, FederatedData, PyTree, ArrayLike], tuple[PyTree, PyTree, Array]]
     measure: Callable[[Values, PyTree, PyTree], dict[str, Array]]
     cost: Cost
     shapes: PyTree
@@ -63,7 +63,7 @@ def trial_program(
     memory.check(first, data, parse("scan"), engine.max_client_size, length)
 
     @partial(jax.jit, donate_argnames=("state",))
-    def chunk(numbers: Values, data: FederatedData, state: PyTree, rounds: Array) -> tuple[PyTree, PyTree]:
+    def chunk(numbers: Values, data: FederatedData, state: PyTree, rounds: ArrayLike) -> tuple[PyTree, PyTree, Array]:
         return loop.run_chunk(build(**numbers), engine, length, state, data, rounds)
 
     @jax.jit

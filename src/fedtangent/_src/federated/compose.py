@@ -159,15 +159,17 @@ def compose(
         return _cost(composed, data, engine)
 
     def params(state: State) -> PyTree:
-        return pytrees.cast_like(jax.vmap(server.params)(state.server), jax.eval_shape(model.init, jax.random.key(0)))
+        of_model = jax.eval_shape(lambda: model.init(jax.random.key(0)))
+        return pytrees.cast_like(jax.vmap(server.params)(state.server), of_model)
 
     training = None if composition is None else composition.training
     loss = model.loss if training is None else training.loss
     trained = model._replace(loss=loss if isinstance(loss, str) else "squared_error")  # its ensembles average by loss
 
     def predict_state(state: State, x: Shaped[AnyArray, "n ..."]) -> Prediction:
-        x = _scaled(model, x)
-        return mean_of_models(trained, params(state), x) if parts.predict is None else parts.predict(trained, state, x)
+        if parts.predict is None:
+            return _mean_prediction(trained, params(state), x)
+        return parts.predict(trained, state, _scaled(model, x))
 
     def predict_personal(
         state: State, data: FederatedData, largest: int, client_id: Int[Array, ""], x: Shaped[AnyArray, "m ..."]
@@ -188,6 +190,11 @@ def compose(
         params if parts.predict is None else None,
         Composition(weighting=parts.weighting) if composition is None else composition,
     )
+
+
+@partial(jax.jit, static_argnames="model")
+def _mean_prediction(model: Model, params: PyTree, x: Shaped[AnyArray, "n ..."]) -> Prediction:
+    return mean_of_models(model, params, _scaled(model, x))
 
 
 def _scaled(model: Model, x: Shaped[AnyArray, "n ..."]) -> Shaped[AnyArray, "n ..."]:

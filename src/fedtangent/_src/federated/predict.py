@@ -81,8 +81,8 @@ def own_models(
 def model_weights(losses: Float[Array, "K"], gamma: float) -> Float[Array, "K"]:
     """Returns ``alpha_k = exp(-loss_k / gamma) / sum_j exp(-loss_j / gamma)``, [K].
 
-    It minimises ``sum_k alpha_k loss_k - gamma H(alpha)`` over the simplex, with the entropy H. FE-2024, eq. (4) prints
-    the opposite sign of both, which contradicts its text: a small gamma favours models of low loss.
+    It minimises ``sum_k alpha_k loss_k - gamma H(alpha)`` over the simplex, with the entropy H: FE-2024, eq. (4) with
+    the signs of its text (erratum `fe2024.4`).
 
     Args:
         losses: Losses of the models, [K].

@@ -155,7 +155,8 @@ def mixed_permutations(num_clients: int, num_models: int) -> Schedule:
 
     Clients 0 .. K - 1 train the K models in random orders; every other client trains a model drawn uniformly, as in
     ``random_models``. Orders are drawn again after the rounds 0, K, 2K, ..., so that the first order serves only round
-    0. All clients take part in every round: S = N. The paper's schedule is ``per_client_permutations``.
+    0. All clients take part in every round: S = N. The paper's schedule is ``per_client_permutations`` (erratum
+    `fe2024.code`).
 
     Args:
         num_clients: Clients N.
@@ -184,7 +185,7 @@ def strata(num_clients: int, num_models: int, num_strata: int, clients_per_strat
 
     Clients are divided at random into Q strata of equal size (to within one). For every K rounds a Q x K matrix P is
     drawn, whose rows are permutations of the models; in the r-th of these rounds stratum q trains model ``P[q, r]`` on
-    ``clients_per_stratum`` of its clients, drawn without replacement.
+    ``clients_per_stratum`` of its clients, drawn without replacement (erratum `fe2021.algorithm1`).
 
     Args:
         num_clients: Clients N.

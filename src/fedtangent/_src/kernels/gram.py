@@ -15,6 +15,7 @@ from jaxtyping import Float, Float64, Int, Shaped
 
 from fedtangent._src.checks import finite, number, real_array, symmetric
 from fedtangent._src.models.kernels import KERNELS, AnalyticKernel, Kernels, Tick, check_get
+from fedtangent._src.pytrees import on_device
 from fedtangent._src.types import AnyArray, Array, ArrayLike, Model
 
 # A factor is accepted when the reciprocal condition number leaves at least three of float64's sixteen digits.
@@ -297,13 +298,12 @@ def _evaluate(
     tick: Tick,
 ) -> tuple[Float64[np.ndarray, "n1 _"], Float64[np.ndarray, "n1 _"]]:
     """Evaluates and checks both kernels of x1 and x2; the kernels of x1 with itself are made exactly symmetric."""
-    second = None if x2 is None else jnp.asarray(x2)
     if not callable(kernel_fn):
         raise ValueError(f"kernel_fn: got {kernel_fn!r:.60}, must be a function of (x1, x2), such as model.kernel")
     if isinstance(kernel_fn, AnalyticKernel):
         result: object = kernel_fn.blocks(x1, x2, tick=tick)
     else:
-        result = kernel_fn(jnp.asarray(x1), second)
+        result = kernel_fn(on_device(x1), None if x2 is None else on_device(x2))
     pair = tuple(getattr(result, name) for name in KERNELS) if hasattr(result, "ntk") else result
     if not isinstance(pair, tuple) or len(pair) != 2:
         raise ValueError(f"kernel_fn: got a {type(result).__name__} from it, must return the pair (nngp, ntk)")

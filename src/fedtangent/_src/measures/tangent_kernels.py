@@ -24,6 +24,7 @@ from fedtangent._src.models.dense import DenseStructure
 from fedtangent._src.models.features import LinearStructure
 from fedtangent._src.types import (
     Algorithm,
+    AnyArray,
     Array,
     ArrayLike,
     FederatedData,
@@ -242,7 +243,7 @@ class Watched(NamedTuple):
     """Examples on which kernels are measured."""
 
     rows: Int[np.ndarray, "m"]  # rows of the data, ascending
-    x: Shaped[Array, "m ..."]
+    x: Shaped[AnyArray, "m ..."]
     targets: Float64[np.ndarray, "m C"]
     clients: Partition  # which of the m examples each client holds
 
@@ -256,7 +257,7 @@ class KernelDiagnostics:
     """
 
     watched: Watched
-    kernels_of: Callable[[PyTree, Shaped[Array, "m ..."]], Float[Array, "K m m"]]  # of all models, at ``watched.x``
+    kernels_of: Callable[[PyTree, Shaped[AnyArray, "m ..."]], Float[Array, "K m m"]]  # of a state, at ``watched.x``
     parameters: OfParameters  # of a state
     initial: Float64[np.ndarray, "K m m"]  # Theta_0
 
@@ -270,7 +271,7 @@ class KernelDiagnostics:
 
     def kernels(self, state: PyTree) -> Float64[np.ndarray, "K m m"]:
         """Computes the tangent kernel of every model on the watched examples, mean over outputs: [K, m, m] float64."""
-        return np.asarray(self.kernels_of(self.parameters(state), self.watched.x), np.float64)
+        return np.asarray(self.kernels_of(state, self.watched.x), np.float64)
 
     def drifts(self, state: PyTree) -> Float64[np.ndarray, "K"]:
         """Computes ``|Theta - Theta_0| / |Theta_0|`` (Frobenius) of every model's kernel at a state of the run, [K]."""
@@ -340,12 +341,13 @@ def kernel_diagnostics(
     cheap = isinstance(model.structure, (DenseStructure, LinearStructure))
 
     @jax.jit
-    def kernels_of(all_params: PyTree, x: Shaped[Array, "m ..."]) -> Float[Array, "K m m"]:
+    def kernels_of(state: PyTree, x: Shaped[AnyArray, "m ..."]) -> Float[Array, "K m m"]:
+        all_params = params(state)
         wide, inputs = jax.tree.map(_widest, (all_params, x)) if cheap else (all_params, x)
         block = None if cheap else BLOCK_SIZE
         return jax.lax.map(lambda p: empirical_ntk(model, p, inputs, block_size=block), wide)
 
-    fresh = KernelDiagnostics(watched, kernels_of, jax.jit(params), np.zeros((0, 0, 0)))
+    fresh = KernelDiagnostics(watched, kernels_of, params, np.zeros((0, 0, 0)))
     return fresh.of_seed(algorithm, data.num_clients, seed, start)
 
 
@@ -370,9 +372,9 @@ def stratified(data: FederatedData, output_size: int, num_examples: int, seed: i
     parts = [np.flatnonzero(np.isin(rows, client)) for client in owned]
     ends = np.cumsum([0, *map(len, parts)])
     clients = Partition(np.concatenate(parts).astype(np.int32), ends.astype(np.int32))
-    y = np.asarray(data.y[rows])
+    x, y = np.asarray(data.x)[rows], np.asarray(data.y)[rows]
     targets = classification_targets(y, output_size, centred=True) if np.issubdtype(y.dtype, np.integer) else y
-    return Watched(rows, data.x[rows], np.asarray(targets, np.float64), clients)
+    return Watched(rows, x, np.asarray(targets, np.float64), clients)
 
 
 def _quotas(sizes: Int[np.ndarray, "N"], total: int, rng: np.random.Generator) -> Int[np.ndarray, "N"]:

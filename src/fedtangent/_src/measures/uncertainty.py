@@ -16,7 +16,7 @@ labels that are not among the C classes.
 from __future__ import annotations
 
 import functools
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -28,12 +28,14 @@ from fedtangent._src.checks import class_labels, number, real_array, whole
 from fedtangent._src.intervals import Interval
 from fedtangent._src.losses import Loss, get_loss, is_right, mean_form, mean_prediction, targets_of
 from fedtangent._src.pytrees import wide, widest
-from fedtangent._src.types import AnyArray, Array, ArrayLike, Prediction
+from fedtangent._src.types import AnyArray, Array, ArrayLike, Gaussian, Prediction
 
 METRICS = (  # in the order of a table
     *("nll", "mse", "loss", "accuracy", "accuracy_of_members", "ece", "brier"),
     *("predictive_entropy", "mutual_information", "knowledge_variance"),
 )
+Predicted: TypeAlias = Prediction | Gaussian | Float[AnyArray, "K n C"]
+"""A prediction at n inputs: of an ensemble, of a Gaussian process, or the outputs of the K models of an ensemble."""
 
 
 class Reliability(NamedTuple):
@@ -171,13 +173,26 @@ def expected_calibration_error(
     return calibration_error(reliability(members, labels, num_bins))
 
 
-def predictive_interval(
-    members: Float[AnyArray, "K n C"], level: float = 0.95, noise_variance: ArrayLike = 0.0
-) -> Interval:
+def moments(prediction: Predicted) -> tuple[Float[AnyArray, "n C"], Float[AnyArray, "n #C"]]:
+    """Returns mean and variance of every output; a variance is NaN if a Gaussian has no covariance.
+
+    Args:
+        prediction: Prediction at n inputs.
+    """
+    if isinstance(prediction, Gaussian):
+        mean, cov = prediction.mean, prediction.cov
+        variance = mean[:, :1] * np.nan if cov is None else cov.diagonal().reshape(len(mean), -1)
+        return mean, variance
+    members = _checked_members(prediction.members if isinstance(prediction, Prediction) else prediction)
+    return prediction.mean if isinstance(prediction, Prediction) else members.mean(axis=0), members.var(axis=0)
+
+
+def predictive_interval(members: Predicted, level: float = 0.95, noise_variance: ArrayLike = 0.0) -> Interval:
     """Computes Gaussian intervals ``mean +- z sqrt(variance + noise_variance)`` at every point and output, each [n, C].
 
     Args:
-        members: Values [K, n, C]; their mean and ``knowledge_variance`` are used (FE-2024, section V-B).
+        members: Values [K, n, C]; their mean and ``knowledge_variance`` are used (FE-2024, section V-B). A
+            ``Prediction``, or a ``Gaussian`` with its own mean and variance, such as that of ``theory.gp_limit``.
         level: Probability of the interval; z is the normal quantile of ``(1 + level) / 2``.
         noise_variance: Variance of an observation about its expectation, a number or [n, C]; 0 for an interval of the
             expectation itself.
@@ -185,9 +200,9 @@ def predictive_interval(
     Raises:
         ValueError: The level is outside (0, 1), or the noise variance is negative.
     """
-    members = _checked_members(members)
-    variance = knowledge_variance(members) + _noise(noise_variance, members.shape[1:], members.dtype)
-    mean, half = jnp.mean(members, axis=0), _normal_quantile(level, variance.dtype) * jnp.sqrt(variance)
+    mean, variance = map(jnp.asarray, moments(members))
+    variance = variance + _noise(noise_variance, mean.shape, mean.dtype)
+    half = _normal_quantile(level, variance.dtype) * jnp.sqrt(variance)
     return Interval(mean, mean - half, mean + half)
 
 

@@ -248,8 +248,8 @@ def mlp(
         **scales: ``w_std``, ``b_std`` and ``last_w_std``, see ``WeightScales``.
 
     Raises:
-        ValueError: A size is below 1, a name is unknown, a scale is negative, or ``float64`` is used without 64-bit
-            mode.
+        ValueError: A size is below 1, a name or a scale is unknown, a scale is negative, or ``float64`` is used
+            without 64-bit mode.
 
     Example, a network of width 64, and the kernels of infinite width:
 
@@ -260,6 +260,8 @@ def mlp(
         ((5, 2), (5, 5))
     """
     input_size, output_size = sizes_of(input_size, output_size)
+    for name in scales:
+        choice("scales", name, WeightScales.__annotations__)
     w_std, b_std, last_w_std = scales.get("w_std", 2.0**0.5), scales.get("b_std", 0.1), scales.get("last_w_std")
     widths = (widths,) if isinstance(widths, int) else tuple(widths)
     sizes = (input_size, *widths, output_size)

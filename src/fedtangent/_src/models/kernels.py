@@ -17,6 +17,7 @@ from jaxtyping import Float
 
 from fedtangent._src import liveness
 from fedtangent._src.checks import MAX_INDEX
+from fedtangent._src.pytrees import on_device
 from fedtangent._src.types import Apply, Array, ArrayLike, Key, PyTree
 
 KERNELS = ("nngp", "ntk")
@@ -53,8 +54,8 @@ def select(blocks: Kernels, get: str | tuple[str, ...]) -> Blocks:
 
 def as_floating(x: ArrayLike) -> Float[Array, "..."]:
     """Converts ``x`` to a floating array; whole numbers (such as raw pixels) take the default floating dtype."""
-    x = jnp.asarray(x)
-    return x if jnp.issubdtype(x.dtype, jnp.floating) else x.astype(jnp.result_type(float))
+    x = x if isinstance(x, jax.Array) else np.asarray(x)
+    return on_device(x if jnp.issubdtype(x.dtype, jnp.floating) else x.astype(jnp.result_type(float)))
 
 
 # a neural-tangents kernel: from inputs [n1, q], inputs [n2, q] or None, and names, to a named tuple with their blocks

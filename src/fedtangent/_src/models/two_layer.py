@@ -1,8 +1,7 @@
 """The two-layer ReLU network of NTK-FL's analysis (Yue et al., ICML 2022, eq. 12), with the kernel of eq. (13).
 
 ``f(v; x) = n^{-1/2} sum_r c_r max(v_r' x, 0)``: the first layer v is trained, the signs c stay fixed. With the factor
-``n^{-1/2}`` the tangent kernel is ``1/n x_i' x_j sum_r 1_ir 1_jr``, as the paper has it below eq. (12) and in (39b),
-(54a), (58b).
+``n^{-1/2}`` (erratum `ntk_fl.12`) the tangent kernel is ``1/n x_i' x_j sum_r 1_ir 1_jr``.
 """
 
 from __future__ import annotations

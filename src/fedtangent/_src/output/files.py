@@ -12,7 +12,7 @@ import math
 import os
 import shutil
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -70,23 +70,31 @@ class Figures(NamedTuple):
         return self.folder / f"{name}.{self.kind}"
 
 
+UNDECIDED = 3  # exit code of a command with --strict whose verdicts do not fail, but of which one is undecided
+
+
 class Ended(NamedTuple):
-    """The outcome of a command: the status of result.json, the exit code, and the advice printed after a failure."""
+    """The outcome of a command: the status of result.json, the exit code, and the last line that it prints."""
 
     status: str = FINISHED
     code: int = 0
-    advice: str = ""  # advice to the user
+    advice: str = ""  # advice to the user, printed after a failure
+    remark: str = ""  # last line of a run that has not failed
 
 
-def ended(failures: Iterable[str], advice: str = "") -> Ended:
+def ended(failures: Iterable[str], advice: str = "", undecided: Sequence[str] = (), strict: bool = False) -> Ended:
     """Returns the outcome of a command: exit code 1 with all failures as its status, or success without failures.
 
     Args:
         failures: Failures in a few words each.
         advice: Advice to the user after a failure.
+        undecided: Names of the undecided verdicts, for the last line.
+        strict: Whether undecided verdicts without a failure end with the exit code ``UNDECIDED``.
     """
-    status = "; ".join(failures)
-    return Ended(status, 1, advice) if status else Ended()
+    failed, remark = list(failures), f"undecided: {', '.join(undecided)}" if undecided else ""
+    if failed:
+        return Ended("; ".join([*failed, *[remark] * bool(remark)]), 1, advice)
+    return Ended(remark, UNDECIDED) if remark and strict else Ended(remark=remark)
 
 
 def output_folder(path: str | os.PathLike[str]) -> Path:

@@ -133,7 +133,7 @@ VERDICT_LEGEND = (
     "measured: by simulation. expected: by theory, with the tolerance. The negative control is a wrong theory, which "
     "must fail the same check.\n"
     "notices: the smallest error of the theory that the check notices. undecided: too few draws to tell; no run fails "
-    "because of it."
+    "because of it, but with --strict."
 )
 COMPARISON_LEGEND = (
     "Means and variances of networks are extrapolated to infinite width; the distance of a mean is relative to how far "

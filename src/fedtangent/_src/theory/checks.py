@@ -54,11 +54,6 @@ def is_concrete(*values: PyTree) -> bool:
     return not any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(values))
 
 
-def on_device(array: np.ndarray) -> jax.Array:
-    """Returns ``array`` as a JAX array, without a copy if it is read-only (``kernels.gram.read_only``)."""
-    return jnp.asarray(array) if array.flags.writeable else jax.device_put(array)
-
-
 def check_shape(name: str, value: ArrayLike, shape: tuple[int, ...]) -> None:
     """Raises ``ValueError`` unless a value has the required shape.
 

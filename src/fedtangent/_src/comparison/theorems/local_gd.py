@@ -93,12 +93,16 @@ class Descent(NamedTuple):
     scatter: float = 0.0  # standard deviation of the first model's weights
     seed: int = 0
     mapping: str = "vmap"  # of the nodes
+    batch: int | None = None  # size of minibatches; None: all examples
 
 
 @functools.lru_cache(maxsize=8)
 def _algorithm(recipe: Recipe, size: int, descent: Descent, options: tuple[tuple[str, float | str], ...]) -> Algorithm:
     """Builds the algorithm, cached so that all seeds share one compiled program."""
-    model, work = linear(size, sigma=descent.scatter, dtype=jnp.float64), Work(steps=descent.steps, batch_size=None)
+    model, work = (
+        linear(size, sigma=descent.scatter, dtype=jnp.float64),
+        Work(steps=descent.steps, batch_size=descent.batch),
+    )
     more = arguments_of(recipe, dict(options))
     return recipe(model, descent.schedule, client_learning_rate=descent.rate, work=work, **more)
 

@@ -39,8 +39,9 @@ SHARES = {"second": 0.109 / 0.8**4, "third": 1 / 5, "fourth": 1 / 10}
 REMARKS = (
     "(18) bounds the squared norm; its proof bounds the norm by rho, so the square by rho^2: both are followed",
     "to first order in eta the square falls by 1 - 2 eta K lambda_min / N: (18) has a quarter of that rate",
-    "R of hypothesis C with the 16 of its proof (4 is printed); B's O(sqrt(L)) as 2 sqrt(L); width's constant as 1",
-    "(33) has lost its L: for the third term's share eta has to be smaller by L; measured is whether it is kept",
+    "R of hypothesis C with the 16 of its proof (erratum `deep_linear.radius`); B's O(sqrt(L)) as 2 sqrt(L); width's "
+    "constant as 1",
+    "for the third term's share eta has to be smaller by L (erratum `deep_linear.33`); measured is whether it is kept",
     "the limit: infinite width, from the network's own function; balance: W'W of a layer less WW' of that below it",
     lab.NOT_OWED,
 )

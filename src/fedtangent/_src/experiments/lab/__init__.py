@@ -14,6 +14,7 @@ from typing import Any, NamedTuple, Protocol, TypeVar, runtime_checkable
 import numpy as np
 
 from fedtangent._src.comparison.statistics import log_slope
+from fedtangent._src.comparison.verdicts import undecided
 from fedtangent._src.intervals import half_width
 from fedtangent._src.output.files import Metric
 from fedtangent._src.theory.checks import Assumption
@@ -203,6 +204,11 @@ class Outcome(NamedTuple):
     remarks: tuple[str, ...] = ()  # what the reader should know before believing the numbers
     failed: tuple[str, ...] = ()  # reasons why the experiment does not count
     verdicts: tuple[Verdict, ...] = ()  # simulation beside theory; the experiment does not count if a control passes
+
+    @property
+    def undecided(self) -> tuple[str, ...]:
+        """Names of the claims and verdicts that are undecided."""
+        return *(c.claim for c in self.claims if c.verdict == UNDECIDED), *undecided(self.verdicts)
 
 
 def disagreeing(verdicts: Sequence[Verdict]) -> tuple[str, ...]:

@@ -2,8 +2,10 @@
 
 Ten nodes, half of a node's data of one class, cross entropy, SGD; the centralised model takes as many steps on all
 data. The paper takes ResNet-50 features of CIFAR-10, as this does with ``weights``, a file of ResNet-50's weights.
-Without this file features are those of fixed random convolutions. The paper does not say how features are scaled, nor
-how the layer starts: here they are standardised, the layer has a bias, and all start at 0. It gives curves, no numbers.
+Without this file features are those of a small ResNet that is trained here, with ``pretraining``, the share of the
+images that train it (``pretrained``), or else those of fixed random convolutions. The paper does not say how features
+are scaled, nor how the layer starts: here they are standardised, the layer has a bias, and all start at 0. It gives
+curves, no numbers.
 """
 
 from __future__ import annotations
@@ -23,6 +25,7 @@ from fedtangent._src import storage
 from fedtangent._src.data import features
 from fedtangent._src.experiments import lab
 from fedtangent._src.experiments.lab.runner import Study, by_scale, experiment, with_changes, within
+from fedtangent._src.experiments.local_gd import pretrained
 from fedtangent._src.output.run_plots import curves
 from fedtangent.types import Algorithm, Partition, Verdict
 
@@ -46,8 +49,10 @@ class LastLayerSettings:
     share: float = within(0.5, above=0, at_most=1)  # share of a node's data that is of its own class
     num_train: int = within(0, least=0)  # the first so many training examples; 0: all
     num_test: int = within(0, least=0)
-    num_features: int = within(1024, least=4)  # of random convolutions
+    num_features: int = within(1024, least=4)  # of random convolutions, or of the network that is trained here
     filter_size: int = 3
+    pretraining: float = within(0.0, at_least=0, below=1)  # share of the images that train a network; 0: none
+    epochs: int = 20  # of its training
     weights: str = ""  # a file of ResNet-50's weights, for colour images; none: random convolutions
     learning_rate: float = within(0.01, above=0)
     batch_size: int = 128
@@ -73,7 +78,10 @@ def check(study: Study) -> None:
     if settings.weights and study.dataset not in COLOURED:
         names = ", ".join(COLOURED)
         raise ValueError(f"weights: got {settings.weights} for {study.dataset}, must be left out but for {names}")
-    _featured(study, loaded._replace(x_train=loaded.x_train[:1], x_test=loaded.x_test[:1]), None)
+    if settings.pretraining:
+        pretrained.check(settings.pretraining, settings.num_features, settings.weights)
+    else:
+        _featured(study, loaded._replace(x_train=loaded.x_train[:1], x_test=loaded.x_test[:1]), None, study.seeds[0])
     ft.partition.majority(loaded.y_train, settings.num_clients, settings.share, study.seeds[0])
 
 
@@ -83,9 +91,17 @@ def _images(study: Study, seed: int) -> ft.data.Dataset:
     return ft.data.load(study.dataset, study.data_dir, seed, **sizes)
 
 
-def _featured(study: Study, loaded: ft.data.Dataset, folder: Path | None) -> ft.data.Dataset:
-    """Returns the data set with features in place of images; features stored in ``folder`` are not computed again."""
+def _featured(study: Study, loaded: ft.data.Dataset, folder: Path | None, seed: int) -> ft.data.Dataset:
+    """Returns the data set with features in place of images.
+
+    Features of fixed networks that are stored in ``folder`` are not computed again; a network that is trained here is
+    trained with ``seed``, and its images are left out.
+    """
     settings, tick = study.settings, _tenths(study.say)
+    if settings.pretraining:
+        return pretrained.with_trained_features(
+            loaded, settings.pretraining, settings.epochs, settings.num_features, seed
+        )
     if settings.weights:
         compute = partial(features.resnet50_features, weights=settings.weights, folder=folder, tick=tick)
         return features.with_features(loaded, compute)
@@ -112,7 +128,7 @@ def _run(panel: str, study: Study) -> lab.Outcome:
     for seed in study.each_seed():
         loaded = _images(study, seed)
         folder = None if loaded.info.read_from == "embedded" else storage.cache_directory() / "features"
-        featured = _featured(study, loaded, folder)
+        featured = _featured(study, loaded, folder, seed)
         source = featured.info.source.split("; ", 1)[1]
         layers = _train(featured, settings, seed)
         results.append(layers)
@@ -181,6 +197,8 @@ def _conclude(study: Study, results: list[Layers], panel: str, source: str) -> l
         title, rows, "run: {run} | distance to centralised: {distance:.4f} | test accuracy: {accuracy:.4f}"
     )
     claims, verdicts = _judge_h(first, middle, ends) if panel == "h" else _judge_i(right)
+    if study.settings.pretraining:
+        claims = tuple(c._replace(claim=f"{c.claim}, features of a network trained here") for c in claims)
     _draw(study, results, panel)
     failed = tuple(f"{name} diverged" for name in right if not all(np.isfinite(f.weights[name]).all() for f in results))
     failed += lab.disagreeing(verdicts)

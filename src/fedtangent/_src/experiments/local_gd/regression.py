@@ -33,7 +33,7 @@ REACHED = 0.01  # share of the initial distance at which G counts as having reac
 READING = (
     "the paper prints the local loss 1 / (2N) |y - X w|^2 (section 2.1) and eta = 1e-4, with which much of a local "
     "residual is left after L steps; without 1 / N it is gone, as the figure shows, so that is the default here: "
-    "--set loss=squared_error for the printed one"
+    "--set loss=squared_error for the printed one (erratum `local_gd.loss`)"
 )
 
 

@@ -19,6 +19,7 @@ from fedtangent._src.experiments.lab import harness, trials
 from fedtangent._src.experiments.lab.harness import Bench, Method, Record, Runs, Steps, Tuned
 from fedtangent._src.experiments.lab.runner import PACKAGE, AnySettings, Experiment, Study, within
 from fedtangent._src.experiments.lab.trials import Examples, Trial
+from fedtangent._src.experiments.ntk_fl import maps
 from fedtangent._src.federated.wire.subsample import largest_sample
 from fedtangent._src.output.run_plots import curves
 from fedtangent._src.types import Algorithm, Array, Model, Partition, Schedule
@@ -65,6 +66,7 @@ CLIENTS = {  # a remark on each partition
     "writers": "the writers of the data folder's sample: the paper has 300",
     "shifted": "no writers are known for these data: each client distorts its images in its own way (contrast, "
     "brightness, a shift by a pixel), in the test set clients are drawn at random",
+    "given": "clients hold the images of the authors' own map {map}, without those that validate here",
 }
 NEAR = 0.02  # of accuracy: our reading of "similar to the centralised"
 CURVES = "NTK-FL outperforms all baseline FL algorithms and is close to the ideal centralised training (curves only)"
@@ -75,8 +77,9 @@ class BaselineSettings:
     """The settings that all methods share; the defaults are the paper's."""
 
     methods: tuple[str, ...] = within(METHODS, of=tuple(LABELS))
-    partition: str = within("dirichlet", of=("dirichlet", "writers", "shifted"))
-    alpha: float = within(0.5, above=0)
+    partition: str = within("dirichlet", of=("dirichlet", "writers", "shifted", "given"))
+    map: str = ""  # of partition "given": one of the authors' maps in the data folder, such as a0.5_0
+    alpha: float = within(0.5, above=0)  # of partition "dirichlet"
     num_clients: int = 300
     clients_per_round: int = 20
     num_rounds: int = 50
@@ -135,15 +138,24 @@ def _divide(name: str, data_dir: Path | None, seed: int, settings: BaselineSetti
         examples, by_part = trials.distorted_by(examples, settings.num_clients, seed)
         clients = by_part["train"]
     else:
-        clients = _clients(loaded, examples, seed, settings)
+        clients = _clients(loaded, examples, seed, settings, data_dir)
     x = {part: ((v - np.float32(mean)) / np.float32(deviation)).reshape(len(v), -1) for part, v in examples.x.items()}
     return trials.trial_of(examples._replace(x=x), clients, seed, loaded.num_classes)
 
 
-def _clients(loaded: ft.data.Dataset, examples: Examples, seed: int, settings: BaselineSettings) -> Partition:
-    """Returns the clients' training examples, for a "dirichlet" or "writers" partition."""
+def _clients(
+    loaded: ft.data.Dataset, examples: Examples, seed: int, settings: BaselineSettings, data_dir: Path | None
+) -> Partition:
+    """Returns the clients' training examples, for a "dirichlet", "writers" or "given" partition."""
     if settings.partition == "dirichlet":
         return ft.partition.dirichlet(examples.y["train"], settings.num_clients, settings.alpha, seed)
+    if settings.partition == "given":
+        clients = maps.authors_map(loaded, settings.map, data_dir)
+        if clients.num_clients != settings.num_clients:
+            raise ValueError(
+                f"num_clients: got {settings.num_clients}, must be {clients.num_clients}, the clients of {settings.map}"
+            )
+        return maps.among(clients, examples.rows["train"], len(loaded.x_train))
     if loaded.user_train is None:
         raise ValueError(f"partition: got 'writers', but the data set {loaded.name} does not say who wrote what")
     users, owner = np.unique(loaded.user_train, return_inverse=True)
@@ -234,6 +246,8 @@ def check(study: Study, **changes: object) -> None:
         raise ValueError(f"clients_per_round: got {cohort}, must be at most {clients}, all clients")
     if settings.window > min(settings.num_rounds, settings.reference_rounds):
         raise ValueError(f"window: got {settings.window}, must be at most num_rounds and reference_rounds")
+    if settings.map and settings.partition != "given":
+        raise ValueError(f"map: got {settings.map!r}, must be left out but for partition=given")
     if settings.tuning_seed in study.seeds:
         raise ValueError(f"tuning_seed: got {settings.tuning_seed}, which is among the seeds {study.seeds}")
     harness.build_all(_methods(settings, _divide(study.dataset, study.data_dir, study.seeds[0], settings)))
@@ -479,6 +493,18 @@ def _choices(study: Study) -> list[str]:
         f"{settings.loss.replace('_', ' ')}"
         f"{evolved if losses else ''}",
         STAND_IN if study.dataset == "digits" else "",
-        CLIENTS[settings.partition],
+        CLIENTS[settings.partition].format(map=settings.map),
+        _compressor(settings) if any(name in EVOLVED and name in PAIRED for name in settings.methods) else "",
     )
     return [line for line in lines if line]
+
+
+def _compressor(settings: BaselineSettings) -> str:
+    """Returns a remark on the compressor of CP-NTK-FL, which the paper does not give."""
+    bits = f"{settings.value_bits} bits" if settings.value_bits else "the bits of a parameter"
+    inputs = f"inputs projected to {settings.projected} numbers" if settings.projected else "inputs not projected"
+    return (
+        f"CP-NTK-FL: a share {settings.beta:g} of a client's examples, {inputs}, the largest "
+        f"{1 - settings.sparsity:.0%} of an example's Jacobian with their places, in {bits} each, rows shuffled; the "
+        "paper does not give its compressor"
+    )

@@ -32,7 +32,7 @@ from fedtangent._src.output.line_plots import heat_map
 from fedtangent._src.output.run_plots import curves
 
 CLAIM_TABLE1 = "CP-NTK-FL needs the fewest rounds, by an order of magnitude, at a similar uplink"
-# Rounds and MiB of uplink to 85 % on Fashion-MNIST, alpha = .1 (the paper prints MB; its FedAvg's are MiB).
+# Rounds and MiB of uplink to 85 % on Fashion-MNIST, alpha = .1 (erratum `ntk_fl.table1`).
 PUBLISHED_TABLE1 = {"cp_ntk_fl": (26, 386), "fed_com": (250, 379), "qsgd": (614, 465), "fed_avg": (284, 1720)}
 # The paper does not say how its Jacobians are compressed: 386 MB in 26 rounds are about half a bit for each entry. Here
 # only the largest entries are sent, with their places (``sparsity``), in ``value_bits`` bits.

@@ -202,7 +202,7 @@ def fed_adam(
     ``m = beta_1 m + (1 - beta_1) d`` and ``v = beta_2 v + (1 - beta_2) d^2`` for the clients' mean pseudo-gradient d,
     without the bias correction of ``optax.adam``. Every parameter moves by about eta, whatever the size of d; eta is
     ``averaging.server_learning_rate``, 0.01 by default (the paper tunes it). Clients are weighted by examples; the
-    paper prints ``weighting="uniform"``.
+    paper's is ``weighting="uniform"``.
 
     Args:
         adaptivity: Decay of the moments, and the degree of adaptivity.

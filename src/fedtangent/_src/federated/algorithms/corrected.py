@@ -260,7 +260,7 @@ def modified_local_gd(
     """Builds Modified Local-GD: the clients' mean, drawn back to the start of the run (Local-GD paper, algorithm 3).
 
     In round k (from 0) ``w^{k+1} = (1 - alpha) w^0 + alpha mean_i(w_i)``, with w_i the models just trained from w^k
-    (line 9 prints ``w_i^k``; eq. 63 of its appendix has ``w_i^{k+1}``) and a uniform mean by default. With a
+    (erratum `local_gd.line9`) and a uniform mean by default. With a
     ``server_learning_rate``, not in the paper, the server first moves that share of the way from w^k to the mean. With
     the default ``anchoring`` the first round changes nothing, as in algorithm 3 and eq. (63);
     ``Anchoring(first_index=1)`` is eq. (16), whose first round has alpha 1/2.

@@ -20,7 +20,9 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.scipy.fft import dct
+from jaxtyping import Float, Num
 
 from fedtangent._src import pytrees
 from fedtangent._src.federated.ntk_fl.multirate import (
@@ -32,7 +34,7 @@ from fedtangent._src.federated.ntk_fl.multirate import (
 )
 from fedtangent._src.federated.ntk_fl.options import OUTPUT_LOSSES, Evolution
 from fedtangent._src.federated.ntk_fl.tangent import Pool, Tangent, averaged_product, signs
-from fedtangent._src.types import Array, PyTree
+from fedtangent._src.types import Array, ArrayLike, PyTree
 
 LANCZOS_STEPS = 24
 CUT = 1e-13  # largest sum of the omitted terms of a series, relative to the largest value t of the polynomial
@@ -66,27 +68,28 @@ def spectral_dual(
         times: The Psi numbers of steps.
     """
     coefficients = vectors.T @ residual
-    responses = jnp.stack([step * geometric_sum(step * jnp.maximum(eigenvalues, 0), t) for t in times], axis=1)
+    responses = step * geometric_sum(step * jnp.maximum(eigenvalues, 0)[:, None], np.array(times)[None])
     scaled = responses[:, :, None] * coefficients[:, None, :]  # [m, Psi, C]
     dual = vectors @ scaled.reshape((scaled.shape[0], -1))
     return dual.reshape(scaled.shape).transpose(1, 0, 2)
 
 
-def geometric_sum(z: Array, t: int) -> Array:
+def geometric_sum(z: Float[Array, "*z"], t: Num[ArrayLike, "*t"]) -> Float[Array, "*sums"]:
     """Computes ``sum_{u < t} (1 - z)^u`` elementwise, to full relative precision even for tiny z.
 
     Args:
         z: Numbers of at least 0.
-        t: Number of terms.
+        t: Numbers of terms; their shape and that of ``z`` are broadcast.
     """
+    t = jnp.asarray(t, z.dtype)
     near_zero = z < 1e-200
     small = z < 0.5
     inside = jnp.where(small & ~near_zero, z, 0.25)
     close = -jnp.expm1(t * jnp.log1p(-inside)) / inside
     outside = jnp.where(small, 1.0, z)
     power = jnp.exp(t * jnp.log(jnp.abs(1 - outside)))
-    power = jnp.where(outside > 1, (-1.0) ** t * power, power)
-    return jnp.where(near_zero, float(t), jnp.where(small, close, (1 - power) / outside))
+    power = jnp.where((outside > 1) & (t % 2 == 1), -power, power)
+    return jnp.where(near_zero, t, jnp.where(small, close, (1 - power) / outside))
 
 
 # ---- by the steps -------------------------------------------------------------------------------------------------
@@ -148,7 +151,7 @@ def chebyshev_series(top: Array | float, times: tuple[int, ...]) -> tuple[Array,
     """
     size = chebyshev_degree(max(times)) + 1
     nodes = jnp.asarray(top, float) * jnp.sin((jnp.arange(size) + 0.5) * (math.pi / (2 * size))) ** 2
-    values = jnp.stack([geometric_sum(nodes, t) for t in times])
+    values = geometric_sum(nodes[None], np.array(times)[:, None])
     coefficients = dct(values, type=2, axis=1) / size
     coefficients = coefficients.at[:, 0].multiply(0.5)
     relative = jnp.max(jnp.abs(coefficients) / jnp.asarray(times, float)[:, None], axis=0)

@@ -2,9 +2,9 @@
 
 Conventions: with the squared error the loss is ``1/(2 N C) sum |f - y|^2`` over the N real examples, and ``Theta`` sums
 over parameters. So a step of gradient descent with learning rate eta moves the function of the linearised network by
-``s = eta / (N C)`` times ``Theta (y - f)``. (Yue et al., ICML 2022, print eta / N with the kernel H in (9a) and eta /
-(N C) in (10); only the latter in both makes weights and function agree.) Targets are used unchanged, one-hot with or
-without their mean (``data.classification_targets``): the paper does not say which.
+``s = eta / (N C)`` times ``Theta (y - f)``. (Yue et al., ICML 2022, eq. 9a and 10, with errata `ntk_fl.9a` and
+`ntk_fl.steps`.) Targets are used unchanged, one-hot with or without their mean (``data.classification_targets``): the
+paper does not say which.
 
 A client's message stands for its Jacobians, outputs and targets. The simulator sends the examples instead and lets the
 server compute the same kernel from them, so that no [N, C, P] array ever exists; the channel charges the wire ledger

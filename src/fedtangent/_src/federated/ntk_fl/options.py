@@ -131,8 +131,8 @@ class Evolution:
     lambda_max``). "stop" raises ``ValueError`` or, if the values are traced, keeps the parameters with status 3; an
     allowed step diverges at large times. The averaged kernel's lambda_max is below the whole one's."""
     loss: str = "squared_error"
-    """"squared_error", the paper's; or "cross_entropy", ``-1/N sum y log softmax(f)``, as in its authors' code: a step
-    moves f by ``eta / N Theta (y - softmax(f))``, which has no closed form."""
+    """"squared_error", the paper's; or "cross_entropy", ``-1/N sum y log softmax(f)``, as in its authors' code
+    (erratum `ntk_fl.loss`): a step moves f by ``eta / N Theta (y - softmax(f))``, which has no closed form."""
     kernel_bytes: int = 4 * 2**30
     """The most bytes of the averaged kernel [n, n] in memory; a larger one is never formed, and a product with it takes
     C^2 passes through the network."""

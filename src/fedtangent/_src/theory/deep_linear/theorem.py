@@ -8,17 +8,16 @@ values in the limit; C, no layer moves farther than R.
 
 Points that the paper leaves open or states otherwise:
 
-- P(0) is singular beyond the range of X. As in Du and Hu (2019), whose result the proof uses, the examples belong to
-  a reduced problem: lambda_min and sigma_min are the least on that range, and targets are ``Y = W* X``.
+- lambda_min and sigma_min are the least on the range of X, and targets are ``Y = W* X`` (erratum `deep_linear.rank`),
+  as in the reduced problem of Du and Hu (2019), whose result the proof uses.
 - The conditions hold up to constants. The step's constant is printed inside the proof,
   ``eta <= d_out / (50 L kappa K |X|^2)``; the width's constant is taken as 1, the least possible reading.
-- (18) is of the squared norm. The proof bounds the norm itself by rho, so its square by rho^2; and to first order in
-  eta the square falls by ``1 - 2 eta K lambda_min / N``: the theorem has a quarter of the rate. ``linear_rate`` is
-  the rate of the linear model, exact for any eta and K.
-- In (33), and so in (25) and Lemma VII.7, the local kernel's bound ``1.25^4 L sigma_max^2 / d_out`` has lost its L;
-  with it (``drift_bound``) the third term keeps the proof's share for eta smaller by L.
-- R is printed with 4 in hypothesis C and with 16 in the proof of it; 16 is the value that its steps give.
-- (27) orders the least eigenvalues of ``X'X`` and ``X_c'X_c``, which is true for columns of full rank, n <= d only.
+- (18) has a quarter of the first-order rate (erratum `deep_linear.18`). ``linear_rate`` is the rate of the linear
+  model, exact for any eta and K. The loss is the sum of squares (erratum `deep_linear.loss`).
+- ``drift_bound`` has the L that is lost in (33), ``radius`` the 16 of the proof (errata `deep_linear.33`,
+  `deep_linear.radius`).
+- ``hypotheses`` has the exponents of j - i + 1 layers, and n <= d is needed for (27) (errata `deep_linear.between`,
+  `deep_linear.27`).
 """
 
 from __future__ import annotations

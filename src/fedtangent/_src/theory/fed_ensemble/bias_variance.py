@@ -2,10 +2,9 @@
 
     E (y - h)^2 = E_x (y - ybar)^2 + E_x (ybar - hbar)^2 + E_x (h - hbar)^2
 
-with h the average of K models, hbar its expectation over all random draws of a run, ybar(x) = E[y | x]. FE-2024's
-eq. (10) prints h for hbar in the second term, with which the two sides differ by the variance; FE-2021's eq. (3) is
-meant. A run has two random parts: the initial functions, and the schedule (who trains which model when), so by the law
-of total variance
+with h the average of K models, hbar its expectation over all random draws of a run, ybar(x) = E[y | x]. The second term
+has hbar, as in FE-2021 (erratum `fe2024.10`). A run has two random parts: the initial functions, and the schedule (who
+trains which model when), so by the law of total variance
 
     E_x (h - hbar)^2 = E_schedules[ sum_k k_k(x, x) / K^2 ] + Var_schedules[ mean of h given the schedule ].
 

@@ -1,7 +1,8 @@
 """The assumptions of Theorem 1, measured on a run.
 
 They are the assumptions of 4.1 (i)-(iv), of Lemma 9.1 and of Theorem 9.1 (FE-2021), and further assumptions that the
-proof uses without naming them. An age is a number of rounds in which every client trains each model once.
+proof uses without naming them (erratum `fe2021.assumptions`). An age is a number of rounds in which every client trains
+each model once.
 """
 
 from __future__ import annotations

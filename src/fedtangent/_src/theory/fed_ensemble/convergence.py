@@ -10,25 +10,18 @@ rate of an age of K rounds, by eq. 27) the norm of the residual falls in each ag
 
 ==============  =====  ============================================================================================
 "proof"         1/3    the last lines of the proof of 9.1: the proved form
-"equation_18"   K/3    eq. (18) as printed, ``e^{-eta_0 lambda_m t K tau / (3 nbar)}`` after t ages: a factor K that the
-                       proof does not have; faster than the first-order rate itself for K > 3
-"informal"      K/6    4.1 (FE-2024's Theorem 1), of the squared error, with t as FE-2024 counts it: rounds times
-                       local steps; faster than the first-order rate for K > 6
+"equation_18"   K/3    eq. (18) as printed (erratum `fe2021.18`)
+"informal"      K/6    4.1 (FE-2024's Theorem 1) as printed, of the squared error (erratum `fe2024.theorem1`)
 ==============  =====  ============================================================================================
 
-All are up to a remainder ``o(eta_0^2 tau^2)``, which the bounds here leave out. Other slips on the same pages: (19) has
-``R_0 / sqrt(l)`` where (26) has ``R_0 / l``; the exponent of kappa_2 bounds ``||Theta_i||`` by C_i, a few lines after
-by C_i^2, and does not divide by nbar (where C_i is above 1 and steps are small, the residual of a linear model grows
-by more than (20) allows; with C_2^2 for C_2 it does not); kappa_3 has one round's D_2 and N(N-1)/2 commutators where
-D_3 has K and K(K-1)/2; the movement has the factor ``3 eta_0 nbar`` in (18), ``3 eta_0`` in (20), and 3 in the
-induction over t_i, which agrees with its sum over ages.
+All are up to a remainder ``o(eta_0^2 tau^2)``, which the bounds here leave out. kappa_2 is that of (19), and kappa_3 is
+as printed (errata `fe2021.26`, `fe2021.20`, `fe2021.kappa3`). The bound of the movement has three forms, too (erratum
+`fe2021.18movement`).
 
 Section 9.4 of FE-2021, how far training a network is from training its linearisation, ends with
 ``gap <= kappa_4 / (1 - (1 + eta_0^2 tau^2 ||D_4||) e^{-eta_0 tau lambda_min / nbar})`` and
-``kappa_4 = O(l^-1/2)``. Its kappa_4 has ``e^{eta_0 tau / (nbar C_2^2)}`` where the integral it bounds gives
-``e^{eta_0 tau C_2^2 / n_i}``, and ``2 C_2^2 l^-1/2`` for the change of the kernel, from which the constant
-``3 (1 + kappa_2) C_2 R_0 / lambda_m`` of (18) is missing. ``gap_from_drift`` is the first-order bound that the same
-argument gives for a measured change of the kernel.
+``kappa_4 = O(l^-1/2)``. ``kappa_4`` is as printed (erratum `fe2021.kappa4`). ``gap_from_drift`` is the first-order
+bound that the same argument gives for a measured change of the kernel.
 """
 
 from __future__ import annotations

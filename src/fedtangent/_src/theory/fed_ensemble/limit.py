@@ -32,7 +32,7 @@ def gp_limit(
     ``B = Theta(x, X) Theta^-1``, for the squared loss, an infinitely wide (or linear) model, and a zero-mean initial
     function of covariance K. The theorem assumes that Theta has full rank. If Theta is singular in float64, the least
     sufficient jitter is added to its diagonal and reported in the result. The papers' remainder ``o(eta_0^2)`` is 0
-    here: every stable step size has exactly this fixed point.
+    here (erratum `fe2024.remainder`): every stable step size has exactly this fixed point.
 
     The function runs on the host in NumPy float64 and cannot be traced.
 

@@ -2,7 +2,7 @@
 
 Both lemmas give the distance of federated training from one exponential of the summed operators: rounds do not commute
 (9.2), and the clients of a round differ (9.3). A third term of the same order comes from gradient descent, for which
-the papers substitute gradient flow:
+the papers substitute gradient flow (erratum `fe2021.flow`):
 
     (I - h A / T)^T = exp(-h A) - h^2 / (2 T) A^2 + O(h^3),      h = eta T,
 
@@ -73,7 +73,7 @@ def exponential_product(operators: ArrayLike, step: float) -> Expansion:
     """Computes ``e^{-h A_K} ... e^{-h A_1}`` to second order, from the summed operators (FE-2021, Lemma 9.2, eq. 9).
 
     ``first_order = e^{-h (A_1 + ... + A_K)}`` and ``second_order = h^2/2 sum_{i > j} [A_i, A_j]``, where A_1 acts
-    first; ``h = eta tau``. (The page calls the remainder o(eta tau^2) once; it is o(eta^2 tau^2), as in the proof.)
+    first; ``h = eta tau``. The remainder is o(h^2) (erratum `fe2021.lemma92`).
 
     Args:
         operators: Operators [K, n, n], the first to act first.
@@ -221,8 +221,8 @@ def equation_13(age: Age, dynamics: str = "gradient_flow", order: str = "acting"
         age: Operators of the age.
         dynamics: "gradient_flow", or "gradient_descent", which adds -E[A^2 / tau] to each round's variance.
         order: "acting" has later rounds on the left, as operators act, and is right to second order. "printed" has the
-            factors in the order of the page, l rising to the right, which is the age with its rounds reversed. It is
-            wrong by ``sum_{i>j} [E_i, E_j]``, a second-order term, and contradicts Lemma 9.2 and eq. (14).
+            factors in the order of the page (erratum `fe2021.13`), which is the age with its rounds reversed, and is
+            wrong by the second-order term ``sum_{i>j} [E_i, E_j]``.
     """
     choice("dynamics", dynamics, DYNAMICS)
     choice("order", order, ("acting", "printed"))
@@ -239,8 +239,8 @@ def equation_13(age: Age, dynamics: str = "gradient_flow", order: str = "acting"
 def operator_u(age: Age, dynamics: str = "gradient_flow") -> Operator:
     """Computes U of eq. (14), the map of one age on the residual, [n, n].
 
-    It is ``(1 + 1/2 (sum_l Var + sum_{i>j} [E_i, E_j])) e^{-sum_l E_l}``. (The page writes its left side at round
-    tau (tK + r + 1); it is the age, ``f_{w((t+1) K tau)}``.)
+    It is ``(1 + 1/2 (sum_l Var + sum_{i>j} [E_i, E_j])) e^{-sum_l E_l}``. Its left side is
+    ``f_{w((t+1) K tau)}`` (erratum `fe2021.14`).
 
     Args:
         age, dynamics: As for ``second_order_terms``.
@@ -255,9 +255,8 @@ def condition_15(ages: Sequence[Age], dynamics: str = "gradient_flow") -> Condit
     summed operators. These have the eigenvalues of the symmetric ``Theta^1/2 D Theta^1/2``, with least eigenvalue 0 if
     Theta is singular or if a client with data is absent from an age; the paper takes the smallest eigenvalue that is
     not 0. To leading order (15) holds up to ``eta tau = 2 K lambda / ((K lambda)^2 + B_1)``, which is returned as a
-    factor of the step in use. The paper prints ``K lambda`` for ``(K lambda)^2``, which adds terms of different order
-    in the step. (15) also holds for steps so large that the exponential dominates again; there the second-order terms
-    mean nothing, so require a factor above 1 too.
+    factor of the step in use. The paper prints another number (erratum `fe2021.15`). (15) also holds for steps so large
+    that the exponential dominates again; there the second-order terms mean nothing, so require a factor above 1 too.
 
     Args:
         ages: Operators of one or more ages.

@@ -9,8 +9,9 @@ from fedtangent._src.checks import instance
 from fedtangent._src.kernels.gram import KernelBlocks
 from fedtangent._src.kernels.large import LargeKernel
 from fedtangent._src.losses import check_targets
+from fedtangent._src.pytrees import on_device
 from fedtangent._src.theory import checks
-from fedtangent._src.theory.checks import in_float64, is_concrete, on_device
+from fedtangent._src.theory.checks import in_float64, is_concrete
 from fedtangent._src.theory.flow.clients import build_clients
 from fedtangent._src.theory.flow.flow import Flow
 from fedtangent._src.theory.flow.rounds import RunSlots, build_rounds, check_once

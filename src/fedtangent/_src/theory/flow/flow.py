@@ -23,7 +23,8 @@ from jaxtyping import Float, Float64, Int, Num
 from fedtangent._src.checks import number, whole
 from fedtangent._src.kernels.gram import KernelBlocks
 from fedtangent._src.kernels.large import LargeKernel
-from fedtangent._src.theory.checks import in_float64, is_concrete, on_device
+from fedtangent._src.pytrees import on_device
+from fedtangent._src.theory.checks import in_float64, is_concrete
 from fedtangent._src.theory.flow import asymptotics, functions
 from fedtangent._src.theory.flow.asymptotics import PassSpectrum, Stability
 from fedtangent._src.theory.flow.clients import ClientBlocks
@@ -32,7 +33,7 @@ from fedtangent._src.theory.flow.recursion import Input, Program, influence, pat
 from fedtangent._src.theory.flow.rounds import Rounds, RunSlots, only_model, rows_needed
 from fedtangent._src.theory.flow.rules import Kind, Numbers
 from fedtangent._src.theory.prior import PriorBlocks, prior_blocks, terms_of
-from fedtangent._src.types import AnyArray, Array, ArrayLike, EitherArray, Gaussian, Partition
+from fedtangent._src.types import AnyArray, Array, ArrayLike, Gaussian, Partition
 
 # Costs in units of a multiply-add, measured on a CPU: reading one entry of Theta, and gathering one.
 READ, GATHER = 40, 120
@@ -95,7 +96,7 @@ class Flow:
 
     def residual(
         self, r: int | Sequence[int], f0_train: ArrayLike | None = None, model: int | None = None
-    ) -> Float[Array, "*r n C"]:
+    ) -> Float[AnyArray, "*r n C"]:
         """Computes ``f_r(X) - Y`` [..., n, C] of the run from ``f0_train`` (by default: of the mean of all runs).
 
         Args:
@@ -178,7 +179,7 @@ class Flow:
         return self.mean(r).mean(axis=-3)
 
     @in_float64
-    def cov(self, r: int, model: int | None = None) -> Float[Array, "m m"] | Float[Array, "K m m"]:
+    def cov(self, r: int, model: int | None = None) -> Float[AnyArray, "m m"] | Float[AnyArray, "K m m"]:
         """Computes the covariance of each output over initial functions, [m, m] for one model, [K, m, m] for all.
 
         It is ``K(x, x) - B K(X, x) - K(x, X) B' + B K(X, X) B'`` with ``B = Theta(x, X) M_r``; with outputs "full" its
@@ -188,12 +189,12 @@ class Flow:
             r, model: Number of finished rounds, and model as documented at ``Flow``.
         """
         if model is None:  # one after the other, so that the memory is that of one
-            return jnp.stack([jnp.asarray(self.cov(r, k)) for k in range(self.num_models)])
+            return functions.stacked(*(self.cov(r, k) for k in range(self.num_models)))
         b, gamma = self.dependence(r, model)
         return finite_functions(_covariance(prior_blocks(self._prior), b, gamma))
 
     @in_float64
-    def variance(self, r: int | Sequence[int], model: int | None = None) -> Float[Array, "*r m"]:
+    def variance(self, r: int | Sequence[int], model: int | None = None) -> Float[AnyArray, "*r m"]:
         """Computes the variance at each test point, the diagonal of ``cov``: [..., m], or [..., K, m] for all models.
 
         With outputs "full" there are m C variances in place of m. Each requested round costs one backward pass.
@@ -201,12 +202,12 @@ class Flow:
         Args:
             r, model: Finished rounds and model, as documented at ``Flow``.
         """
-        covs = (jnp.asarray(self.cov(i, model)) for i in np.atleast_1d(r).tolist())
-        variances = [jnp.diagonal(cov, axis1=-2, axis2=-1) for cov in covs]
-        return jnp.stack(variances) if np.ndim(r) else variances[0]
+        covs = (self.cov(i, model) for i in np.atleast_1d(r).tolist())
+        variances = [cov.diagonal(axis1=-2, axis2=-1) for cov in covs]
+        return functions.stacked(*variances) if np.ndim(r) else variances[0]
 
     @in_float64
-    def cross_cov(self, r: int, model: int, other: int) -> Float[Array, "m m"]:
+    def cross_cov(self, r: int, model: int, other: int) -> Float[AnyArray, "m m"]:
         """Computes the covariance [m, m] between two models that start from the same random initial function.
 
         Args:
@@ -221,7 +222,7 @@ class Flow:
         return finite_functions(g * h * prior_test + b @ prior @ c.T - cross)
 
     @in_float64
-    def dependence(self, r: int, model: int | None = None) -> tuple[Float[Array, "K m q"], Float[Array, "K"]]:
+    def dependence(self, r: int, model: int | None = None) -> tuple[Float[Array, "K m q"], Float[AnyArray, "K"]]:
         """Computes how ``f_r(x) = gamma f_0(x) - B f_0(X) + ..`` depends on f_0, where ``..`` does not depend on f_0.
 
         Args:
@@ -230,14 +231,14 @@ class Flow:
         Returns:
             B [K, m, q] and gamma [K], with K = 1 if ``model`` selects one model. Without weight decay gamma is 1.
         """
-        theta_x = jnp.asarray(self.check_law("covariance").ntk_test_train)
+        theta_x = self.check_law("covariance").ntk_test_train
         r = whole("r", r, 0, self.num_rounds)
         shares, active = self.shares(model), np.arange(self.num_rounds) < r
         b = influence(self.program(model, len(theta_x)), theta_x, shares, active)
-        return b, 1 + self.numbers.homogeneity * (shares[r] - 1)
+        return b, 1 + self.numbers.homogeneity * (shares[r] - 1) if self.kind.decays else shares[r]
 
     @in_float64
-    def ensemble_cov(self, r: int, *, common_start: bool = False) -> Float[Array, "m m"]:
+    def ensemble_cov(self, r: int, *, common_start: bool = False) -> Float[AnyArray, "m m"]:
         """Computes the covariance of the average of the K models, [m, m].
 
         Args:
@@ -250,7 +251,7 @@ class Flow:
         return finite_functions(_covariance(prior_blocks(self._prior), b, gamma))
 
     @in_float64
-    def operator(self, r: int, model: int = 0) -> Float[Array, "q q"]:
+    def operator(self, r: int, model: int = 0) -> Float[AnyArray, "q q"]:
         """Computes the matrix ``M_r`` [q, q] of one model by an n x n recursion, for tests and small problems.
 
         Args:
@@ -258,10 +259,10 @@ class Flow:
             model: Index of the model.
         """
         self.check_law("operator")
-        eye = jnp.eye(len(self.theta))[:, None, :]
-        residuals = Input(eye, jnp.zeros_like(eye) if self.kind.decays else None)
+        eye = np.eye(len(self.theta))[:, None, :]
+        residuals = Input(eye, np.zeros_like(eye) if self.kind.decays else None)
         program, shares = self.program(self._index(model), len(eye)), self.shares(model)
-        return path(program, residuals, shares, self.rounds_of(r))[0, :, 0]
+        return finite_functions(path(program, residuals, shares, self.rounds_of(r)))[0, :, 0]
 
     def fixed_point(self, model: int = 0) -> Gaussian:
         """Computes the law that a model tends to if the R rounds are repeated for ever: mean [m, C] and cov [m, m].
@@ -355,7 +356,7 @@ class Flow:
         """Kernel blocks whose ``nngp_train`` is a JAX array, without a copy if the NumPy array is read-only."""
         kernels = self.blocks
         train = kernels.nngp_train
-        return kernels if train is None else kernels._replace(nngp_train=on_device(train))  # type: ignore[arg-type]
+        return kernels if train is None else kernels._replace(nngp_train=on_device(train))
 
     @functools.cached_property
     def _needed(self) -> Int[np.ndarray, "R K E"]:
@@ -374,10 +375,10 @@ class Flow:
         # rows of the clients, on average over rounds
         rows = np.sum(sizes) * self.kind.rows_per_example / self.num_rounds * num_models / self.num_models
         if rows * (columns + GATHER) < len(self.theta) * (num_models * columns + READ):
-            rounds = rounds._replace(needed=jnp.asarray(self._needed))
+            rounds = rounds._replace(needed=on_device(self._needed))
         if model is not None:
             rounds = only_model(rounds, self._index(model))
-        targets = None if self.kind.is_linear else jnp.asarray(self.targets)
+        targets = None if self.kind.is_linear else on_device(self.targets)
         return Program(self.kind, self.theta, self.clients.buckets, rounds, self.numbers, targets)
 
     def shares(self, model: int | None) -> Float[AnyArray, "rounds K"]:
@@ -412,8 +413,8 @@ class Flow:
         """Computes the functions of one run at the test points; without ``at_test``, at the training points."""
         train, test = jax.tree.map(lambda values: values[None], (trained, at_test))
         of_train, of_test = functions.followed(self, train, test, self.rounds_of(r), None, model)
-        of_models = (of_train if of_test is None else of_test)[:, :, 0]
-        outputs = finite_functions(of_models if model is None else of_models[:, 0])
+        of_models = finite_functions(of_train if of_test is None else of_test)[:, :, 0]
+        outputs = of_models if model is None else of_models[:, 0]
         return outputs if np.ndim(r) else outputs[0]
 
     def rounds_of(self, r: int | Sequence[int]) -> Int[np.ndarray, "r"]:
@@ -430,16 +431,22 @@ class Flow:
 
 
 @jax.jit
-def _covariance(prior: PriorBlocks, b: Float[Array, "K m q"], gamma: Float[Array, "K"]) -> Float[AnyArray, "m m"]:
+def _covariance(prior: PriorBlocks, b: Float[Array, "K m q"], gamma: Float[AnyArray, "K"]) -> Float[AnyArray, "m m"]:
     """Computes the covariance of the mean over K models that start from one random function, [m, m]."""
     return terms_of(prior, b.mean(axis=0), jnp.mean(gamma)).total
 
 
-def finite_functions(values: Float[EitherArray, "*shape"]) -> Float[EitherArray, "*shape"]:
-    """Returns ``values``; raises ``FloatingPointError`` if an unstable run has left the range of float64."""
-    if is_concrete(values) and not np.isfinite(np.asarray(values)).all():
+def finite_functions(values: Float[AnyArray, "*shape"]) -> Float[AnyArray, "*shape"]:
+    """Returns ``values``, on the host; raises ``FloatingPointError`` if an unstable run has left the range of float64.
+
+    Traced values are returned unchanged.
+    """
+    if not is_concrete(values):
+        return values
+    on_host = np.asarray(values)
+    if not np.isfinite(on_host).all():
         raise FloatingPointError(
             "learning_rate: got one at which the run is not stable: its functions are beyond float64; "
             "Flow.largest_stable_learning_rate() is the largest stable one"
         )
-    return values
+    return on_host

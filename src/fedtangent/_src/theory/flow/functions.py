@@ -82,7 +82,7 @@ def runs(
         got = f"shapes {np.shape(f0_train)} and {np.shape(f0_test)}"
         raise ValueError(f"f0_train and f0_test: got {got}, must be [{axes}, n, C] and [{axes}, m, C]")
     train, test = (
-        jax.tree.map(_stacked, *(started(flow, split, f, None, model) for f in functions))
+        jax.tree.map(stacked, *(started(flow, split, f, None, model) for f in functions))
         for split, functions in (("train", f0_train), ("test", f0_test))
     )
     at_train, at_test = followed(flow, train, test, rounds, points, model)
@@ -90,7 +90,8 @@ def runs(
     return Runs(at_train, at_test)
 
 
-def _stacked(*parts: AnyArray) -> AnyArray:
+def stacked(*parts: AnyArray) -> AnyArray:
+    """Stacks arrays along a new first axis: on the host, unless one is traced."""
     return np.stack(parts) if is_concrete(parts) else jnp.stack(parts)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import functools
+from types import ModuleType
 from typing import NamedTuple
 
 import jax
@@ -10,6 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Bool, Float, Int, Int32
 
+from fedtangent._src.pytrees import on_device
+from fedtangent._src.theory.checks import is_concrete
 from fedtangent._src.theory.flow.clients import ClientBlocks, client_rows
 from fedtangent._src.types import AnyArray, Array, ArrayLike, Partition
 
@@ -80,64 +82,68 @@ def build_rounds(
         filled = np.take_along_axis(mine, order, axis=1)
         place = np.where(filled, clients.place_in_bucket[np.take_along_axis(client, order, axis=1)], 0)
         packed.append(BucketSlots(order.astype(np.int32), place.astype(np.int32), filled))
-    return _weighted(slots, weight, rates, tuple(packed), len(clients.bucket_of), num_models)
+    if is_concrete(weight, rates):
+        return on_device(_weighted(np, slots, weight, rates, tuple(packed), len(clients.bucket_of), num_models))
+    traced = jax.jit(_weighted, static_argnames=("xp", "num_clients", "num_models"))
+    return traced(jnp, slots, weight, rates, tuple(packed), len(clients.bucket_of), num_models)
 
 
-@functools.partial(jax.jit, static_argnames=("num_clients", "num_models"))
 def _weighted(
+    xp: ModuleType,
     slots: RunSlots,
-    weight: ArrayLike,
+    weights: ArrayLike,
     rates: tuple[ArrayLike, ArrayLike, ArrayLike],
     packed: tuple[BucketSlots, ...],
     num_clients: int,
     num_models: int,
 ) -> Rounds:
     """Builds the rounds with weights divided by their model's total in the round; empty slots have weight 0."""
-    model, present = slots.model, slots.present
-    weight = jnp.where(jnp.asarray(present), jnp.asarray(weight, jnp.float64), 0.0)
-    row = jnp.arange(model.shape[0])[:, None]
-    totals = jnp.zeros((model.shape[0], num_models)).at[row, model].add(weight)[row, model]
-    weight = jnp.where(totals > 0, weight / jnp.where(totals > 0, totals, 1.0), 0.0)
-    filled = jnp.asarray(present) & (weight > 0)
-    counts = jnp.zeros((len(model), num_models)).at[row, model].add(filled.astype(jnp.float64))
+    model = xp.asarray(slots.model, np.int32)
+    of_model = [slots.present & (slots.model == k) for k in range(num_models)]
+    weight = xp.where(slots.present, xp.asarray(weights, np.float64), 0.0)
+    totals = xp.stack([xp.where(mine, weight, 0.0).sum(axis=1) for mine in of_model], axis=1)
+    total = xp.take_along_axis(totals, model, axis=1)
+    weight = xp.where(total > 0, weight / xp.where(total > 0, total, 1.0), 0.0)
+    filled = slots.present & (weight > 0)
+    counts = xp.stack([(mine & filled).sum(axis=1) for mine in of_model], axis=1).astype(np.float64)
     learning_rate, server_learning_rate, anchoring = (
-        jnp.broadcast_to(jnp.asarray(r, jnp.float64), (len(model),)) for r in rates
+        xp.broadcast_to(xp.asarray(r, np.float64), (len(model),)) for r in rates
     )
     return Rounds(
-        jnp.asarray(model, jnp.int32),
+        model,
         weight,
         learning_rate,
         server_learning_rate,
         anchoring,
         fraction=counts / num_clients,
         trained=counts > 0,
-        slots=tuple(p._replace(present=p.present & jnp.take_along_axis(filled, p.slot, axis=1)) for p in packed),
+        slots=tuple(p._replace(present=p.present & xp.take_along_axis(filled, p.slot, axis=1)) for p in packed),
     )
 
 
-@jax.jit
-def only_model(rounds: Rounds, model: Int[Array, ""]) -> Rounds:
+def only_model(rounds: Rounds, model: int) -> Rounds:
     """Returns the same rounds with the slots of one model only, which becomes model 0.
 
     Args:
         rounds: Rounds of all models.
         model: Index of the model.
     """
-
-    def one(table: Array) -> Array:
-        return jax.lax.dynamic_slice_in_dim(table, model, 1, axis=1)
-
+    is_known = is_concrete(rounds)
+    tables = jax.tree.map(np.asarray, rounds) if is_known else rounds
+    xp: ModuleType = np if is_known else jnp
     slots = tuple(
-        part._replace(present=part.present & (jnp.take_along_axis(rounds.model, part.slot, axis=1) == model))
-        for part in rounds.slots
+        part._replace(present=part.present & (xp.take_along_axis(tables.model, part.slot, axis=1) == model))
+        for part in tables.slots
     )
-    return rounds._replace(
-        model=jnp.zeros_like(rounds.model),
-        fraction=one(rounds.fraction),
-        trained=one(rounds.trained),
+    this = slice(model, model + 1)
+    one = tables._replace(
+        model=tables.model * 0,
+        fraction=tables.fraction[:, this],
+        trained=tables.trained[:, this],
         slots=slots,
-        needed=None if rounds.needed is None else one(rounds.needed),
+        needed=None if tables.needed is None else tables.needed[:, this],
     )
+    return on_device(one) if is_known else one
 
 
 def rows_needed(

@@ -14,6 +14,7 @@ from jaxtyping import Bool, Float, Int
 from fedtangent._src.checks import choice, flag, instance, number, real_array
 from fedtangent._src.losses import Loss, get_loss
 from fedtangent._src.optimizers import Optimizer, check_linear
+from fedtangent._src.pytrees import on_device
 from fedtangent._src.theory.checks import is_concrete
 from fedtangent._src.types import AnyArray, Array, ArrayLike, Partition
 
@@ -159,8 +160,9 @@ def read_rule(rule: Rule, local_steps: Int[np.ndarray, "N"], stepwise: bool = Fa
         kind = kind._replace(most_steps=int(local_steps.max()))
     weights = _step_weights(rule, kind.most_steps)
     values = rule.mu, rule.weight_decay, rule.homogeneity, rule.server_momentum, weights
-    numbers = (np.asarray(value, np.float64) if is_concrete(value) else value for value in values)
-    return kind, Numbers(*(jnp.asarray(number_, jnp.float64) for number_ in numbers))
+    return kind, Numbers(
+        *(on_device(np.asarray(v, np.float64)) if is_concrete(v) else jnp.asarray(v, jnp.float64) for v in values)
+    )
 
 
 def check_fed_avg(rule: Rule) -> None:

@@ -190,7 +190,7 @@ def halpern(num_rounds: int, first_index: int = 1) -> Float64[np.ndarray, "num_r
     Args:
         num_rounds: Number of rounds.
         first_index: 1 for eq. (16), whose first round has alpha^1 = 1/2; 0 for algorithm 3 and eq. (63), whose first
-            round changes nothing. Both meet the conditions of Lemma 4.
+            round changes nothing (erratum `local_gd.alpha`). Both meet the conditions of Lemma 4.
     """
     whole("num_rounds", num_rounds)
     return 1 - 1 / (np.arange(num_rounds) + whole("first_index", first_index, 0) + 1.0)

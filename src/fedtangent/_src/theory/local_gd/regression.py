@@ -5,11 +5,11 @@ decomposition ``X_i = U_i S_i V_i'`` its steps move the model within the row spa
 
     w_i = w - V_i (1 - kept_i) (V_i' w - S_i^-1 U_i' y_i),    kept_i = (1 - eta S_i^2 / n_i)^L.
 
-The paper's eq. (4) is the limit of many steps, kept = 0: then ``V_i V_i'`` is its projection P_i, and
-``V_i S_i^-1 U_i'`` its pseudo-inverse. With weights p_i the mean is ``w - A w + Y``, where
-``A = sum_i p_i V_i (1 - kept_i) V_i'`` is the averaged projection of Lemma 1, softened by unfinished work. A is
-``F'F`` of one stacked matrix F with as many rows as there are examples: its spectrum, and so every round, follows from
-one decomposition of F, and no d x d matrix is formed.
+The paper's eq. (4) is the limit of many steps, kept = 0 (errata `local_gd.26`, `local_gd.27`, `local_gd.gram`): then
+``V_i V_i'`` is its projection P_i, and ``V_i S_i^-1 U_i'`` its pseudo-inverse. With weights p_i the mean is
+``w - A w + Y``, where ``A = sum_i p_i V_i (1 - kept_i) V_i'`` is the averaged projection of Lemma 1, softened by
+unfinished work. A is ``F'F`` of one stacked matrix F with as many rows as there are examples: its spectrum, and so
+every round, follows from one decomposition of F, and no d x d matrix is formed.
 
 A run ends at the least-squares solution of ``F w = f`` that is nearest to its start. If one model fits all examples,
 the end is the centralised model for any weights and local work; if not (d below the number of examples), it depends on
@@ -57,7 +57,8 @@ def local_regression(
             until convergence, as in the paper (eq. 4); a node whose X_i has not full rank then takes the pseudo-inverse
             (see ``deficient``).
         weights: Weights of the nodes in the mean, "uniform" (as in the paper), "examples", or N numbers.
-        loss: "squared_error", ``1/(2 n_i) |y_i - X_i w|^2``; or "squared_error_sum", without 1 / n_i.
+        loss: "squared_error", ``1/(2 n_i) |y_i - X_i w|^2``; or "squared_error_sum", without 1 / n_i (erratum
+            `local_gd.loss`).
 
     Raises:
         ValueError: One of ``learning_rate`` and ``local_steps`` without the other; local work until convergence at a

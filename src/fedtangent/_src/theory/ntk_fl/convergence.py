@@ -17,20 +17,14 @@ constants for ``eta = O(lambda/N)``, ``n = Omega(N^2/lambda^2 ln(N^2/delta))``, 
 
 Points that the proofs leave open or state otherwise:
 
-- Nothing in them bounds R. By the theorem's decay a neuron moves by at most ``4 sqrt(N) |f_0 - y| / (sqrt(n)
-  lambda)`` (``movement_bound``), so that R is small enough only for n of the order of
-  ``N^3 |f_0 - y|^2 / (delta alpha lambda^2)^2``, which is far more than the n of the theorems.
-- Theorem 1 is stated of NTK-FL, whose weights are the weights of the linearised network (9b); the proof (36)-(52) takes
-  gradient descent on the network itself. The linearised one decays by ``(1 - eta lambda_min(H) / N)^2`` a step
-  (``linear_rate``) with no condition on R.
-- The squared residual's exact first-order rate is ``1 - 2 eta lambda / N``: the theorem has a quarter of it.
-- Lemmas 1 and 3 hold for one example, or entry, and are used for all (see ``lemmas``); each of the
-  three lemmas fails with probability delta, the theorems' 1 - delta takes a third of it for each.
-- Assumption 1, Gaussian weights, can hold in the first round only: trained neurons are neither Gaussian nor
-  independent. Over many rounds the theorems hold with S, H and R about the weights of round 0.
-- In (58b) a client's gradient is divided by N, the examples of all clients, and the server then divides by M again.
-  FedAvg as usually run divides by the client's N_m: its step is ``eta N_m / N`` in the theorem's terms, and the M of
-  the rate, and of Remark 2, cancels for clients of equal size.
+- ``movement_bound`` bounds R, which the proofs do not (erratum `ntk_fl.radius`).
+- The proof of Theorem 1 is of gradient descent, not of NTK-FL's weights (erratum `ntk_fl.theorem1`), which decay by
+  ``linear_rate`` with no condition on R.
+- The rates are a quarter of the first-order ones (erratum `ntk_fl.rate`).
+- The lemmas are used for all examples or entries (see ``lemmas``), each with delta / 3 (erratum `ntk_fl.delta`).
+- Over many rounds the theorems hold with S, H and R about the weights of round 0 (erratum `ntk_fl.assumption1`).
+- (58b) divides by N and by M (erratum `ntk_fl.58b`). FedAvg as usually run has the step ``eta N_m / N`` in the
+  theorem's terms.
 """
 
 from __future__ import annotations

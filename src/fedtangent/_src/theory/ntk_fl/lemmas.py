@@ -3,18 +3,17 @@
 The network is eq. (12), ``f(v; x) = n^{-1/2} sum_r c_r max(v_r' x, 0)``, with c fixed. Plain NumPy, float64. Points
 that the lemmas' proofs leave open:
 
-- Lemma 1 is Markov's inequality for one example and is stated, and used, for all of them at once: that takes a union
-  (delta / N for delta), or the sum over neurons, whose events are independent, by Hoeffding's inequality.
-- Lemma 3 uses Markov's inequality for one entry of the kernel and sums over N^2 of them. Markov's inequality for the
-  sum itself gives N^2 where the lemma has N. Its (28) says "if A_ir and A_jr happen" where it needs that neither does.
+- Lemma 1 for all examples at once takes a union (delta / N for delta), or the sum over neurons, whose events are
+  independent, by Hoeffding's inequality (erratum `ntk_fl.lemma1`).
+- Lemma 3 takes Markov's inequality for the sum over entries (errata `ntk_fl.lemma3`, `ntk_fl.28`).
 - Lemma 4 puts entries in [-1, 1] and uses a range of 1: right, as a neuron's term lies between 0 and x_i' x_j.
 
 Lemma 2 bounds the distance of the NTK weights from the weights of gradient descent:
 ``|w_t - w~_t|_1 <= sqrt(2 n d / pi) eta R / (delta alpha) sum_{u=1}^{t-1} gamma_u``, gamma_u above every example's
-residual after u steps, for the network of eq. (12). The proof uses the residuals of one and the same run for both
-weights (23), (24). The NTK weights follow the weights of the linearised network, so the distance has a second part,
-``eta/N |J_0' sum_u (r_u - r~_u)|_1``, which the lemma leaves out and ``residual_part`` bounds. Printed without R, (22)
-would not follow from (25d) and Lemma 1; Fig. 9 has ``2 sum gamma_u`` in its place (``figure_bound``).
+residual after u steps, for the network of eq. (12). The distance has a second part,
+``eta/N |J_0' sum_u (r_u - r~_u)|_1``, which the lemma leaves out and ``residual_part`` bounds (erratum
+`ntk_fl.lemma2`). The bound is printed without R, and Fig. 9 draws another, ``figure_bound`` (errata `ntk_fl.22`,
+`ntk_fl.fig9`).
 """
 
 from __future__ import annotations

@@ -340,7 +340,7 @@ def _as_proved(seed: int) -> Verdict:
 
 
 def _as_stated(seed: int) -> Verdict:
-    """Checks the theorem at the largest step with kappa_2 < 1, its printed condition; the proof needs less."""
+    """Checks the theorem at the largest step with kappa_2 < 1; the proof needs less (erratum `fe2021.assumptions`)."""
     case = _edge_case(seed)
     rate = INSIDE * case.limit.constants.largest_progress() / STEPS
     theorem = case.theorem([rate])
@@ -401,7 +401,7 @@ def _pulling(seed: int) -> RandomFederation:
 
 
 def _growth(seed: int) -> Verdict:
-    """Checks eq. (20), a bound on the residual's growth within an age, if one client's step raises another's loss."""
+    """Checks eq. (20), a bound on the residual's growth within an age (erratum `fe2021.20`)."""
     case, progress = _pulling(seed), 1e-6
     growth = float(np.linalg.norm(case.true_age(progress / STEPS), 2)) - 1
     c2, printed = case.constants.c2, case.constants.kappa_2(progress)
@@ -414,7 +414,7 @@ def _growth(seed: int) -> Verdict:
 
 
 def _movement(seed: int) -> Verdict:
-    """Checks eq. (18), second line: how far the weights move for the worst initial residual."""
+    """Checks eq. (18), second line: how far the weights move at the worst (erratum `fe2021.18movement`)."""
     case, steps, ages = _edge_case(seed, (1, 1, 2), np.array([0, 0, 1]), 3, scale=0.1), 3, 2**15
     rate = 0.1 * case.limit.constants.largest_progress() / steps
     theorem = case.theorem([rate], ages)

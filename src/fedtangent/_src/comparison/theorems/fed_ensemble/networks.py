@@ -463,7 +463,7 @@ def _from_drift(runs: list[FollowedNetworks], where: str) -> ft.types.Verdict:
 
 
 def _as_printed(scale: str, seed: int) -> ft.types.Verdict:
-    """Checks section 9.4's last line, the gap is below kappa_4 / (1 - q) at any age, with constants of each network."""
+    """Checks section 9.4's last line, the gap is below kappa_4 / (1 - q) at any age (erratum `fe2021.kappa4`)."""
     setting = setting_of(LONG, LONG_WIDTH, seed)
     networks, rule, age_rounds = follow(setting, of_scale(scale, 2, 10)), setting.followed, range(setting.num_models)
     progress, ratios, wrong, largest = rule.local_steps * rule.learning_rate, [], [], 0.0

@@ -331,7 +331,7 @@ class _Round(NamedTuple):
         return np.asarray(ft.theory.ntk_evolution(blocks, factor * self.step / len(rows), self.time + later))
 
     def printed(self) -> Float64[np.ndarray, "p n"]:
-        """Returns ``B_t`` of (9a) as printed, with ``exp(-eta t H / N)``."""
+        """Returns ``B_t`` of (9a) as printed (erratum `ntk_fl.steps`)."""
         h = self.kernel[:SIZE, :SIZE]
         evolved = np.eye(SIZE) - scipy.linalg.expm(-self.step * self.time / SIZE * h)
         return np.asarray(self.kernel[:, :SIZE] @ np.linalg.solve(h, evolved))
@@ -449,7 +449,7 @@ def _lemma_2(seed: int, width: int) -> Verdict:
 
 
 def _part_left_out(seed: int, width: int) -> Verdict:
-    """Checks (25) for one input of equal entries, where (25b) to (25d) are equalities and the gap is larger."""
+    """Checks (25) for one input of equal entries, where (25b) to (25d) are equalities (erratum `ntk_fl.lemma2`)."""
     model = ft.models.two_layer_relu(EXAMPLE_DIMENSION, width, seed=seed, dtype=jnp.float64)
     params = model.init(jax.random.key(seed))
     x = np.full((1, EXAMPLE_DIMENSION), EXAMPLE_DIMENSION**-0.5)

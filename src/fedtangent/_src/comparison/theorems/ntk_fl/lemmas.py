@@ -52,7 +52,7 @@ def _rarely(claim: Claim, fails: Callable[[float], Interval], control: str, wron
 
 
 def _lemma_1(seed: int, draws: int) -> Verdict:
-    """Checks Lemma 1 for all examples at once, with orthonormal inputs, for which the union bound is nearly reached."""
+    """Checks Lemma 1 with the union over examples (erratum `ntk_fl.lemma1`), nearly reached by orthonormal inputs."""
     width, num = 4, 2
     nearest = np.abs(np.random.default_rng(seed).standard_normal((draws, width * num))).min(axis=1)
     critical = 0.99 / undecided_bound(1.0, 1.0, DELTA, width, num, "union")
@@ -84,7 +84,7 @@ def _lemma_1_concentration(seed: int, draws: int) -> Verdict:
 
 
 def _lemma_3(seed: int, draws: int) -> Verdict:
-    """Checks Lemma 3 for close inputs, by Markov's inequality for the sum over entries; as printed it fails here."""
+    """Checks Lemma 3 for close inputs, by Markov's inequality for the sum over entries (erratum `ntk_fl.lemma3`)."""
     norms = _drift_on_arc(seed, draws).operator
     union, printed = (drift_bound(ARC_RADIUS, 1.0, DELTA, ARC_WIDTH, ON_ARC, form) for form in ("union", "printed"))
     statement = "how often neurons that move by R change H by more than Markov's bound for the sum over entries"

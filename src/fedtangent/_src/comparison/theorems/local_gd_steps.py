@@ -1,0 +1,176 @@
+"""What the second version of the Local-GD paper claims of separable classification with any number of local steps.
+
+Its abstract (arXiv 2412.07971, 2026) says that Local-GD converges in direction exactly to the centralised model for any
+number L of local steps, at a rate in L, and that this extends to Local-SGD. Its theorems were not at hand. The rate is
+that of descent (Soudry et al., 2018): after k rounds of L steps eta on the mean of M nodes' exponential losses the late
+model is ``ln(eta L k / M) w`` and a constant, where w is the hard-margin support vector machine (eq. 15).
+
+Every example is a support vector here. Then the constant has no part outside the span of support vectors, deviations of
+margins fall as ``k^-s`` with s the least eigenvalue of ``D G D`` (G the Gram matrix of signed examples, ``D^2`` their
+dual weights), or as 1 / k, and only problems with s > ``SLOWEST`` are drawn.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from fedtangent._src.comparison.statistics import log_slope
+from fedtangent._src.comparison.theorems import Claim, TheoremEntry, of_scale
+from fedtangent._src.comparison.theorems.local_gd import Descent, LinearProblem, Size, simulated
+from fedtangent._src.comparison.verdicts import Verdict
+from fedtangent._src.data.partition.given import consecutive
+from fedtangent._src.federated.algorithms import fed_avg
+from fedtangent._src.federated.schedule import all_clients
+from fedtangent._src.theory.local_gd.max_margin import FeasibleSets, feasible_sets, hard_margin, parallel_projections
+
+SIZE = Size(4, 2, 16)
+SLOWEST = 0.5  # a deviation falls at least as k^-SLOWEST
+STEPS = (1, 4, 16)  # L
+RECORDS = 16  # evaluations of a run
+LATE = np.array([4, 8, 16])  # evaluations over which a slope is fitted
+MARGIN = 0.05  # of a growth
+
+
+class AnySteps(NamedTuple):
+    """A problem of support vectors only, its solution, and the simulated models of each L."""
+
+    problem: LinearProblem
+    sets: FeasibleSets
+    rate: float  # eta
+    rounds: int
+    svm: np.ndarray  # [d]
+    paths: dict[int, np.ndarray]  # by L, [RECORDS + 1, d]
+
+    def run(self, steps: int, batch: int | None = None, seed: int = 0) -> np.ndarray:
+        """Simulates Local-GD, or Local-SGD, [RECORDS + 1, d].
+
+        Args:
+            steps: Number of local steps L.
+            batch: Examples of a minibatch; None for full batches.
+            seed: Seed of the minibatches.
+        """
+        nodes = self.problem.size.nodes
+        descent = Descent(all_clients(nodes), steps, self.rate, self.rounds, seed=seed, batch=batch)
+        return _simulated(self.problem.examples, descent)
+
+    def centralised(self, steps: int, examples: int) -> np.ndarray:
+        """Simulates descent at one node, under the mean of the nodes' losses, [RECORDS + 1, d].
+
+        Args:
+            steps: Number of steps in a round.
+            examples: Number of first examples that the node has.
+        """
+        rate = self.rate / self.problem.size.nodes
+        data = self.problem.x[:examples], self.problem.y[:examples], consecutive([examples])
+        return _simulated(data, Descent(all_clients(1), steps, rate, self.rounds))
+
+    @property
+    def sizes(self) -> str:
+        """Sizes, as text."""
+        return f"{self.problem.size}, L = {', '.join(map(str, self.paths))}, {self.rounds} rounds"
+
+
+def _simulated(examples: tuple, descent: Descent) -> np.ndarray:
+    options = {"loss": "exponential_sum", "weighting": "uniform"}
+    return simulated(fed_avg, examples, descent, every=descent.rounds // RECORDS, **options)
+
+
+def _problem(seed: int) -> LinearProblem:
+    """Draws Gaussian examples and labels until all are support vectors and deviations fall fast enough."""
+    rng, examples = np.random.default_rng(seed), SIZE.examples
+    while True:
+        x = rng.standard_normal((examples, SIZE.dimension)) / np.sqrt(SIZE.dimension)
+        y = np.where(rng.standard_normal(examples) >= 0, 1.0, -1.0)
+        gram = (x * y[:, None]) @ (x * y[:, None]).T
+        dual = np.linalg.solve(gram, np.ones(examples))
+        if dual.min() > 0:
+            root = np.sqrt(dual)
+            if np.linalg.eigvalsh(root[:, None] * gram * root)[0] > SLOWEST:
+                return LinearProblem(SIZE, x, y, seed)
+
+
+def _any_steps(rounds: int, seed: int) -> AnySteps:
+    problem = _problem(seed)
+    sets = feasible_sets(*problem.examples)
+    stable = 2 / float(np.linalg.norm(problem.x, ord=2) ** 2)  # at 0, where the loss is steepest
+    case = AnySteps(problem, sets, stable / 4, rounds, hard_margin(sets), {})
+    return case._replace(paths={steps: case.run(steps) for steps in STEPS})
+
+
+def _growth(path: np.ndarray) -> np.ndarray:
+    """Returns the model's growth over the last doubling of rounds by ln 2, [d], which tends to the SVM."""
+    return np.asarray((path[-1] - path[RECORDS // 2]) / np.log(2))
+
+
+def _off(growth: np.ndarray, expected: np.ndarray) -> float:
+    return float(np.linalg.norm(growth - expected) / np.linalg.norm(expected))
+
+
+def _centralised(case: AnySteps) -> Verdict:
+    """Checks that the distance from the centralised model falls as a power of the round, for every L > 1."""
+
+    def slope(examples: int) -> list[float]:
+        pairs = [(case.paths[steps], case.centralised(steps, examples)) for steps in STEPS[1:]]
+        return [log_slope(LATE, np.linalg.norm(path - central, axis=1)[LATE]) for path, central in pairs]
+
+    every = case.problem.size.examples
+    slowest, fastest = max(slope(every)), min(slope(every - case.problem.size.per_node))
+    claim = Claim(
+        "Local-GD, version 2",
+        "distance from the centralised model of as many steps, against the round: slope, every L",
+        case.sizes,
+    )
+    right = f"{slowest:.2f}", f"<= {-SLOWEST:g}", slowest <= -SLOWEST
+    return claim.judged(right, ("a node left out", f"{fastest:.2f}", fastest > -SLOWEST), "any that does not vanish")
+
+
+def _direction(case: AnySteps) -> Verdict:
+    """Checks that every doubling of the rounds adds ln 2 times the hard-margin SVM, whatever L."""
+    mean = parallel_projections(case.sets, 1)[-1]
+    off = max(_off(_growth(path), case.svm) for path in case.paths.values())
+    wrong = min(_off(_growth(path), mean) for path in case.paths.values())
+    claim = Claim(
+        "Local-GD, version 2", "growth over a doubling of the rounds = ln 2 x SVM: relative error", case.sizes
+    )
+    return claim.near(off, ("the mean of the nodes' SVMs", wrong), MARGIN, f"{MARGIN:.0%}", target=0.0)
+
+
+def _rate(case: AnySteps) -> Verdict:
+    """Checks that L local steps add ln L to every support vector's margin."""
+    least, most = STEPS[0], STEPS[-1]
+    added = case.sets.margins(case.paths[most][-1]) - case.sets.margins(case.paths[least][-1])
+    ratio = added / np.log(most / least)
+    worst = float(ratio[np.argmax(np.abs(ratio - 1))])
+    claim = Claim("Local-GD, version 2", f"margins that L = {most} adds to L = {least}, by ln L: the worst", case.sizes)
+    return claim.near(worst, ("by ln (L / 2)", worst * np.log(most) / np.log(most / 2)), MARGIN, f"{MARGIN:.0%}")
+
+
+def _stochastic(case: AnySteps) -> Verdict:
+    """Checks ``_direction`` for Local-SGD with minibatches of one example."""
+    steps = STEPS[-1]
+    growth = _growth(case.run(steps, batch=1, seed=case.problem.seed))
+    mean = parallel_projections(case.sets, 1)[-1]
+    sizes = f"{case.problem.size}, L = {steps}, {case.rounds} rounds, minibatches of 1"
+    claim = Claim("Local-SGD, version 2", "growth over a doubling of the rounds = ln 2 x SVM: relative error", sizes)
+    wrong = "the mean of the nodes' SVMs", _off(growth, mean)
+    return claim.near(_off(growth, case.svm), wrong, MARGIN, f"{MARGIN:.0%}", target=0.0)
+
+
+def _check(scale: str, seed: int) -> list[Verdict]:
+    """Checks the limit, its direction, its rate in L, and Local-SGD."""
+    case = _any_steps(of_scale(scale, 2**14, 2**16), seed)
+    return [_centralised(case), _direction(case), _rate(case), _stochastic(case)]
+
+
+ENTRIES = (
+    TheoremEntry(
+        "local_gd.many_steps",
+        "separable classification: Local-GD with any number of local steps goes to the centralised direction",
+        _check,
+        papers=("localgd",),
+        statement="abstract of the second version of Local-GD",
+        functions=(hard_margin, feasible_sets),
+    ),
+)

@@ -1,0 +1,261 @@
+"""Federated conformal prediction: sets that cover the targets of a mixture of clients (Lu et al., ICML 2023).
+
+Every client scores its calibration examples with the trained model; a high score is a poor prediction. The threshold is
+a quantile of all scores, and the prediction set of a new input holds the targets whose score is at most the threshold.
+If the test point comes from client k with probability ``(n_k + 1) / (N + K)`` (of N calibration examples of K clients
+n_k are client k's) and is exchangeable with that client's examples, the set covers the target with probability at least
+``1 - alpha``, for any model and however much clients differ (``theory.conformal_coverage`` has both bounds).
+
+Everything runs on the host in NumPy float64 and cannot be traced.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+from jaxtyping import Bool, Float, Float64, Int, Num
+
+from fedtangent._src.checks import finite, number, real_array, whole
+from fedtangent._src.data.partition.given import Clients, of
+from fedtangent._src.intervals import Interval
+from fedtangent._src.measures.conformal_scores import CLASSIFICATION, centre_and_scale, class_scores, conformal_scores
+from fedtangent._src.measures.uncertainty import Predicted, coverage_interval
+from fedtangent._src.types import AnyArray, ArrayLike, Partition
+
+NUMBER_BYTES = 8  # of a float64 score, and of an int64 count
+ROUNDING = 1e-12  # relative, of sums of weights: 0.9 of ten examples are nine of them
+
+
+class FederatedQuantile(NamedTuple):
+    """A quantile of the scores of all clients.
+
+    Attributes:
+        value: The quantile; infinite if there are too few scores for the level.
+        weights: Weights of the clients, with sum 1.
+        uplink_bytes: Bytes that all clients send for it: their scores in float64, and their number of scores.
+    """
+
+    value: float
+    weights: Float64[np.ndarray, "N"]
+    uplink_bytes: int
+
+
+class Coverage(NamedTuple):
+    """The share of targets in their sets, with confidence intervals.
+
+    Attributes:
+        overall: The share over the mixture of clients.
+        by_client: Each client's share; NaN for a client without examples.
+    """
+
+    overall: Interval
+    by_client: Interval
+
+
+class ConformalPredictor(NamedTuple):
+    """A score with its threshold; built by ``conformal_predictor``.
+
+    Attributes:
+        score: Name of the score.
+        quantile: The threshold, the weights of the clients, and the bytes that they sent.
+    """
+
+    score: str
+    quantile: FederatedQuantile
+
+    @property
+    def threshold(self) -> float:
+        """The largest score of a target in a set; infinite if there were too few calibration examples."""
+        return self.quantile.value
+
+    def sets(self, prediction: Predicted) -> Bool[np.ndarray, "n C"] | Interval:
+        """Builds the prediction set of every input.
+
+        Args:
+            prediction: Prediction at n inputs, of the kind that was calibrated.
+
+        Returns:
+            For a score of classes which classes are in the set, [n, C]; for regression an interval with arrays [n, C],
+            whose box covers all outputs of an input together.
+        """
+        if self.score in CLASSIFICATION:
+            return class_scores(prediction, self.score) <= self.threshold
+        centre, scale = centre_and_scale(prediction, self.score)
+        return Interval.about(centre, self.threshold * scale)
+
+    def covers(self, prediction: Predicted, targets: Num[AnyArray, "n *C"]) -> Bool[np.ndarray, "n"]:
+        """Tests whether each set holds its target, [n].
+
+        Args:
+            prediction: Prediction at n inputs.
+            targets: Labels [n], or values [n, C].
+        """
+        return conformal_scores(prediction, targets, self.score) <= self.threshold
+
+    def coverage(
+        self, prediction: Predicted, targets: Num[AnyArray, "n *C"], clients: Clients, level: float = 0.95
+    ) -> Coverage:
+        """Measures the share of targets in their sets, for each client and over the mixture of clients.
+
+        The interval is that of these sets. Another draw of N calibration examples moves their coverage by about
+        ``sqrt(alpha (1 - alpha) / N)``; the guarantee is of the mean over such draws.
+
+        Args:
+            prediction: Prediction at n test inputs.
+            targets: Labels [n], or values [n, C].
+            clients: The test examples of each client, in the order of the calibration's clients.
+            level: Probability of the confidence intervals.
+        """
+        return coverage_by_client(self.covers(prediction, targets), clients, self.quantile.weights, level)
+
+
+def conformal_predictor(
+    prediction: Predicted,
+    targets: Num[AnyArray, "n *C"],
+    clients: Clients,
+    alpha: float = 0.1,
+    *,
+    score: str,
+    weights: ArrayLike | None = None,
+    summary_size: int | None = None,
+) -> ConformalPredictor:
+    """Calibrates prediction sets that miss the target with probability ``alpha`` at most (Lu et al., ICML 2023).
+
+    Args:
+        prediction: Prediction at n calibration inputs, which no model was trained on: ``algorithm.predict(run.state,
+            x)``, a Gaussian (``theory.gp_limit``), or outputs [K, n, C] of an ensemble; logits for classification.
+        targets: Labels [n] for classification, values [n, C] for regression.
+        clients: The calibration examples of each client.
+        alpha: Largest probability that a set misses its target, above 0 and below 1.
+        score: Name of the score; ``conformal_scores`` defines them.
+        weights: Weights [N] of the clients in the mixture that test points come from; None for ``n_k + 1``. The weight
+            1 of one client and 0 of all others calibrates for that client alone.
+        summary_size: Largest number of scores that a client sends; None for all (``federated_quantile``).
+
+    Returns:
+        The predictor, with its threshold and the methods ``sets``, ``covers`` and ``coverage``.
+
+    Raises:
+        ValueError: An argument is out of range, or the score does not fit the prediction.
+
+    Example:
+
+        >>> import numpy as np, fedtangent as ft
+        >>> rng = np.random.default_rng(0)
+        >>> outputs, y = np.zeros((1, 99, 1)), rng.normal(size=(99, 1))
+        >>> clients = ft.partition.iid(99, num_clients=3, seed=0)
+        >>> conformal = ft.measures.conformal_predictor(outputs, y, clients, alpha=0.1, score="residual")
+        >>> round(conformal.threshold, 2), conformal.quantile.uplink_bytes
+        (1.69, 816)
+    """
+    scores = conformal_scores(prediction, targets, score)
+    return ConformalPredictor(score, federated_quantile(scores, clients, alpha, weights, summary_size))
+
+
+def federated_quantile(
+    scores: Float[AnyArray, "n"],
+    clients: Clients,
+    alpha: float = 0.1,
+    weights: ArrayLike | None = None,
+    summary_size: int | None = None,
+) -> FederatedQuantile:
+    """Computes the conformal threshold of scores that are distributed over clients (Lu et al., ICML 2023).
+
+    It is the smallest score q with ``sum_k w_k m_k(q) / (n_k + 1) >= 1 - alpha``, where m_k(q) of client k's n_k scores
+    are at most q. With the paper's weights ``w_k = (n_k + 1) / (N + K)`` it is the ``ceil((1 - alpha)(N + K))``-th
+    smallest of all N scores of K clients.
+
+    Clients send their sorted scores. With a ``summary_size`` of s a client sends only the scores of ranks
+    ``ceil(j n_k / s)``, j = 1 .. s, and the server counts a score as received when the next sent one is reached. So the
+    threshold is never below that of all scores, and coverage is never lost; the paper's T-Digest errs to both sides.
+
+    Args:
+        scores: Score of each calibration example [n], finite.
+        clients: The calibration examples of each client.
+        alpha: Largest probability that a set misses its target, above 0 and below 1.
+        weights: Weights [N] of the clients, at least 0, in any scale; None for ``n_k + 1``.
+        summary_size: Largest number of scores that a client sends; None for all.
+
+    Raises:
+        ValueError: An argument is out of range.
+    """
+    number("alpha", alpha, above=0, below=1)
+    values = real_array("scores", scores)
+    if values.ndim != 1:
+        raise ValueError(f"scores: got shape {values.shape}, must be [n]")
+    finite("scores", values)
+    partition = of(clients, len(values), "clients")
+    mixture = _mixture(weights, partition)
+    sent, masses = list[np.ndarray](), list[np.ndarray]()
+    for k, size in enumerate(partition.sizes):
+        ranks = _ranks(int(size), summary_size)
+        sent.append(np.sort(values[partition.client(k)])[ranks - 1])
+        masses.append(np.diff(ranks, prepend=0) * mixture[k] / (size + 1))
+    uplink_bytes = NUMBER_BYTES * (sum(map(len, sent)) + partition.num_clients)
+    return FederatedQuantile(_weighted_quantile(sent, masses, 1 - alpha), mixture, uplink_bytes)
+
+
+def coverage_by_client(
+    covered: Bool[AnyArray, "n"], clients: Clients, weights: ArrayLike | None = None, level: float = 0.95
+) -> Coverage:
+    """Computes the share of covered targets of each client and over a mixture of clients, with confidence intervals.
+
+    Any intervals can be measured, such as those of ``predictive_interval``. A client's interval is Wilson's (1927); the
+    distances of its ends from the share are combined as a root of squares (MOVER, Zou and Donner, 2008).
+
+    Args:
+        covered: Whether each target is in its set, [n].
+        clients: The examples of each client.
+        weights: Weights [N] of the clients in the mixture, at least 0; None for the number of examples.
+        level: Probability of the confidence intervals.
+
+    Raises:
+        ValueError: An argument is out of range, or a client of positive weight has no examples.
+    """
+    inside = np.asarray(covered)
+    if inside.ndim != 1 or inside.dtype != bool:
+        raise ValueError(f"covered: got {inside.dtype} {inside.shape}, must be bools [n]")
+    partition = of(clients, len(inside), "clients")
+    mixture = _mixture(partition.sizes if weights is None else weights, partition)
+    empty = np.flatnonzero((mixture > 0) & (partition.sizes == 0))
+    if len(empty):
+        raise ValueError(f"clients: client {empty[0]} has no examples, must have some where its weight is above 0")
+    number("level", level, above=0, below=1)
+    hits = np.array([inside[partition.client(k)].sum() for k in range(partition.num_clients)])
+    ends = np.full((3, partition.num_clients), np.nan)
+    for size in np.unique(partition.sizes[partition.sizes > 0]):
+        which = partition.sizes == size
+        ends[:, which] = coverage_interval(hits[which] / size, int(size), level)
+        ends[0, which] = hits[which] / size  # in float64
+    share, low, high = np.where(mixture > 0, ends, 0)
+    value = float(mixture @ share)
+    below, above = (float(np.linalg.norm(mixture * distance)) for distance in (share - low, high - share))
+    return Coverage(Interval(value, value - below, value + above), Interval(*ends))
+
+
+def _ranks(size: int, summary_size: int | None) -> Int[np.ndarray, "s"]:
+    """Returns the ranks, from 1 on, of the scores that a client of ``size`` scores sends; the last one is ``size``."""
+    sent = size if summary_size is None else min(size, whole("summary_size", summary_size))
+    return -(-np.arange(1, sent + 1) * size // max(sent, 1))
+
+
+def _weighted_quantile(
+    values: Sequence[Float64[np.ndarray, "_"]], masses: Sequence[Float64[np.ndarray, "_"]], level: float
+) -> float:
+    """Returns the smallest value up to which the masses add up to ``level``; infinity if all together are less."""
+    every, mass = np.concatenate(values), np.concatenate(masses)
+    order = np.argsort(every, kind="stable")
+    reached = np.flatnonzero(np.cumsum(mass[order]) >= level * (1 - ROUNDING))
+    return float(every[order][reached[0]]) if len(reached) else float("inf")
+
+
+def _mixture(weights: ArrayLike | None, partition: Partition) -> Float64[np.ndarray, "N"]:
+    """Returns the weights of the clients with sum 1, by default in proportion to ``n_k + 1``."""
+    values = partition.sizes + 1.0 if weights is None else real_array("weights", weights)
+    finite("weights", values)
+    if values.shape != (partition.num_clients,) or np.any(values < 0) or not values.any():
+        shape = f"[{partition.num_clients}], at least 0 and not all 0"
+        raise ValueError(f"weights: got {weights!r:.60}, must be {shape}")
+    return values / values.sum()
