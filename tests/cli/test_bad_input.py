@@ -100,8 +100,8 @@ REFUSED = [
     ("check-theory --seed -1", "seed: got -1, must be a whole number from 0 to 4294967295"),
     (
         "check-theory --only gp",
-        f"only: got 'gp', allowed are {', '.join(catalogue('theorems'))}, or a paper: "
-        "deep_linear, fed_ensemble, flow, local_gd, ntk_fl",
+        f"only: got 'gp', allowed are {', '.join(catalogue('theorems'))}, or a group: "
+        "conformal, deep_linear, fed_ensemble, flow, local_gd, ntk_fl",
     ),
 ]
 

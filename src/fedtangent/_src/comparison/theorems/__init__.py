@@ -50,7 +50,7 @@ class TheoremEntry(Entry):
 def wanted(names: tuple[str, ...]) -> dict[str, TheoremEntry]:
     """Returns the entries that ``names`` selects, keyed by name; without names, all entries.
 
-    A name is an entry's, or a paper's (``ntk_fl``), which selects all its entries. Raises ``ValueError`` for another.
+    A name is an entry's, or a group's (``ntk_fl``), which selects all its entries. Raises ``ValueError`` for another.
     """
     every = catalogue("theorems")
     papers = dict.fromkeys(name.split(".")[0] for name in every)
@@ -58,7 +58,7 @@ def wanted(names: tuple[str, ...]) -> dict[str, TheoremEntry]:
     for wish in names or tuple(every):
         matches = {name: entry for name, entry in every.items() if wish in (name, name.split(".")[0])}
         if not matches:
-            raise ValueError(f"only: got {wish!r}, allowed are {', '.join(every)}, or a paper: {', '.join(papers)}")
+            raise ValueError(f"only: got {wish!r}, allowed are {', '.join(every)}, or a group: {', '.join(papers)}")
         selected |= matches
     return selected
 
