@@ -197,10 +197,10 @@ def test_an_interval_of_a_gaussian_is_its_mean_and_deviation() -> None:
 
 def test_the_guides_sets_keep_their_promise_and_the_ensembles_own_intervals_do_not() -> None:
     names = run("conformal_predictor(held_out")
-    assert names["found"].overall.low <= 0.9 <= names["found"].overall.high
+    assert names["coverage"].overall.low <= 0.9 <= names["coverage"].overall.high
     own = [names["held_out"].mean.shape, MEASURES.coverage_by_client(names["covered"], names["test"]).overall.high]
     assert own[0] == (240, 1) and own[1] < 0.2  # of the Gaussian process, the last one
-    single = names["found"].by_client
+    single = names["coverage"].by_client
     assert single.value[2] < 0.9 < single.value[0]  # the noisiest client has less than the mixture
     assert names["conformal"].quantile.uplink_bytes == 8 * 243
 
@@ -212,12 +212,14 @@ def test_the_guides_sets_of_digits_keep_their_promise() -> None:
 
 
 REGRESSION: tuple[Any, ...] = (np.zeros((2, 4, 1)), np.ones((4, 1)), [[0, 1], [2, 3]])
+TWO_CLASSES = np.zeros((2, 4, 2))
 ERRORS: dict[str, tuple[Any, tuple[Any, ...], dict[str, Any], str]] = {
     "alpha": (MEASURES.conformal_predictor, (*REGRESSION, 1.0), {"score": "residual"}, "alpha: got 1.0"),
     "score": (MEASURES.conformal_predictor, REGRESSION, {"score": "aps"}, "score: got 'aps', allowed are probability"),
     "targets": (MEASURES.conformal_scores, (REGRESSION[0], np.ones(4), "residual"), {}, r"targets: got shape \(4,\)"),
-    "labels": (MEASURES.conformal_scores, (REGRESSION[0], np.array([0, 0, 0, 1]), "adaptive"), {}, "targets: got 1"),
-    "count": (MEASURES.conformal_scores, (REGRESSION[0], np.array([0, 0]), "adaptive"), {}, "targets: got 2 labels"),
+    "labels": (MEASURES.conformal_scores, (TWO_CLASSES, np.array([0, 0, 0, 2]), "adaptive"), {}, "targets: got 2"),
+    "single output": (MEASURES.conformal_scores, (REGRESSION[0], np.zeros(4, int), "adaptive"), {}, "a single output"),
+    "count": (MEASURES.conformal_scores, (TWO_CLASSES, np.array([0, 0]), "adaptive"), {}, "targets: got 2 labels"),
     "deviation": (MEASURES.conformal_scores, (*REGRESSION[:2], "normalised"), {}, "got a standard deviation of 0"),
     "gaussian": (
         MEASURES.conformal_scores,

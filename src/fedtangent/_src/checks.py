@@ -151,6 +151,23 @@ def writable(name: str, path: Path, content: str) -> Path:
     return path
 
 
+def shares(name: str, weights: object, count: int) -> np.ndarray:
+    """Returns ``count`` weights divided by their sum, float64 [count].
+
+    Args:
+        name, weights: Name of the argument, for the error message, and the weights that the user passed.
+        count: Number of weights.
+
+    Raises:
+        ValueError: There are not ``count`` weights, or they are not finite, negative, or all 0.
+    """
+    values = real_array(name, weights)
+    finite(name, values)
+    if values.shape != (count,) or np.any(values < 0) or not values.any():
+        raise ValueError(f"{name}: got {weights!r:.60}, must be [{count}], at least 0 and not all 0")
+    return np.asarray(values / values.sum(), np.float64)
+
+
 def choice(name: str, value: object, allowed: Iterable[str]) -> str:
     """Returns ``value`` if it is one of the ``allowed`` names.
 

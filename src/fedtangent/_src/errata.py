@@ -17,7 +17,7 @@ class Erratum(NamedTuple):
         key: Name of the row: the paper, and the place in short.
         place: The place in the paper.
         printed: Text or formula of the paper.
-        right: Text or formula as it should be, or as it is built here.
+        right: Correct text or formula; where the paper leaves a choice, the one that this package makes.
         shown: Theorem check or test (``file::name``) that computes with ``right``.
         read: Whether the erratum was found by reading; otherwise ``shown`` also shows that ``printed`` fails.
     """

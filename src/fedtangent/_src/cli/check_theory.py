@@ -27,7 +27,7 @@ class CheckTheoryOptions:
     scale: str = "default"
     """Size: default (minutes) or paper (more and wider networks)."""
     only: tuple[str, ...] = ()
-    """Run only these checks (`fedtangent list theorems`), or all of a paper, such as fed_ensemble or deep_linear."""
+    """Run only these checks (`fedtangent list theorems`), or all of a group, such as fed_ensemble or deep_linear."""
     strict: bool = option(False, may_differ=True)
     """Exit with 3 if a verdict is undecided and none fails; without it the last line names that verdict."""
     seed: int = option(0, most=MAX_SEED)

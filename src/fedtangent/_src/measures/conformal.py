@@ -17,12 +17,12 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Bool, Float, Float64, Int, Num
 
-from fedtangent._src.checks import finite, number, real_array, whole
+from fedtangent._src.checks import finite, number, real_array, shares, whole
 from fedtangent._src.data.partition.given import Clients, of
 from fedtangent._src.intervals import Interval
 from fedtangent._src.measures.conformal_scores import CLASSIFICATION, centre_and_scale, class_scores, conformal_scores
 from fedtangent._src.measures.uncertainty import Predicted, coverage_interval
-from fedtangent._src.types import AnyArray, ArrayLike, Partition
+from fedtangent._src.types import AnyArray, ArrayLike
 
 NUMBER_BYTES = 8  # of a float64 score, and of an int64 count
 ROUNDING = 1e-12  # relative, of sums of weights: 0.9 of ten examples are nine of them
@@ -99,8 +99,8 @@ class ConformalPredictor(NamedTuple):
     ) -> Coverage:
         """Measures the share of targets in their sets, for each client and over the mixture of clients.
 
-        The interval is that of these sets. Another draw of N calibration examples moves their coverage by about
-        ``sqrt(alpha (1 - alpha) / N)``; the guarantee is of the mean over such draws.
+        The confidence interval is for the sets of this calibration. Calibration on other N examples moves the coverage
+        by about ``sqrt(alpha (1 - alpha) / N)``; only its mean over such draws is guaranteed.
 
         Args:
             prediction: Prediction at n test inputs.
@@ -130,8 +130,8 @@ def conformal_predictor(
         clients: The calibration examples of each client.
         alpha: Largest probability that a set misses its target, above 0 and below 1.
         score: Name of the score; ``conformal_scores`` defines them.
-        weights: Weights [N] of the clients in the mixture that test points come from; None for ``n_k + 1``. The weight
-            1 of one client and 0 of all others calibrates for that client alone.
+        weights: Weights [N] of the clients in the mixture that test points come from; None for ``n_k + 1``. With
+            weight 1 for one client and 0 for all others the sets are calibrated for that client alone.
         summary_size: Largest number of scores that a client sends; None for all (``federated_quantile``).
 
     Returns:
@@ -187,7 +187,7 @@ def federated_quantile(
         raise ValueError(f"scores: got shape {values.shape}, must be [n]")
     finite("scores", values)
     partition = of(clients, len(values), "clients")
-    mixture = _mixture(weights, partition)
+    mixture = shares("weights", partition.sizes + 1 if weights is None else weights, partition.num_clients)
     sent, masses = list[np.ndarray](), list[np.ndarray]()
     for k, size in enumerate(partition.sizes):
         ranks = _ranks(int(size), summary_size)
@@ -202,8 +202,9 @@ def coverage_by_client(
 ) -> Coverage:
     """Computes the share of covered targets of each client and over a mixture of clients, with confidence intervals.
 
-    Any intervals can be measured, such as those of ``predictive_interval``. A client's interval is Wilson's (1927); the
-    distances of its ends from the share are combined as a root of squares (MOVER, Zou and Donner, 2008).
+    ``covered`` may be of any sets or intervals, for example of ``predictive_interval``. A client's confidence interval
+    is Wilson's (1927). For the mixture, the distances of its ends from the share are combined as a root of squares
+    (MOVER, Zou and Donner, 2008).
 
     Args:
         covered: Whether each target is in its set, [n].
@@ -218,7 +219,7 @@ def coverage_by_client(
     if inside.ndim != 1 or inside.dtype != bool:
         raise ValueError(f"covered: got {inside.dtype} {inside.shape}, must be bools [n]")
     partition = of(clients, len(inside), "clients")
-    mixture = _mixture(partition.sizes if weights is None else weights, partition)
+    mixture = shares("weights", partition.sizes if weights is None else weights, partition.num_clients)
     empty = np.flatnonzero((mixture > 0) & (partition.sizes == 0))
     if len(empty):
         raise ValueError(f"clients: client {empty[0]} has no examples, must have some where its weight is above 0")
@@ -249,13 +250,3 @@ def _weighted_quantile(
     order = np.argsort(every, kind="stable")
     reached = np.flatnonzero(np.cumsum(mass[order]) >= level * (1 - ROUNDING))
     return float(every[order][reached[0]]) if len(reached) else float("inf")
-
-
-def _mixture(weights: ArrayLike | None, partition: Partition) -> Float64[np.ndarray, "N"]:
-    """Returns the weights of the clients with sum 1, by default in proportion to ``n_k + 1``."""
-    values = partition.sizes + 1.0 if weights is None else real_array("weights", weights)
-    finite("weights", values)
-    if values.shape != (partition.num_clients,) or np.any(values < 0) or not values.any():
-        shape = f"[{partition.num_clients}], at least 0 and not all 0"
-        raise ValueError(f"weights: got {weights!r:.60}, must be {shape}")
-    return values / values.sum()

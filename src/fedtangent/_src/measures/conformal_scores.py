@@ -56,6 +56,8 @@ def class_scores(prediction: Predicted, score: str) -> Float64[np.ndarray, "n C"
         raise ValueError(f"score: got {score!r} for a Gaussian, allowed are {', '.join(REGRESSION)}")
     logits = prediction.mean[None] if isinstance(prediction, Prediction) else prediction
     p = np.exp(np.asarray(log_probability(logits), np.float64))
+    if p.shape[1] < 2:
+        raise ValueError(f"score: got {score!r} for a single output, allowed are {', '.join(REGRESSION)}")
     finite("prediction", p)
     if score == "probability":
         return 1 - p

@@ -372,9 +372,9 @@ def stratified(data: FederatedData, output_size: int, num_examples: int, seed: i
     parts = [np.flatnonzero(np.isin(rows, client)) for client in owned]
     ends = np.cumsum([0, *map(len, parts)])
     clients = Partition(np.concatenate(parts).astype(np.int32), ends.astype(np.int32))
-    x, y = np.asarray(data.x)[rows], np.asarray(data.y)[rows]
+    y = np.asarray(data.y)[rows]
     targets = classification_targets(y, output_size, centred=True) if np.issubdtype(y.dtype, np.integer) else y
-    return Watched(rows, x, np.asarray(targets, np.float64), clients)
+    return Watched(rows, jnp.take(data.x, rows, axis=0), np.asarray(targets, np.float64), clients)
 
 
 def _quotas(sizes: Int[np.ndarray, "N"], total: int, rng: np.random.Generator) -> Int[np.ndarray, "N"]:

@@ -184,7 +184,8 @@ def moments(prediction: Predicted) -> tuple[Float[AnyArray, "n C"], Float[AnyArr
         variance = mean[:, :1] * np.nan if cov is None else cov.diagonal().reshape(len(mean), -1)
         return mean, variance
     members = _checked_members(prediction.members if isinstance(prediction, Prediction) else prediction)
-    return prediction.mean if isinstance(prediction, Prediction) else members.mean(axis=0), members.var(axis=0)
+    mean = prediction.mean if isinstance(prediction, Prediction) else members.mean(axis=0)
+    return mean, knowledge_variance(members)
 
 
 def predictive_interval(members: Predicted, level: float = 0.95, noise_variance: ArrayLike = 0.0) -> Interval:

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fedtangent._src.checks import finite, number, real_array
+from fedtangent._src.checks import number, real_array, shares
 from fedtangent._src.types import ArrayLike
 
 
@@ -61,8 +61,5 @@ def conformal_coverage(sizes: ArrayLike, alpha: float, weights: ArrayLike | None
     counts = real_array("sizes", sizes)
     if counts.ndim != 1 or counts.size == 0 or np.any(counts < 0) or np.any(counts % 1 != 0):
         raise ValueError(f"sizes: got {sizes!r:.60}, must be whole numbers [K] of at least 0, K >= 1")
-    mixture = counts + 1 if weights is None else real_array("weights", weights)
-    finite("weights", mixture)
-    if mixture.shape != counts.shape or np.any(mixture < 0) or not mixture.any():
-        raise ValueError(f"weights: got {weights!r:.60}, must be [{counts.size}], at least 0 and not all 0")
-    return CoverageBounds(1 - alpha, 1 - alpha + float(np.sum(mixture / mixture.sum() / (counts + 1))))
+    mixture = shares("weights", counts + 1 if weights is None else weights, counts.size)
+    return CoverageBounds(1 - alpha, 1 - alpha + float(np.sum(mixture / (counts + 1))))

@@ -160,33 +160,15 @@ def _check(scale: str, seed: int) -> list[Verdict]:
     shuffled = np.random.default_rng(seed).permutation(digits.targets)
     calm, blind = "calibration targets with a fifth of the noise", "weights ignored by the quantile"
     every = "mean coverage, mixture of all clients: "
-    return (
-        [
-            verdict(sine, f"{every}{score}", Question(score), (calm, Question(score, None, None, quiet)), splits, seed)
-            for score in ("residual", "normalised")
-        ]
-        + [
-            verdict(
-                sine,
-                "mean coverage, clients of given weights: residual",
-                Question("residual", WEIGHTS, WEIGHTS),
-                (blind, Question("residual", None, WEIGHTS)),
-                splits,
-                seed,
-            )
-        ]
-        + [
-            verdict(
-                digits,
-                f"{every}{score}, digits",
-                Question(score),
-                ("calibration labels shuffled", Question(score, None, None, shuffled)),
-                splits,
-                seed,
-            )
-            for score in ("probability", "adaptive")
-        ]
-    )
+    rows: list[tuple[Pool, str, Question, tuple[str, Question]]] = []
+    for score in ("residual", "normalised"):
+        rows.append((sine, f"{every}{score}", Question(score), (calm, Question(score, calibration_targets=quiet))))
+    weighted, unweighted = Question("residual", WEIGHTS, WEIGHTS), Question("residual", None, WEIGHTS)
+    rows.append((sine, "mean coverage, clients of given weights: residual", weighted, (blind, unweighted)))
+    for score in ("probability", "adaptive"):
+        wrong = "calibration labels shuffled", Question(score, calibration_targets=shuffled)
+        rows.append((digits, f"{every}{score}, digits", Question(score), wrong))
+    return [verdict(*row, splits, seed) for row in rows]
 
 
 ENTRIES = (

@@ -22,7 +22,7 @@ ABOVE = "above ln p(D), with the entropy of separated components"
 
 @dataclass(frozen=True)
 class VariationalSettings:
-    """The numbers of components that are fitted, besides 1 and those of the run."""
+    """Numbers of components of the fitted mixtures; K = 1 and the number of models of the run are always fitted too."""
 
     num_models: tuple[int, ...] = within((2, 8, 16), least=2)
 

@@ -1,8 +1,8 @@
 """TCT beside FedAvg, with few classes a client and with i.i.d. clients (Yu et al., 2022).
 
 FedAvg trains a network for some rounds. Then SCAFFOLD trains a linear model on the network's tangent features for as
-many rounds as FedAvg may go on. SCAFFOLD on the network, and a linear model on features of the untrained network, tell
-what the gain is due to. Theory predicts every round of the second phase exactly.
+many rounds as FedAvg may go on. SCAFFOLD on the network, and a linear model on features of the untrained network, show
+whether control variates or trained features make the gain. Theory predicts every round of the second phase exactly.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class TCTSettings:
     convex_steps: int = 100  # of full-batch gradient descent
 
 
-class Task(NamedTuple):
+class TCTData(NamedTuple):
     """Data and clients of one seed."""
 
     data: tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]  # training inputs and labels, test inputs and labels
@@ -87,7 +87,7 @@ class Result(NamedTuple):
         return float(self.accuracy[-1])
 
 
-class Second(NamedTuple):
+class SecondPhase(NamedTuple):
     """A second phase: its test accuracy after each round, and the run itself, for ``compare``."""
 
     accuracy: np.ndarray
@@ -96,7 +96,7 @@ class Second(NamedTuple):
     rate: float
 
 
-def _tasks(study: Study, seed: int) -> Iterator[tuple[str, Task]]:
+def _tasks(study: Study, seed: int) -> Iterator[tuple[str, TCTData]]:
     """Yields the data of a seed with both kinds of clients."""
     settings = study.settings
     sizes = {"num_train": settings.num_train, "num_test": settings.num_test}
@@ -104,11 +104,11 @@ def _tasks(study: Study, seed: int) -> Iterator[tuple[str, Task]]:
     labels, count = np.asarray(loaded.y_train), settings.num_clients
     data = (loaded.x_train, labels, loaded.x_test, np.asarray(loaded.y_test))
     few = ft.partition.classes(labels, count, settings.classes_per_client, seed=seed)
-    yield f"{settings.classes_per_client} classes a client", Task(data, few, loaded.num_classes, seed)
-    yield IID, Task(data, ft.partition.iid(len(labels), count, seed=seed), loaded.num_classes, seed)
+    yield f"{settings.classes_per_client} classes a client", TCTData(data, few, loaded.num_classes, seed)
+    yield IID, TCTData(data, ft.partition.iid(len(labels), count, seed=seed), loaded.num_classes, seed)
 
 
-def _on_network(recipe: str, task: Task, settings: TCTSettings) -> tuple[float, np.ndarray]:
+def _on_network(recipe: str, task: TCTData, settings: TCTSettings) -> tuple[float, np.ndarray]:
     """Trains the network at every rate, and returns the best one with its test accuracy after each round."""
     x_test, labels = jnp.asarray(task.data[2], jnp.float32), task.data[3]
 
@@ -127,7 +127,7 @@ def _on_network(recipe: str, task: Task, settings: TCTSettings) -> tuple[float, 
     return settings.rates[best], np.asarray(accuracy[best], np.float64)
 
 
-def first_phase(recipe: str, task: Task, settings: TCTSettings, rate: float | Array) -> Algorithm:
+def first_phase(recipe: str, task: TCTData, settings: TCTSettings, rate: float | Array) -> Algorithm:
     """Builds the training of the network.
 
     Args:
@@ -142,7 +142,7 @@ def first_phase(recipe: str, task: Task, settings: TCTSettings, rate: float | Ar
     return algorithm
 
 
-def second_phase(task: Task, settings: TCTSettings, weights: PyTree) -> Second:
+def second_phase(task: TCTData, settings: TCTSettings, weights: PyTree) -> SecondPhase:
     """Trains the linear model on the tangent features at ``weights``.
 
     Args:
@@ -161,7 +161,7 @@ def second_phase(task: Task, settings: TCTSettings, weights: PyTree) -> Second:
     algorithm, data = ft.scaffold(model, schedule, rate, work, "squared_error"), (phi, labels, phi_test, labels_test)
     rounds, evaluation = settings.convex_rounds, ft.Evaluation(1, progress=False)
     run = ft.simulate(algorithm, data, task.clients, num_rounds=rounds, seed=task.seed, evaluation=evaluation)
-    return Second(np.asarray(run.history.curves()["test.accuracy"], np.float64), algorithm, data, rate)
+    return SecondPhase(np.asarray(run.history.curves()["test.accuracy"], np.float64), algorithm, data, rate)
 
 
 def _copied(weights: PyTree) -> PyTree:
@@ -169,7 +169,7 @@ def _copied(weights: PyTree) -> PyTree:
     return jax.tree.map(lambda leaf: jnp.array(leaf[0]), weights)
 
 
-def _results(task: Task, clients: str, settings: TCTSettings) -> tuple[list[Result], Second]:
+def _results(task: TCTData, clients: str, settings: TCTSettings) -> tuple[list[Result], SecondPhase]:
     """Trains by every method; returns also TCT's second phase."""
     rate, accuracy = _on_network("fed_avg", task, settings)
     controlled_rate, controlled = _on_network("scaffold", task, settings)
@@ -215,7 +215,7 @@ def run(study: Study) -> lab.Outcome:
     return lab.Outcome(sheets, rows, claims, remarks=remarks, failed=failed, verdicts=tuple(verdicts))
 
 
-def _verdicts(task: Task, second: Second, clients: str, settings: TCTSettings) -> Iterator[ft.types.Verdict]:
+def _verdicts(task: TCTData, second: SecondPhase, clients: str, settings: TCTSettings) -> Iterator[ft.types.Verdict]:
     """Compares the functions of TCT's second phase with the flow; wrong flows must differ."""
     run, rounds = (second.algorithm, second.data, task.clients), settings.convex_rounds
     compared = ft.compare(*run, num_rounds=rounds, seed=task.seed, evaluation=ft.Evaluation(progress=False), draws=5)
@@ -243,7 +243,7 @@ def _row(by_place: Places, clients: str, method: str) -> lab.Row:
 
 
 def _claims(by_place: Places) -> Iterator[lab.Claim]:
-    """Judges the gain over FedAvg, the gain under heterogeneity, and what it is due to."""
+    """Judges TCT's lead over FedAvg, how much larger it is under heterogeneity, and its lead over the other methods."""
     few, iid = dict.fromkeys(clients for clients, _ in by_place)
     gain, gain_iid = (_leads(by_place, clients, FED_AVG) for clients in (few, iid))
     yield lab.interval(gain).claim_above(f"{few}: TCT is above FedAvg after as many rounds", "by {:+.4f}")

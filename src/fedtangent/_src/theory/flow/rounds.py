@@ -82,10 +82,10 @@ def build_rounds(
         filled = np.take_along_axis(mine, order, axis=1)
         place = np.where(filled, clients.place_in_bucket[np.take_along_axis(client, order, axis=1)], 0)
         packed.append(BucketSlots(order.astype(np.int32), place.astype(np.int32), filled))
+    sizes = len(clients.bucket_of), num_models
     if is_concrete(weight, rates):
-        return on_device(_weighted(np, slots, weight, rates, tuple(packed), len(clients.bucket_of), num_models))
-    traced = jax.jit(_weighted, static_argnames=("xp", "num_clients", "num_models"))
-    return traced(jnp, slots, weight, rates, tuple(packed), len(clients.bucket_of), num_models)
+        return on_device(_weighted(np, slots, weight, rates, tuple(packed), *sizes))  # compiles nothing
+    return _weighted_in_jax(jnp, slots, weight, rates, tuple(packed), *sizes)
 
 
 def _weighted(
@@ -119,6 +119,9 @@ def _weighted(
         trained=counts > 0,
         slots=tuple(p._replace(present=p.present & xp.take_along_axis(filled, p.slot, axis=1)) for p in packed),
     )
+
+
+_weighted_in_jax = jax.jit(_weighted, static_argnames=("xp", "num_clients", "num_models"))
 
 
 def only_model(rounds: Rounds, model: int) -> Rounds:
