@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from fedtangent._src.comparison.table import MethodRow
-from fedtangent._src.comparison.verdicts import Verdict
+from fedtangent._src.comparison.verdicts import CONTROL_WORDS, Verdict
 
 NARROW = 120  # columns of a screen below which a verdict's cells would be of a few letters
 FOLDED = 24  # columns of a screen into which words are folded where it is narrow
@@ -143,9 +143,7 @@ COMPARISON_LEGEND = (
 
 HOLDS = {True: ("holds", "green"), False: ("FAILS", "bold red"), None: ("undecided", "yellow")}
 FAILS = {
-    True: ("fails, as it must", "green"),
-    False: ("PASSES TOO: inconclusive", "bold red"),
-    None: ("undecided", "yellow"),
+    outcome: (CONTROL_WORDS[outcome], colour) for outcome, (_, colour) in HOLDS.items()
 }
 
 
