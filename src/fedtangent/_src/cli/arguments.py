@@ -22,7 +22,7 @@ import tyro
 from fedtangent._src.checks import choice, nearest, writable
 from fedtangent._src.comparison.verdicts import Verdict, undecided
 from fedtangent._src.entries import Values, help_of, option
-from fedtangent._src.output.files import FORMATS, Ended, Figures, ended
+from fedtangent._src.output.files import ERROR, FORMATS, Ended, Figures, ended
 from fedtangent._src.output.junit import write_junit
 
 WIDTH = 100  # columns of a page of help that goes neither to a terminal nor to $COLUMNS columns
@@ -83,6 +83,7 @@ class VerdictOptions:
         suites: Mapping[str, Sequence[Verdict] | str],
         seconds: Mapping[str, float],
         failures: Sequence[str],
+        advice: str = "",
     ) -> Ended:
         """Writes the JUnit XML, and returns the outcome of the command.
 
@@ -91,11 +92,17 @@ class VerdictOptions:
             suites: Verdicts of each comparison by its name, or the text of the error that ended it.
             seconds: Seconds of each comparison.
             failures: Failures in a few words each.
+            advice: Advice to the user after a failure.
+
+        Returns:
+            The outcome, with exit code 1 for failures, else 2 for errors, else 3 for undecided verdicts if ``strict``.
         """
         if self.junit is not None:
             write_junit(self.junit, command, suites, seconds, self.strict)
         verdicts = [v for outcome in suites.values() if not isinstance(outcome, str) for v in outcome]
-        return ended(failures, undecided=undecided(verdicts), strict=self.strict)
+        errors = [f"{name}: {outcome}" for name, outcome in suites.items() if isinstance(outcome, str)]
+        outcome = ended([*failures, *errors], advice, undecided(verdicts), self.strict)
+        return outcome if failures or not errors else outcome._replace(code=ERROR)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -9,13 +9,14 @@ from pathlib import Path
 
 import jax
 
+from fedtangent._src import cli
 from fedtangent._src.checks import MAX_SEED, choice, seed
 from fedtangent._src.cli.arguments import VerdictOptions
 from fedtangent._src.comparison.theorems import SCALES, TheoremEntry, wanted
 from fedtangent._src.comparison.verdicts import Verdict, as_rows, summary
 from fedtangent._src.entries import option
 from fedtangent._src.output.files import Ended, output_folder, write_config, write_result
-from fedtangent._src.output.tables import clock, console, show_verdicts
+from fedtangent._src.output.tables import clock, console, show_times, show_verdicts
 
 
 @dataclass(frozen=True)
@@ -55,7 +56,7 @@ def prepare(options: CheckTheoryOptions, verdicts: VerdictOptions) -> TheoryJob:
 
 def run_job(job: TheoryJob) -> Ended:
     """Performs all checks, writes result.json after each and prints the table; returns the outcome."""
-    (options, outcome, checks), screen, start = job, console(), time.perf_counter()
+    (options, outcome, checks), screen, loading = job, console(), cli.seconds()
     say, folder = clock(screen), output_folder(options.output)
     write_config(folder, "check-theory", asdict(options) | asdict(outcome))
     done: dict[str, list[Verdict]] = {}
@@ -73,9 +74,9 @@ def run_job(job: TheoryJob) -> Ended:
         write_result(folder, rows, passed=passed, seconds=seconds)
     screen.print()
     every = [v for verdicts in done.values() for v in verdicts]
-    screen.print(f"{time.perf_counter() - start:.0f} s; numbers in {folder / 'result.json'}", highlight=False)
-    screen.print()
     show_verdicts(screen, every, "Theory against simulation")
+    show_times(screen, {"start: programs": loading, **seconds}, cli.seconds())
+    screen.print(f"numbers in {folder / 'result.json'}", highlight=False)
     screen.print(f"[bold]{summary(every)}[/bold]", highlight=False)
     return outcome.ended("check-theory", done, seconds, [] if passed else [summary(every)])
 

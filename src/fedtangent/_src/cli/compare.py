@@ -6,7 +6,6 @@ fed_avg --help` shows the options of the second form.
 
 from __future__ import annotations
 
-import time
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -15,6 +14,7 @@ from typing import NamedTuple
 import numpy as np
 from rich.console import Console
 
+from fedtangent._src import cli
 from fedtangent._src.checks import MAX_SEED, folder, seed, whole
 from fedtangent._src.cli.arguments import FigureOptions, VerdictOptions
 from fedtangent._src.comparison.cases import DEFAULT_CASES
@@ -149,7 +149,7 @@ def _of_layers(described: Description, hidden_layers: int) -> Description:
 
 def run_job(job: CompareJob) -> Ended:
     """Compares every setting, writes files after each, prints tables and draws figures; returns the outcome."""
-    screen, start = console(), time.perf_counter()
+    screen, times = console(), {"start: programs and data": cli.seconds()}
     say, folder = clock(screen), output_folder(job.output)
     write_config(folder, "compare", job.options)
     results, figures, drawings = list[Compared](), job.figures.within(folder), list[Future[list[Path]]]()
@@ -167,7 +167,10 @@ def run_job(job: CompareJob) -> Ended:
         tables.show_verdicts(screen, verdicts, "Do simulation and theory agree?", tables.COMPARISON_LEGEND)
         screen.print()
     paths = [*(path for drawing in drawings for path in drawing.result()), *draw_together(results, figures)]
-    screen.print(f"[bold]{summary(verdicts)}[/bold] ({time.perf_counter() - start:.0f} s)")
+    for step, taken in (item for r in results for item in r.times.items()):
+        times[step] = times.get(step, 0.0) + taken
+    tables.show_times(screen, times, cli.seconds())
+    screen.print(f"[bold]{summary(verdicts)}[/bold]")
     screen.print(f"{len(paths)} figures in {folder / 'figures'}; numbers in {folder / 'result.json'}", highlight=False)
     if all(setting.is_standard for setting in job.settings):
         screen.print(NEXT, highlight=False)

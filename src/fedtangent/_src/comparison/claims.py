@@ -111,4 +111,7 @@ def _near(compared: Compared, networks: Simulated, gap: Gap, tolerance: float) -
 def _distance(errors: np.ndarray) -> Interval:
     """Estimates the mean error of a network from the errors [K, E]; exact for a single draw, a given start."""
     of_draws = errors.mean(axis=0)
-    return combined([1], [of_draws]) if len(of_draws) > 1 else Interval.about(float(of_draws[0]), 0.0)
+    if len(of_draws) == 1:
+        return Interval.about(float(of_draws[0]), 0.0)
+    estimate = combined([1], [of_draws])
+    return estimate._replace(low=max(estimate.low, 0.0))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import textwrap
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from rich import box
@@ -203,6 +203,19 @@ def console(stderr: bool = False) -> Console:
     """Returns a console for standard output or error; a redirected one is 200 columns wide, to keep tables unfolded."""
     plain = Console(stderr=stderr)
     return plain if plain.is_terminal else Console(stderr=stderr, width=200)
+
+
+def show_times(screen: Console, times: Mapping[str, float], total: float) -> None:
+    """Prints the seconds of each step of a command, which add up to the total.
+
+    Args:
+        screen: Console to print to.
+        times: Seconds of each step.
+        total: Seconds of the whole command; those of no step are the last row before it.
+    """
+    rest = {"tables, figures and files": total - sum(times.values()), "total": total}
+    rows = [(step, f"{seconds:.1f}") for step, seconds in {**times, **rest}.items()]
+    screen.print(TextTable("Time", ("step", "seconds"), rows))
 
 
 def clock(screen: Console) -> Callable[[str], None]:
