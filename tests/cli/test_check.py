@@ -59,7 +59,12 @@ def outcomes(monkeypatch: pytest.MonkeyPatch, trained_once: None) -> list[Any]:
         ([(RIGHT,), (RIGHT, WRONG._replace(holds=True))], ["--strict"], 0, "Simulation and theory agree in all 3"),
         ([(RIGHT,), (RIGHT, WRONG)], ["--strict"], 1, "other: Simulation and theory DISAGREE in 1 of 2"),
         ([(RIGHT, UNCLEAR), (RIGHT, WRONG._replace(holds=True))], [], 0, "undecided: variance = flow [plain]"),
-        ([(RIGHT, UNCLEAR), (RIGHT, WRONG._replace(holds=True))], ["--strict"], 3, "undecided: variance = flow [plain]"),
+        (
+            [(RIGHT, UNCLEAR), (RIGHT, WRONG._replace(holds=True))],
+            ["--strict"],
+            3,
+            "undecided: variance = flow [plain]",
+        ),
         ([KeyError("gone"), (RIGHT, WRONG._replace(holds=True))], [], 2, "plain: KeyError: 'gone'"),
         ([KeyError("gone"), (RIGHT, WRONG)], [], 1, "plain: KeyError: 'gone'"),
         ([(RIGHT,), (RIGHT,)], [], 2, "other: ValueError: agree: got 'mean', must be words of a verdict: slope"),
@@ -82,7 +87,10 @@ def test_each_outcome_has_its_exit_status_and_its_test_cases(
     assert int(root.get("tests", "")) == len(root.findall("./testsuite/testcase"))
     if code == 1:
         (failure,) = root.iter("failure")
-        assert failure.get("message") == "disagreement: measured 1, expected 1 +- 0; control: one is two: 2, fails, as it must"
+        assert (
+            failure.get("message")
+            == "disagreement: measured 1, expected 1 +- 0; control: one is two: 2, fails, as it must"
+        )
         assert "fedtangent compare --algorithm fed_prox --mu 0.5" in ended.err
 
 
@@ -90,7 +98,9 @@ def test_the_times_add_up(run: Callable, folder: Path, outcomes: list[Any]) -> N
     (folder / "claims.toml").write_text(CLAIMS)
     outcomes += [(RIGHT,), (RIGHT, WRONG)]
     lines = run("check").out.split("Time", 1)[1].splitlines()
-    *parts, total = [float(line.split()[-1]) for line in lines[3:] if line and line[-1].isdigit() and "agree" not in line]
+    *parts, total = [
+        float(line.split()[-1]) for line in lines[3:] if line and line[-1].isdigit() and "agree" not in line
+    ]
     assert len(parts) == 3 and sum(parts) == pytest.approx(total, abs=0.05 * 4)
     assert 3.0 in parts  # the networks of two claims
 

@@ -24,9 +24,7 @@ def having(result: Comparison, *verdicts: Verdict) -> Comparison:
 
 def distances(result: Comparison, width: int) -> list[float]:
     """The distance of each network of a width from its prediction at the last round, by a plain loop."""
-    (networks, gap), *_ = (
-        pair for pair in zip(result.simulated, result.gaps, strict=True) if pair[0].width == width
-    )
+    (networks, gap), *_ = (pair for pair in zip(result.simulated, result.gaps, strict=True) if pair[0].width == width)
     found = []
     for draw in range(networks.test.shape[2]):
         apart = []

@@ -19,7 +19,7 @@ import tyro
 from fedtangent._src import cli
 from fedtangent._src.checks import number, shown
 from fedtangent._src.cli import commands
-from fedtangent._src.cli.arguments import OutputOptions, VerdictOptions, FigureOptions, options_of
+from fedtangent._src.cli.arguments import FigureOptions, OutputOptions, VerdictOptions, options_of
 from fedtangent._src.comparison.claims import Nearness, claimed_verdicts
 from fedtangent._src.comparison.comparing import compared
 from fedtangent._src.comparison.followed import NotFollowed
@@ -29,7 +29,7 @@ from fedtangent._src.output.files import Ended
 from fedtangent._src.output.tables import clock, console, show_times, show_verdicts
 
 # Options of `fedtangent compare` that a claim does not have.
-NOT_OF_A_CLAIM = options_of({"": OutputOptions, " ": FigureOptions, "  ": VerdictOptions})
+NOT_OF_A_CLAIM = options_of({"output": OutputOptions, "figures": FigureOptions, "verdicts": VerdictOptions})
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class CheckOptions:
     """
 
     claims: Annotated[Path, tyro.conf.Positional] = Path("claims.toml")
-    """TOML file with a table for each claim: options of `fedtangent compare` (algorithm = "fed_prox", num_rounds = 3); agree = ["slope"] names verdicts by words of theirs (default: all); within = 0.2 is the largest distance of the widest networks from their prediction."""
+    """TOML file with a table for each claim: options of `fedtangent compare`, agree, and within."""
 
 
 class Claim(NamedTuple):
@@ -120,14 +120,10 @@ def run_job(job: CheckJob) -> Ended:
         show_verdicts(screen, verdicts, "Do simulation and theory agree?")
     show_times(screen, times, cli.seconds())
     screen.print(f"[bold]{summary(verdicts)}[/bold]", highlight=False)
-    failing = [name for name, outcome in suites.items() if not isinstance(outcome, str) and _fails(outcome)]
-    failures = [f"{name}: {summary(suites[name])}" for name in failing]
-    advice = f"its figures: fedtangent compare {shlex.join(claims[failing[0]].words)}" if failing else ""
+    failing = {name: v for name, v in suites.items() if not isinstance(v, str) and any(o.passed is False for o in v)}
+    failures = [f"{name}: {summary(outcome)}" for name, outcome in failing.items()]
+    advice = f"figures: fedtangent compare {shlex.join(claims[next(iter(failing))].words)}" if failing else ""
     return options.ended("check", suites, seconds, failures, advice)
-
-
-def _fails(verdicts: tuple[Verdict, ...]) -> bool:
-    return any(verdict.passed is False for verdict in verdicts)
 
 
 def _outcome(name: str, claim: Claim, say: Report, times: dict[str, float]) -> tuple[Verdict, ...] | str:

@@ -75,7 +75,11 @@ def assert_follows_theory(
 def claimed_verdicts(
     compared: Compared, agree: Sequence[str] | None = None, within: Nearness | None = None
 ) -> tuple[Verdict, ...]:
-    """Returns the verdicts that ``assert_follows_theory`` judges, from the same arguments; raises its ``ValueError``."""
+    """Returns the verdicts that ``assert_follows_theory`` judges.
+
+    Args:
+        compared, agree, within: As for ``assert_follows_theory``, whose ``ValueError`` this raises.
+    """
     statements = [verdict.statement for verdict in compared.verdicts]
     for words in agree or ():
         if not any(words in statement for statement in statements):

@@ -142,9 +142,7 @@ COMPARISON_LEGEND = (
 
 
 HOLDS = {True: ("holds", "green"), False: ("FAILS", "bold red"), None: ("undecided", "yellow")}
-FAILS = {
-    outcome: (CONTROL_WORDS[outcome], colour) for outcome, (_, colour) in HOLDS.items()
-}
+FAILS = {outcome: (CONTROL_WORDS[outcome], colour) for outcome, (_, colour) in HOLDS.items()}
 
 
 def show_verdicts(screen: Console, verdicts: Sequence[Verdict], title: str, *legends: str) -> None:
