@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import subprocess
 import sys
 import time
@@ -29,6 +30,16 @@ class Ended(NamedTuple):
     code: int
     out: str
     seconds: float
+    processor: float  # seconds
+
+    def __str__(self) -> str:
+        return f"exit status {self.code}, {self.seconds:.0f} s, {self.processor:.0f} s of processor time"
+
+
+def processor_time() -> float:
+    """Seconds of all processes that have ended, of which this one waited for the end."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
 
 
 class Project(NamedTuple):
@@ -39,11 +50,11 @@ class Project(NamedTuple):
 
     def run(self, *words: str) -> Ended:
         """Run a module of this Python there, without the suite's quick compilation."""
-        begun = time.perf_counter()
+        begun, used = time.perf_counter(), processor_time()
         done = subprocess.run(
             [sys.executable, "-m", *words], cwd=self.folder, env=self.environment, capture_output=True, text=True
         )
-        return Ended(done.returncode, done.stdout + done.stderr, time.perf_counter() - begun)
+        return Ended(done.returncode, done.stdout + done.stderr, time.perf_counter() - begun, processor_time() - used)
 
     def outcomes(self, name: str) -> dict[str, str]:
         """Outcome of each test case of a file of JUnit XML: the name of its element, or passed."""
@@ -69,18 +80,18 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Project:
 @pytest.mark.slow
 def test_each_outcome_has_its_exit_status(project: Project, capsys: pytest.CaptureFixture[str]) -> None:
     check = ("fedtangent", "check", "--strict", "--junit", "report.xml")
-    seconds = {}
+    ends = {}
     for warmth in ("cold", "warm"):
         right = project.run(*check)
         assert right.code == 0, right.out
-        seconds[f"right, {warmth}"] = right.seconds
+        ends[f"right, {warmth}"] = right
         assert set(project.outcomes("report.xml").values()) == {"passed"} and len(project.outcomes("report.xml")) == 3
     for name, fault in FAULTS.items():
         assert RIGHT in MINE
         (project.folder / "mine.py").write_text(MINE.replace(RIGHT, fault))
         wrong = project.run(*check)
         assert wrong.code == 1 and "DISAGREE" in wrong.out, wrong.out
-        seconds[name] = wrong.seconds
+        ends[name] = wrong
         exact = [outcome for case, outcome in project.outcomes("report.xml").items() if "linearised" in case]
         assert exact == ["failure"]
     (project.folder / "mine.py").write_text(MINE)
@@ -88,7 +99,7 @@ def test_each_outcome_has_its_exit_status(project: Project, capsys: pytest.Captu
     unclear = project.run(*check)
     assert unclear.code == 3 and unclear.out.strip().splitlines()[-1].startswith("fedtangent: undecided: "), unclear.out
     assert "failure" in project.outcomes("report.xml").values()
-    seconds["undecided, strict"] = unclear.seconds
+    ends["undecided, strict"] = unclear
     lenient = project.run("fedtangent", "check", "--junit", "report.xml")
     assert lenient.code == 0 and set(project.outcomes("report.xml").values()) == {"passed", "skipped"}, lenient.out
     (project.folder / "mine.py").write_text(MINE.replace("velocity = ", "velocity = missing + "))
@@ -96,10 +107,10 @@ def test_each_outcome_has_its_exit_status(project: Project, capsys: pytest.Captu
     broken = project.run(*check)
     assert broken.code == 2 and "NameError: name 'missing' is not defined" in broken.out, broken.out
     assert project.outcomes("report.xml") == {"the comparison runs": "error"}
-    seconds["error"] = broken.seconds
+    ends["error"] = broken
     (project.folder / "mine.py").write_text(MINE)
     with capsys.disabled():
-        print("\n" + "; ".join(f"{name}: {taken:.0f} s" for name, taken in seconds.items()))
+        print("", *(f"{name}: {ended}" for name, ended in ends.items()), sep="\n")
 
 
 @pytest.mark.slow

@@ -27,7 +27,7 @@ class CheckTheoryOptions:
     """
 
     scale: str = "default"
-    """Size: default (minutes) or paper (more and wider networks)."""
+    """Size: smoke (the quickest checks of every group), default (minutes) or paper (more and wider networks)."""
     only: tuple[str, ...] = ()
     """Run only these checks (`fedtangent list theorems`), or all of a group, such as fed_ensemble or deep_linear."""
     seed: int = option(0, most=MAX_SEED)
@@ -51,7 +51,7 @@ def prepare(options: CheckTheoryOptions, verdicts: VerdictOptions) -> TheoryJob:
     """
     choice("scale", options.scale, SCALES)
     seed(options.seed)
-    return options, verdicts, wanted(options.only)
+    return options, verdicts, wanted(options.only, options.scale)
 
 
 def run_job(job: TheoryJob) -> Ended:
