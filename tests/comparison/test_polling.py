@@ -1,0 +1,109 @@
+"""Theory of schedules that ask clients about the models: no closed form, but the features of the kernel follow."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import fedtangent as ft
+from fedtangent._src.comparison.from_start import FromStart
+from fedtangent._src.comparison.on_features import OnFeatures
+
+from ..benchmarks.scripts import BENCHMARKS, scripts_of
+
+CLIENTS = 5
+RATE, WORK = 0.3, ft.Work(steps=3, batch_size=None)
+POWER = ft.schedules.power_of_choice(CLIENTS, 4, 2)
+
+
+@pytest.fixture(autouse=True)
+def _float64():
+    with jax.enable_x64(True):
+        yield
+
+
+def problem() -> tuple[tuple[np.ndarray, ...], list[np.ndarray]]:
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(36, 3))
+    y = np.sin(x @ rng.normal(size=(3, 2)))
+    return (x[:30], y[:30], x[30:], y[30:]), [np.arange(i, 30, CLIENTS)[: 6 - i] for i in range(CLIENTS)]
+
+
+def fed_avg(schedule: Any, model: Any = None) -> Any:
+    return ft.fed_avg(ft.models.mlp(3, 2, (32,), "erf") if model is None else model, schedule, RATE, work=WORK)
+
+
+def forecast(algorithm: Any, **settings: Any) -> Any:
+    forecasting = ft.Forecasting(draws=2, rates=False)
+    return ft.predict(algorithm, *problem(), num_rounds=4, forecasting=forecasting, **settings)
+
+
+@pytest.mark.parametrize(
+    "schedule", [POWER, ft.schedules.best_fitting(CLIENTS, 2), ft.schedules.gradient_norm_sampling(CLIENTS, 2)]
+)
+def test_linear_models_are_those_of_their_features(schedule: Any) -> None:
+    """To rounding, choices and all; wrong kernels choose others."""
+    result = ft.compare(fed_avg(schedule, ft.models.linear(3, 2)), *problem(), num_rounds=3, draws=5)
+    assert isinstance(result, OnFeatures) and result.rotations.is_exact
+    (verdict,) = result.verdicts
+    assert verdict.passed and float(verdict.measured) < 1e-11, verdict
+    assert "no cohort is known before training" in result.notes[0]
+
+
+def test_the_closed_form_refuses_in_a_sentence_and_bytes_are_those_of_a_run() -> None:
+    theory = forecast(fed_avg(POWER))
+    assert not theory.plan.is_flow and "chooses clients by what they answer about the models" in theory.plan.how
+    run = ft.simulate(fed_avg(POWER), *problem(), num_rounds=4, evaluation=ft.Evaluation(1))
+    assert [e.uplink_bytes for e in run.history.evaluations] == theory.uplink_bytes.tolist()
+    assert [e.downlink_bytes for e in run.history.evaluations] == theory.downlink_bytes.tolist()
+    drawn = forecast(fed_avg(ft.schedules.uniform_sampling(CLIENTS, 2)))
+    assert drawn.plan.is_flow and drawn.downlink_bytes[-1] < theory.downlink_bytes[-1]  # the control: nobody is asked
+
+
+def test_the_bytes_of_a_random_number_of_clients_are_those_of_the_linear_model() -> None:
+    """The linearised network of a linear model is itself, so that both choose the same clients."""
+    linear = fed_avg(ft.schedules.gradient_norm_sampling(CLIENTS, 2), ft.models.linear(3, 2))
+    theory = forecast(linear, start=jax.random.key(3))
+    run = ft.simulate(linear, *problem(), num_rounds=4, start=jax.random.key(3), evaluation=ft.Evaluation(1))
+    assert [e.uplink_bytes for e in run.history.evaluations] == theory.uplink_bytes.tolist()
+    assert len(set(np.diff(theory.uplink_bytes))) > 1
+
+
+def test_one_model_is_linearised_and_several_to_choose_from_are_not() -> None:
+    result = ft.compare(fed_avg(POWER), *problem(), num_rounds=2, start=jax.random.key(0))
+    assert isinstance(result, FromStart) and "no cohort is known before training" in result.how
+    with pytest.raises(ValueError, match=r"schedule: lets clients compare K = 2 models, must be of one model"):
+        ft.compare(fed_avg(ft.schedules.best_fitting(CLIENTS, 2)), *problem(), num_rounds=2, start=jax.random.key(0))
+
+
+@pytest.fixture(scope="module")
+def clusters() -> Any:
+    return scripts_of(Path(BENCHMARKS), ["clusters"]).clusters
+
+
+def test_the_features_choose_as_a_wide_network_and_the_flow_of_their_choices_is_theirs(clusters: Any) -> None:
+    with jax.enable_x64(True):
+        row = clusters.row_of(1024, 0)
+    assert row.agreement > 0.95 and max(row.at_random, row.wrong_kernel) < 0.8, row
+    assert row.flow < 1e-10 and row.random_flow > 0.1, row
+    assert 0 <= row.sorted_from < clusters.ROUNDS and row.own_error < 0.5 * row.other_error, row
+
+
+@pytest.mark.slow
+def test_choices_agree_more_with_the_width(clusters: Any) -> None:
+    means = {}
+    with jax.enable_x64(True):
+        for width in (16, 256, 4096):
+            rows = [clusters.row_of(width, seed) for seed in range(5)]
+            means[width] = SimpleNamespace(**{f: np.mean([getattr(r, f) for r in rows]) for f in clusters.Row._fields})
+    assert means[16].agreement < means[256].agreement <= means[4096].agreement, means
+    assert means[4096].agreement > 0.99 and means[4096].distance < 0.25 * means[16].distance, means
+    for mean in means.values():
+        assert mean.flow < 1e-10 and mean.at_random < 0.6 and mean.wrong_kernel < mean.agreement
+    assert jnp.isfinite(means[16].distance)
