@@ -15,6 +15,7 @@ import fedtangent as ft
 from fedtangent._src.comparison.from_start import FromStart
 from fedtangent._src.comparison.on_features import OnFeatures
 
+from .. import documents
 from ..benchmarks.scripts import BENCHMARKS, scripts_of
 
 CLIENTS = 5
@@ -80,6 +81,19 @@ def test_one_model_is_linearised_and_several_to_choose_from_are_not() -> None:
     assert isinstance(result, FromStart) and "no cohort is known before training" in result.how
     with pytest.raises(ValueError, match=r"schedule: lets clients compare K = 2 models, must be of one model"):
         ft.compare(fed_avg(ft.schedules.best_fitting(CLIENTS, 2)), *problem(), num_rounds=2, start=jax.random.key(0))
+
+
+def test_ifca_in_the_example_of_the_guide() -> None:
+    names = documents.run("ft.schedules.best_fitting(")
+    run, ifca = names["run"], names["ifca"]
+    last = run.history.rounds["cohort"].model[-1]
+    assert sorted(map(tuple, (last[::2], last[1::2]))) == [(0,) * 5, (1,) * 5]
+    own = ft.measures.evaluate_clients(ifca, run.state, names["data"], names["test"], "mse").values
+    shared = ft.measures.evaluate_clients(
+        ft.fed_avg(names["model"], names["schedule"], 0.4), run.state, names["data"], names["test"], "mse"
+    ).values
+    assert np.all(own < 0.5 * shared)  # the control: the mean of both clusters' models
+    assert "no cohort is known before training" in repr(names["theory"])
 
 
 @pytest.fixture(scope="module")

@@ -14,7 +14,9 @@ from scipy import optimize, stats
 
 import fedtangent as ft
 from fedtangent._src import streams
+from fedtangent._src.engine.building import build
 from fedtangent._src.engine.clients import device_mesh, engine_for, scan_clients, sharded
+from fedtangent._src.engine.description import describe
 from fedtangent._src.federated import schedule as schedules
 from fedtangent._src.types import Algorithm, Engine, FederatedData, Poll, Polled, PyTree, Schedule
 
@@ -403,6 +405,20 @@ def test_what_cannot_be_done_is_refused_in_one_line(call: Callable[[], Any], mes
     with pytest.raises(ValueError, match=message) as caught:
         call()
     assert "\n" not in str(caught.value)
+
+
+def test_the_command_line_has_them_all() -> None:
+    options = {"dataset": "digits", "num_train": 60, "num_test": 8, "num_clients": 6}
+    for name, more in {
+        "power_of_choice": {"candidates": 5, "clients_per_round": 2},
+        "gradient_norm": {"clients_per_round": 2},
+        "best_fitting": {"num_models": 3, "clients_per_round": 4},
+        "assigned_by_loss": {"num_models": 3, "fit": "best"},
+    }.items():
+        built = build(describe(**options, schedule=name, **more)).algorithm.schedule
+        asked = {"power_of_choice": 5, "best_fitting": 4}.get(name, 6)
+        assert built.poll.num_candidates == asked and built.num_models == more.get("num_models", 1)
+        assert built.num_slots == {"power_of_choice": 2, "best_fitting": 4}.get(name, 6)
 
 
 def test_the_loss_is_traced_as_often_for_many_rounds_as_for_few() -> None:
