@@ -407,8 +407,8 @@ class Polled(NamedTuple):
 
     Attributes:
         client: Clients that were asked, the candidates.
-        weight: Weight of each candidate in a mean over all clients: its number of examples, or 1 if the algorithm weighs
-            clients uniformly; 0 for a client without examples.
+        weight: Weight of each candidate in a mean over all clients: its number of examples, or 1 if the algorithm
+            weighs clients uniformly; 0 for a client without examples.
         value: Loss, or norm of the gradient, of each of the K models at all examples of a candidate; infinite where it
             is not a finite number.
     """

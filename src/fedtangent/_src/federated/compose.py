@@ -209,7 +209,7 @@ POLLS = (
 
 
 def _check_poll(name: str, poll: Poll, parts: Parts) -> None:
-    """Raises ``ValueError`` for a poll about models that are not those of the server, or whose weights are no shares."""
+    """Raises ``ValueError`` for a poll that does not fit how an algorithm predicts, or how it averages."""
     if parts.predict is not None:
         raise ValueError(f"schedule: polls clients about the global models, but {name} does not predict with them")
     if poll.inverse_weights and parts.aggregate is not None:
@@ -359,9 +359,7 @@ def _draw(
         sizes = data.offsets[1:] - data.offsets[:-1]
         client = poll.candidates(streams.apart(key, streams.CANDIDATES), state.round, sizes)
         chex.assert_shape(client, (poll.num_candidates,))
-        value = answers(
-            poll.measure, composed.model, composed.loss, _params(composed, state), client, data, engine
-        )
+        value = answers(poll.measure, composed.model, composed.loss, _params(composed, state), client, data, engine)
         weight = _client_weights(composed, data)[client]
         cohort, schedule_state = poll.choose(key, state.schedule, state.round, Polled(client, weight, value))
         asked = {"polled": jnp.sum(weight > 0, dtype=jnp.int32)}
