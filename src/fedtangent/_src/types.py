@@ -418,23 +418,6 @@ class Polled(NamedTuple):
     value: Float[Array, "K D"]
 
 
-@runtime_checkable
-class Choose(Protocol):
-    """A function that chooses the cohort of a round by the answers of clients."""
-
-    def __call__(
-        self, key: Key, schedule_state: PyTree, round_: Int32[Array, ""], polled: Polled, /
-    ) -> tuple[Cohort, PyTree]:
-        """Returns the cohort, whose clients are among the candidates, and the schedule's new state.
-
-        Args:
-            key: Key of the schedule, the same in every round; the function folds the round into it.
-            schedule_state: State before the round.
-            round_: Number of the round, [] int32, from 0.
-            polled: The candidates and their answers.
-        """
-
-
 class Poll(NamedTuple):
     """The question to some clients, the candidates, by whose answers a schedule chooses the cohort of each round.
 
@@ -446,17 +429,17 @@ class Poll(NamedTuple):
         num_candidates: Clients D that are asked in a round.
         candidates: ``(key, round, sizes) -> clients``: draws the candidates, [D] int32, from a key that is the same in
             every round, the number of the round, and the clients' numbers of examples [N].
-        choose: Chooses the cohort.
+        choose: ``(key, state, round, polled) -> (cohort, state)``: chooses the cohort among the candidates, from a key
+            that is the same in every round, the schedule's state, the number of the round, and the answers.
         measure: "loss" or "gradient_norm".
         num_answers: Numbers that a candidate sends, such as K losses, or 1 for the model that it chose.
         inverse_weights: Whether the weights of the cohort are inverse probabilities of being chosen. Messages are then
-            divided by the weight of all N clients, not by that of the cohort, and their sum estimates the mean over all
-            clients without bias.
+            divided by the weight of all N clients, and their sum estimates the mean over all clients without bias.
     """
 
     num_candidates: int
     candidates: Callable[[Key, Int32[Array, ""], Int32[Array, "N"]], Int32[Array, "D"]]
-    choose: Choose
+    choose: Callable[[Key, PyTree, Int32[Array, ""], Polled], tuple[Cohort, PyTree]]
     measure: str = "loss"
     num_answers: int = 1
     inverse_weights: bool = False

@@ -640,18 +640,17 @@ def _polled_traffic(
     plan: Plan, kernels: KernelBlocks | LargeKernel | None, starts: Starts
 ) -> tuple[Num[np.ndarray, "r"], Num[np.ndarray, "r"]]:
     """Computes the bytes of a run whose cohorts depend on its models, from the first initial functions."""
-    setting, problem, model = plan.setting, plan.setting.problem, plan.setting.model(1)
-    data, start = problem.federated(), setting.start
-    if start is None:
+    setting, problem, start = plan.setting, plan.setting.problem, plan.setting.start
+    if start is not None:
+        data, model = problem.federated(), linearised(setting.model(1), pytrees.take(start, 0))
+    else:
         assert isinstance(kernels, KernelBlocks)  # checked with the plan
         features = kernel_features(kernels, problem.y_train.shape[1])
         model, start = features.model, features.start(np.concatenate([part[0] for part in starts], axis=1))
         data = federated_data(features.train, problem.y_train, problem.partition, dtype=jnp.float64)
-    else:
-        model = linearised(model, pytrees.take(start, 0))
-    algorithm, rounds = setting.algorithm.on(model), setting.size.num_rounds
+    silent, rounds = Evaluation(progress=False), setting.size.num_rounds
     run = simulate(
-        algorithm, data, num_rounds=rounds, seed=setting.seed, start=start, evaluation=Evaluation(progress=False)
+        setting.algorithm.on(model), data, num_rounds=rounds, seed=setting.seed, start=start, evaluation=silent
     )
     return _sent(plan, run.history.rounds)
 

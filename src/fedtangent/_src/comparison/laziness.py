@@ -242,20 +242,15 @@ def linearised_paths(
 
 
 def check_linearisable(model: Model, x: Shaped[AnyArray, "m ..."], schedule: Schedule | None = None) -> None:
-    """Raises ``ValueError`` for a run that no linearisation follows.
-
-    The model has no forward-mode derivatives (``jax.jvp``), or the schedule's clients compare several models, of which
-    each is linearised and trained in a separate run.
+    """Raises ``ValueError`` for a model without forward-mode derivatives (``jax.jvp``), or several that are compared.
 
     Args:
         model: The model.
         x: Some inputs.
-        schedule: Schedule of the run; None if its cohorts do not depend on the models.
+        schedule: Schedule of the run; its clients must not compare models, each of which is linearised in its own run.
     """
     if schedule is not None and schedule.poll is not None and schedule.num_models > 1:
-        raise ValueError(
-            f"schedule: lets clients compare K = {schedule.num_models} models, must be of one model for a linearisation"
-        )
+        raise ValueError(f"schedule: compares K = {schedule.num_models} models, must be of one for a linearisation")
     shapes = jax.eval_shape(model.init, jax.random.key(0))
     try:
         jax.jit(functools.partial(first_order, model)).lower(shapes, shapes, x)

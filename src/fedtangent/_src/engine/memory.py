@@ -67,39 +67,34 @@ def _held_bytes(run: Callable[Arguments, object], *arguments: Arguments.args, **
     return pytrees.num_bytes(closed.consts) + peak_bytes(closed.jaxpr)
 
 
-class _Call(NamedTuple):
-    """Slots that a round maps over the devices: the cohort's, and before it the questions of a poll."""
-
-    slot: int  # bytes of one
-    slots: int
-    message: int  # bytes of the accumulators of one model
-
-
 class _TracedRound(NamedTuple):
     constants: int
     start: int
     state: PyTree  # shapes of the state
     server: int
-    calls: tuple[_Call, ...]
+    slot: int
+    slots: int  # of the cohort, or of the questions of a poll if they are more
     outputs: int
     infos: int
     block: int  # copy of the cohort's examples, 0 without one
+    message: int  # bytes of the accumulators of one model
 
 
 @functools.lru_cache(maxsize=64)
 def _trace(algorithm: Algorithm, shapes: tuple[Any, ...], max_client_size: int, num_clients: int) -> _TracedRound:
     """Returns the bytes of one round, with a slot's part apart from the rest."""
     data = FederatedData(*(cast(Any, jax.ShapeDtypeStruct(shape, dtype)) for shape, dtype in shapes))
-    state, of_slots, calls = state_shapes(algorithm, num_clients), dict[str, int](), list[_Call]()
+    state, of_slots = state_shapes(algorithm, num_clients), dict[str, int]()
 
     def spy(train: Train, shared: PyTree, aggregate: Aggregate, acc: PyTree, slots: Slots) -> tuple[PyTree, PyTree]:
         row = pytrees.take(slots, 0)
         closed = jax.make_jaxpr(train)(shared, row)
         outputs = jax.eval_shape(lambda: scan_clients(train, shared, aggregate, acc, slots)[1])
-        message = pytrees.num_bytes(acc) // algorithm.schedule.num_models
-        calls.append(_Call(peak_bytes(closed.jaxpr), slots.client.shape[0], message))
         of_slots.update(  # training comes after a poll
+            slot=max(peak_bytes(closed.jaxpr), of_slots.get("slot", 0)),
+            slots=max(slots.client.shape[0], of_slots.get("slots", 0)),
             block=pytrees.num_bytes(slots.block),
+            message=pytrees.num_bytes(acc) // algorithm.schedule.num_models,
             outputs=pytrees.num_bytes(outputs) // algorithm.schedule.num_slots,
         )
         return acc, pytrees.zeros_like(outputs)
@@ -115,7 +110,6 @@ def _trace(algorithm: Algorithm, shapes: tuple[Any, ...], max_client_size: int, 
         start=_held_bytes(lambda: algorithm.init(0, num_clients)),
         state=state,
         server=peak_bytes(closed.jaxpr),
-        calls=tuple(calls),
         infos=pytrees.num_bytes(infos),
         **of_slots,
     )
@@ -141,12 +135,7 @@ def plan(
     """
     shapes = tuple((tuple(leaf.shape), str(leaf.dtype)) for leaf in data)
     traced = _trace(algorithm, shapes, max_client_size, data.num_clients)
-
-    def concurrent(call: _Call) -> int:
-        slots = -(-call.slots // mapping.devices)
-        return min(slots, mapping.width or slots, side_by_side(call.message))
-
-    largest = max(traced.calls, key=lambda call: call.slot * concurrent(call))
+    slots = -(-traced.slots // mapping.devices)
     copies = 1 if mapping.kind == "scan" and mapping.devices == 1 else 3  # others arrange the slots
     others = [x for x in evaluated if x is not data.x]
     return MemoryPlan(
@@ -154,9 +143,9 @@ def plan(
         state=2 * pytrees.num_bytes(traced.state),
         start=traced.start,
         server=traced.server,
-        slot=largest.slot,
-        concurrent=concurrent(largest),
-        outputs=traced.outputs * -(-algorithm.schedule.num_slots // mapping.devices) + traced.infos * rounds,
+        slot=traced.slot,
+        concurrent=min(slots, mapping.width or slots, side_by_side(traced.message)),
+        outputs=traced.outputs * slots + traced.infos * rounds,
         evaluation=max((_held_bytes(algorithm.predict, traced.state, x) for x in evaluated), default=0),
         limit=liveness.memory_limit(),
     )

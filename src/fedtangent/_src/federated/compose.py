@@ -202,7 +202,7 @@ def compose(
     )
 
 
-POLLS = (
+POLLS = (  # why theory has no closed form
     "its schedule chooses clients by what they answer about the models, so that no cohort is known before training; "
     "nearest is a schedule that draws, such as uniform"
 )

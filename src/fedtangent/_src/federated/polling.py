@@ -15,11 +15,11 @@ from fedtangent._src.models.gemm import with_fast_convolutions
 from fedtangent._src.types import Aggregate, Array, Client, Cohort, Engine, FederatedData, Loss, Model, PyTree, Slots
 
 NUMBER_BYTES = 4  # of each number that a client answers
-_NOTHING = Aggregate(  # of clients that send no message
-    init=lambda message, num_models: (),
-    add=lambda nothing, slots, messages: nothing,
-    finish=lambda nothing: nothing,
-    merge=lambda nothing, axis: nothing,
+_KEPT = Aggregate(  # for clients that send no message
+    init=lambda message, num_models: message,
+    add=lambda kept, slots, messages: kept,
+    finish=lambda kept: kept,
+    merge=lambda kept, axis: kept,
 )
 
 
@@ -56,7 +56,9 @@ def answers(
     model_ids = jnp.repeat(jnp.arange(num_models, dtype=jnp.int32), num_candidates)
     everything = Cohort(jnp.tile(candidates, num_models), model_ids, jnp.ones(model_ids.shape, jnp.float32))
     slots = slots_of(everything, num_models, data.offsets)
-    values = jax.lax.stop_gradient(engine.map_clients(answer, (data, params), _NOTHING, (), slots)[1])
+    # an accumulator of the models' size, by which the engine decides how many clients it maps at once
+    _, values = engine.map_clients(answer, (data, params), _KEPT, pytrees.zeros_like(params), slots)
+    values = jax.lax.stop_gradient(values)
     return jnp.where(jnp.isfinite(values), values, jnp.inf).reshape(num_models, num_candidates)
 
 

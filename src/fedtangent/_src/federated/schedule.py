@@ -352,18 +352,6 @@ def by_poll(
 
     Raises:
         ValueError: A number out of range, or an unknown measure.
-
-    Example, the client that the model fits worst trains:
-
-        >>> import jax.numpy as jnp
-        >>> import fedtangent as ft
-        >>> def everyone(key, round_, sizes):
-        ...     return jnp.arange(4, dtype=jnp.int32)
-        >>> def worst(key, state, round_, polled):
-        ...     client = polled.client[jnp.argmax(polled.value[0])][None]
-        ...     return ft.types.Cohort(client, jnp.zeros_like(client), jnp.ones(1)), state
-        >>> schedule = ft.schedules.by_poll(1, 4, 1, ft.types.Poll(4, everyone, worst))
-        >>> fed_avg = ft.fed_avg(ft.models.linear(3, 2), schedule, client_learning_rate=0.1)
     """
     whole("num_clients", num_clients)
     whole("num_models", num_models)
@@ -415,11 +403,10 @@ def gradient_norm_sampling(num_clients: int, clients_per_round: int) -> Schedule
     """Builds optimal client sampling (Chen et al., 2022, eq. 7): clients train with chances that grow with gradients.
 
     All clients answer the norm of their gradient at the current model. Each then trains with probability ``min(1, c
-    |w_i g_i|)``, independently of the others, where w_i is its weight and c makes the expected number of clients
-    ``clients_per_round``. Messages are divided by these probabilities and by the weight of all clients, so that their
-    sum estimates the mean over all clients without bias, and with the least variance where updates are gradients
-    (``fed_sgd``). The paper uses norms of whole updates in FedAvg, which clients know only after their training. If all
-    gradients are 0, no client trains.
+    |w_i g_i|)``, independently, where w_i is its weight and c makes the expected number ``clients_per_round``. Messages
+    are divided by these probabilities and by the weight of all clients, so that their sum estimates the mean over all
+    clients without bias, and with the least variance where updates are gradients (``fed_sgd``). The paper's FedAvg uses
+    norms of whole updates, which clients know only after training. If all gradients are 0, no client trains.
 
     Args:
         num_clients: Clients N, which is also the number S of slots.
@@ -573,7 +560,7 @@ class CandidatesOptions(SampledOptions):
 
 @dataclasses.dataclass(frozen=True)
 class SampledEnsembleOptions(EnsembleOptions, SampledOptions):
-    """Options of schedules for an ensemble in which some of the clients take part."""
+    """Options of the schedule ``best_fitting``."""
 
 
 @dataclasses.dataclass(frozen=True)
