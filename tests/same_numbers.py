@@ -184,6 +184,7 @@ THEOREMS = (
     "fed_ensemble.networks",
     "fed_ensemble.second_order",
     "fed_ensemble.variational",
+    "flow.centralised",
     "flow.exact",
     "flow.ledger",
     "local_gd.many_steps",
