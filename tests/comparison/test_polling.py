@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -117,14 +115,14 @@ def test_the_features_choose_as_a_wide_network_and_the_flow_of_their_choices_is_
 
 
 @pytest.mark.slow
-def test_choices_agree_more_with_the_width(clusters: Any) -> None:
-    means = {}
+def test_networks_of_all_widths_choose_as_the_features_and_approach_them(clusters: Any) -> None:
+    """Over starts; the distance of the functions falls as width^-1/2."""
+    distances = []
     with jax.enable_x64(True):
-        for width in (16, 256, 4096):
-            rows = [clusters.row_of(width, seed) for seed in range(5)]
-            means[width] = SimpleNamespace(**{f: np.mean([getattr(r, f) for r in rows]) for f in clusters.Row._fields})
-    assert means[16].agreement < means[256].agreement <= means[4096].agreement, means
-    assert means[4096].agreement > 0.99 and means[4096].distance < 0.25 * means[16].distance, means
-    for mean in means.values():
-        assert mean.flow < 1e-10 and mean.at_random < 0.6 and mean.wrong_kernel < mean.agreement
-    assert jnp.isfinite(means[16].distance)
+        for width in (16, 256):
+            rows = [clusters.row_of(width, seed) for seed in range(8)]
+            agreement, wrong = (np.array([getattr(r, name) for r in rows]) for name in ("agreement", "wrong_kernel"))
+            assert agreement.mean() > 0.98 and np.mean(agreement - wrong) > 0.05 and np.min(agreement - wrong) >= -0.01
+            assert max(row.flow for row in rows) < 1e-10
+            distances.append(np.mean([row.distance for row in rows]))
+    assert -0.6 < np.log(distances[1] / distances[0]) / np.log(256 / 16) < -0.35, distances
