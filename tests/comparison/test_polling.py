@@ -15,7 +15,6 @@ from fedtangent._src.comparison.on_features import OnFeatures
 
 from .. import documents
 from ..benchmarks.scripts import BENCHMARKS, scripts_of
-from ..nightly import nightly
 
 CLIENTS = 5
 RATE, WORK = 0.3, ft.Work(steps=3, batch_size=None)
@@ -51,7 +50,8 @@ SCHEDULES = {
 }
 
 
-@pytest.mark.parametrize("name", nightly(SCHEDULES, ["fitting"]))
+@pytest.mark.slow
+@pytest.mark.parametrize("name", SCHEDULES)
 def test_linear_models_are_those_of_their_features(name: str) -> None:
     """To rounding, choices and all; wrong kernels choose others."""
     schedule = SCHEDULES[name]
