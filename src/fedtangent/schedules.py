@@ -2,11 +2,16 @@
 
 from fedtangent._src.federated.schedule import (
     all_clients,
+    assigned_by_loss,
+    best_fitting,
+    by_poll,
     drawn_cohorts,
+    gradient_norm_sampling,
     mixed_permutations,
     own_models,
     per_client_permutations,
     poisson_sampling,
+    power_of_choice,
     random_models,
     random_walk,
     strata,
@@ -15,11 +20,16 @@ from fedtangent._src.federated.schedule import (
 
 __all__ = [
     "all_clients",
+    "assigned_by_loss",
+    "best_fitting",
+    "by_poll",
     "drawn_cohorts",
+    "gradient_norm_sampling",
     "mixed_permutations",
     "own_models",
     "per_client_permutations",
     "poisson_sampling",
+    "power_of_choice",
     "random_models",
     "random_walk",
     "strata",
