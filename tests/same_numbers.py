@@ -49,10 +49,12 @@ ALGORITHMS = {
     "dp_fed_avg": f"{STEPS} --clip-norm 0.5 --noise-multiplier 0.3 --delta 1e-4 --schedule poisson",
     "fed_adagrad": "--local-epochs 1 --tau 0.01 --server-learning-rate 0.1",
     "fed_adam": f"{STEPS} --beta-1 0.8 --beta-2 0.95 --server-learning-rate 0.05 --channel qsgd:4 --error-feedback",
+    "fed_async": f"{STEPS} --delay 2 --mu 0.1 --server-learning-rate 0.6 --clients-per-round 1 --num-rounds 5",
     "fed_avg": f"{STEPS} --seeds 0:3 --decay 0.9 --decay-every 2 --beta 0.7 --shuffle",
     "fed_avg_m": f"{STEPS} --momentum 0.7 --dropout 0.3",
     "fed_be": f"{STEPS} --num-samples 3 --server-examples 40",
     "fed_be_no_distillation": f"{STEPS} --posterior dirichlet --num-samples 3",
+    "fed_buff": f"{STEPS} --delay 1 --discount hinge --grace 0 --clients-per-round 3",
     "fed_com": f"{STEPS} --bits 4",
     "fed_dyn": f"{STEPS} --mu 0.2 --max-update-norm 5",
     "fed_ensemble": f"{STEPS} --base fed_prox --mu 0.2 --num-models 3",
@@ -193,6 +195,8 @@ THEOREMS = (
     "ntk_fl.evolution",
     "ntk_fl.lemmas",
     "ntk_fl.weight_gap",
+    "stale.rounds",
+    "stale.stability",
 )
 
 RELATIVE = 1e-12  # the largest relative difference that counts as the same number

@@ -36,10 +36,12 @@ from ._src.federated.algorithms import (
     dp_fed_avg,
     fed_adagrad,
     fed_adam,
+    fed_async,
     fed_avg,
     fed_avg_m,
     fed_be,
     fed_be_no_distillation,
+    fed_buff,
     fed_com,
     fed_dyn,
     fed_ensemble,
@@ -66,6 +68,7 @@ from ._src.federated.algorithms.entry import recipe
 from ._src.federated.algorithms.normalised import Normalisation
 from ._src.federated.algorithms.personalised import PersonalTraining
 from ._src.federated.algorithms.private import ClientPrivacy
+from ._src.federated.algorithms.stale import Staleness
 from ._src.federated.algorithms.tangent import Compression, Pooling
 from ._src.federated.local import Work
 from ._src.federated.ntk_fl.options import Evolution
@@ -91,6 +94,7 @@ __all__ = [
     "Pooling",
     "Quantiser",
     "ServerMomentum",
+    "Staleness",
     "Work",
     "attacks",
     "centralised",
@@ -107,10 +111,12 @@ __all__ = [
     "faults",
     "fed_adagrad",
     "fed_adam",
+    "fed_async",
     "fed_avg",
     "fed_avg_m",
     "fed_be",
     "fed_be_no_distillation",
+    "fed_buff",
     "fed_com",
     "fed_dyn",
     "fed_ensemble",

@@ -9,16 +9,17 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float, Int, Int32
 
 from fedtangent._src.checks import choice, flag, instance, number, real_array
 from fedtangent._src.losses import Loss, get_loss
 from fedtangent._src.optimizers import Optimizer, check_linear
 from fedtangent._src.pytrees import on_device
-from fedtangent._src.theory.checks import is_concrete
+from fedtangent._src.theory.checks import check_known, is_concrete
 from fedtangent._src.types import AnyArray, Array, ArrayLike, Partition
 
-ALGORITHMS = ("fed_avg", "fed_dyn", "scaffold", "fed_nova", "modified_local_gd")
+STALE = ("fed_async", "fed_buff")  # algorithms whose answers may be late
+ALGORITHMS = ("fed_avg", "fed_dyn", "scaffold", "fed_nova", "modified_local_gd", *STALE)
 DYNAMICS = ("gradient_descent", "gradient_flow")
 STATIC = {"static": True}  # fields of a Rule that are no numbers
 Batches = tuple[tuple[np.ndarray, ...], ...]  # per client, per step: places among the client's examples
@@ -40,7 +41,8 @@ class Rule:
     algorithm: str = field(default="fed_avg", metadata=STATIC)
     """Name of the algorithm: "fed_avg"; "fed_dyn" (Acar et al., 2021, algorithm 1, whose alpha is ``mu``); "scaffold"
     (Karimireddy et al., 2020, algorithm 1, option II); "fed_nova" (Wang et al., 2020, eq. 6 and 7); "modified_local_gd"
-    (Local-GD paper, algorithm 3). The cohorts' weights are the weights of the clients' mean in all of them; the papers
+    (Local-GD paper, algorithm 3); "fed_async" (Xie et al., 2019, algorithm 1: the server moves towards late models) and
+    "fed_buff" (Nguyen et al., 2022, algorithm 1: it adds late updates). The cohorts' weights are the weights of the clients' mean in all of them; the papers
     of FedDyn, SCAFFOLD and Modified Local-GD have uniform weights.
     """
     dynamics: str = field(default="gradient_descent", metadata=STATIC)
@@ -83,6 +85,14 @@ class Rule:
     """Modified Local-GD's alpha: the share of the clients' mean in the next model, with the initial model as the rest;
     a number from 0 to 1, or one per round [R].
     """
+    delays: Any = None
+    """Age of the model that a client of "fed_async" or "fed_buff" answers to, in rounds: a whole number, or one per slot
+    [R, S]. A model from before the first round is the initial one. None: 0.
+    """
+    delay_weights: ArrayLike | None = None
+    """Factor of an answer by its age, of the ages 0, 1, .. to the largest possible one [D + 1]; None: all 1. An answer
+    in round r, counted from 0, has an age of r at most.
+    """
 
 
 class Kind(NamedTuple):
@@ -99,6 +109,7 @@ class Kind(NamedTuple):
     client_optimizer: Optimizer | None = None  # None: gradient descent
     rows_per_example: int = 1  # kernel rows of an example
     most_steps: int = 1  # the largest number of local steps
+    most_delay: int = 0  # the largest age D of the model that a client answers to
 
     @property
     def is_linear(self) -> bool:
@@ -109,6 +120,11 @@ class Kind(NamedTuple):
     def corrects(self) -> bool:
         """Whether clients carry a correction of their local objective from round to round."""
         return self.algorithm in ("fed_dyn", "scaffold")
+
+    @property
+    def is_stale(self) -> bool:
+        """Whether clients may answer to models of earlier rounds."""
+        return self.algorithm in STALE
 
     @property
     def tilts(self) -> bool:
@@ -124,6 +140,7 @@ class Numbers(NamedTuple):
     homogeneity: Float[Array, ""]  # J(x) w_0 = homogeneity * f_0(x)
     server_momentum: Float[Array, ""]
     step_weights: Float[Array, "most_steps"]
+    delay_weights: Float[Array, "ages"]
 
     @property
     def nu(self) -> Float[Array, ""]:
@@ -158,8 +175,9 @@ def read_rule(rule: Rule, local_steps: Int[np.ndarray, "N"], stepwise: bool = Fa
     by_steps = kind.weighs_steps or kind.stepwise or (kind.tilts and rule.dynamics == "gradient_descent")
     if by_steps:  # else a closed form serves, however many steps there are
         kind = kind._replace(most_steps=int(local_steps.max()))
-    weights = _step_weights(rule, kind.most_steps)
-    values = rule.mu, rule.weight_decay, rule.homogeneity, rule.server_momentum, weights
+    weights, of_ages = _step_weights(rule, kind.most_steps), _delay_weights(rule)
+    kind = kind._replace(most_delay=len(of_ages) - 1)
+    values = rule.mu, rule.weight_decay, rule.homogeneity, rule.server_momentum, weights, of_ages
     return kind, Numbers(
         *(on_device(np.asarray(v, np.float64)) if is_concrete(v) else jnp.asarray(v, jnp.float64) for v in values)
     )
@@ -317,7 +335,7 @@ def _is_on(value: Any) -> bool:
 def _check_company(rule: Rule, kind: Kind) -> None:
     """Raises ``ValueError`` for options that exclude each other: most corrections are defined for plain steps only."""
     drawn_back = not is_concrete(rule.anchoring) or np.any(np.asarray(rule.anchoring) != 1)
-    all_but_scaffold = ("fed_avg", "fed_nova", "fed_dyn", "modified_local_gd")
+    all_but_scaffold = ("fed_avg", "fed_nova", "fed_dyn", "modified_local_gd", *STALE)
     excluded = {
         "mu": (_is_on(rule.mu), all_but_scaffold),
         "weight_decay": (kind.decays, ("fed_avg",)),  # fed_nova's normaliser is that of an undecayed step
@@ -325,6 +343,8 @@ def _check_company(rule: Rule, kind: Kind) -> None:
         "step_weights": (kind.weighs_steps, all_but_scaffold),  # scaffold: equal steps
         "client_optimizer": (kind.client_optimizer is not None, all_but_scaffold),
         "anchoring": (bool(drawn_back), ("modified_local_gd",)),
+        "delays": (rule.delays is not None, STALE),
+        "delay_weights": (rule.delay_weights is not None, STALE),
     }
     for name, (is_used, goes_with) in excluded.items():
         if is_used and rule.algorithm not in goes_with:
@@ -356,3 +376,41 @@ def _step_weights(rule: Rule, most: int) -> Any:
         if not np.all(np.isfinite(values)) or np.any(values < 0) or values.sum() == 0:
             raise ValueError(f"step_weights: got {weights}, must be finite, at least 0 and not all 0")
     return weights
+
+
+def _delay_weights(rule: Rule) -> Any:
+    """Returns the factor of an answer by its age, [D + 1]; raises ``ValueError`` for wrong ones."""
+    if rule.delay_weights is None:
+        delays = real_array("delays", 0 if rule.delays is None else rule.delays)
+        if np.any(delays % 1 != 0) or np.any(delays < 0):
+            raise ValueError(f"delays: got {rule.delays!r:.60}, must be whole numbers of at least 0")
+        return np.ones(1 + int(np.max(delays, initial=0)))
+    if not is_concrete(rule.delay_weights):
+        return rule.delay_weights
+    weights = real_array("delay_weights", rule.delay_weights)
+    if weights.ndim != 1 or weights.size == 0 or not np.all(np.isfinite(weights) & (weights >= 0)):
+        raise ValueError(f"delay_weights: got {rule.delay_weights!r:.60}, must be finite and at least 0, [D + 1]")
+    return weights
+
+
+def delays_of(rule: Rule, kind: Kind, slots: tuple[int, int]) -> Int32[np.ndarray, "R S"] | None:
+    """Returns the age of the model of every slot, [R, S]; None for algorithms whose answers are never late.
+
+    Args:
+        rule: Rule with the delays.
+        kind: Static part of the rule.
+        slots: Rounds R and slots S of a round.
+
+    Raises:
+        ValueError: Another shape, or a delay that is not a whole number from 0 to D.
+    """
+    if not kind.is_stale:
+        return None
+    check_known("delays", rule.delays)
+    delays = real_array("delays", 0 if rule.delays is None else rule.delays)
+    if delays.shape not in ((), slots):
+        raise ValueError(f"delays: got shape {delays.shape}, must be one number, or one per slot {list(slots)}")
+    if np.any(delays % 1 != 0) or np.any(delays < 0) or np.any(delays > kind.most_delay):
+        most = f"{kind.most_delay}, for which delay_weights have a factor"
+        raise ValueError(f"delays: got {rule.delays!r:.60}, must be whole numbers from 0 to {most}")
+    return np.broadcast_to(delays, slots).astype(np.int32)
