@@ -40,6 +40,7 @@ ELSEWHERE = {
     "def cnn(rngs)": "models/test_nnx.py",
     "adapted = ft": "models/test_trainable.py",
     "ft.kernels.tangent_features(": "kernels/test_tangent_features.py",
+    "largest_stable_server_rate": "theory/test_stale.py",
 }
 HERE = (
     "flow.predict(initial",

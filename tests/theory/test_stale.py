@@ -12,6 +12,8 @@ from fedtangent._src.kernels.gram import KernelBlocks
 from fedtangent._src.theory.flow import Flow, Rule, federated_flow
 from fedtangent._src.types import Cohort, Partition
 
+from ..documents import run
+
 TOLERANCE = 1e-5  # relative; the searches' are 1e-6
 
 
@@ -114,6 +116,13 @@ def test_random_delays_beside_maps_assembled_for_every_outcome(name: str) -> Non
     one = np.mean(law, axis=0)
     if not np.allclose(law, one):
         assert flow.largest_stable_server_rate(one) != pytest.approx(ends["mean_square"], rel=1e-3)
+
+
+def test_the_example_of_the_documentation() -> None:
+    edge = run("largest_stable_server_rate")["edge"]
+    edges = [edge(np.eye(s + 1)[s]) for s in range(5)]
+    assert all(later < 0.75 * sooner for sooner, later in itertools.pairwise(edges[:3])) and edges[4] < edges[0] / 5
+    assert edges[4] < edge(np.full(5, 0.2)) < edges[0]
 
 
 def test_bad_questions_are_refused_in_one_line() -> None:

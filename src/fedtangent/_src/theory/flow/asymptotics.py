@@ -235,6 +235,7 @@ def largest_stable(flow: Flow, model: int, tolerance: float) -> float:
         tolerance: Relative tolerance of the factor.
     """
     in_use = pass_of(flow, model)
+    flow = in_use.flow
 
     @in_float64
     def growth(factor: float) -> float:

@@ -121,7 +121,7 @@ def _growth_of_square(rounds: list[Answers], rate: float) -> float:
         moved, before = np.zeros_like(moment), growth
         for whole, deviations in maps:
             moved += whole @ moment @ whole.T / len(maps)
-            spread = np.einsum("kij,jl,kml->im", deviations, moment, deviations, optimize=True)
+            spread = np.tensordot(deviations @ moment, deviations, axes=((0, 2), (0, 2)))
             moved[: len(spread), : len(spread)] += spread / len(maps)
         growth = float(np.trace(moved) / np.trace(moment))
         if abs(growth - before) <= SETTLED * growth:
