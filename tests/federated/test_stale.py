@@ -22,17 +22,26 @@ from .replay import MODEL, SEED, TOLERANCE, VISIBLE, batches
 from .toys import SIZES, cohorts, distance, fixed, go, models_of, uneven_data
 
 FULL, PASSES = Work(steps=3, batch_size=None), Work(epochs=2, batch_size=2)
-SPEEDS = np.array([[0.0, 1.0, 0.0], [0.2, 0.3, 0.5], [0.5, 0.0, 0.5], [1.0, 0.0, 0.0], [0.3, 0.3, 0.4], [0.0, 0.0, 1.0]])
+SPEEDS = np.array(
+    [[0.0, 1.0, 0.0], [0.2, 0.3, 0.5], [0.5, 0.0, 0.5], [1.0, 0.0, 0.0], [0.3, 0.3, 0.4], [0.0, 0.0, 1.0]]
+)
 
 
 def fed_async(
-    x: reference.Params, selections: Selections, clients: Clients, delay: Any, s: Any, alpha: float, rho: float, wrong: str
+    x: reference.Params,
+    selections: Selections,
+    clients: Clients,
+    delays: Any,
+    s: Any,
+    alpha: float,
+    rho: float,
+    wrong: str,
 ) -> reference.Params:
     """Xie et al., 2019, algorithm 1: one client a round, ``x_t = (1 - alpha_t) x_{t-1} + alpha_t x_new``."""
     past = [x]
     for t, chosen in enumerate(selections):
         for i in chosen:
-            tau = max(t - delay(t, i) - (wrong == "older"), 0)
+            tau = max(t - delays[t, i] - (wrong == "older"), 0)
             start = past[tau]
 
             def pull(v: reference.Params, start: reference.Params = start) -> reference.Params:
@@ -49,14 +58,14 @@ def fed_async(
 
 
 def fed_buff(
-    w: reference.Params, selections: Selections, clients: Clients, delay: Any, s: Any, eta: float, wrong: str
+    w: reference.Params, selections: Selections, clients: Clients, delays: Any, s: Any, eta: float, wrong: str
 ) -> reference.Params:
     """Nguyen et al., 2022, algorithm 1: a buffer of K updates, each weighted by its staleness, is one server step."""
     past = [w]
     for t, chosen in enumerate(selections):
         buffer = zeros(w)
         for i in chosen:
-            tau = max(t - delay(t, i) - (wrong == "older"), 0)
+            tau = max(t - delays[t, i] - (wrong == "older"), 0)
             update = plus(clients.train(t, i, past[tau])[0], past[t if wrong == "model" else tau], -1)
             buffer = plus(buffer, update, 1 if wrong == "no_discount" else s(t - tau))
         past.append(plus(past[t], buffer, eta / max(1 if wrong == "sum" else len(chosen), 1)))
@@ -116,7 +125,9 @@ def test_a_run_is_the_loop_of_the_paper(name: str) -> None:
     start = algorithm.init(SEED, len(SIZES))
     state, infos = go(algorithm, data, "scan", ROUNDS, start)
     cohort = cohorts(case.schedule, SEED, ROUNDS)
-    table = {(t, int(i)): int(d) for t in range(ROUNDS) for i, d in zip(cohort.client[t], infos["delay"][t], strict=True)}
+    table = {
+        (t, int(i)): int(d) for t in range(ROUNDS) for i, d in zip(cohort.client[t], infos["delay"][t], strict=True)
+    }
     assert max(table.values()) >= 2 and all(d <= t for (t, _), d in table.items())
     drawn = algorithm.rule["delays"](streams.keys(SEED).train, cohort.client)
     assert np.array_equal(np.minimum(drawn, np.arange(ROUNDS)[:, None]), infos["delay"])  # what theory follows
@@ -125,11 +136,9 @@ def test_a_run_is_the_loop_of_the_paper(name: str) -> None:
         mine = (cohort.weight > 0) & (cohort.model == k)
         selections = [cohort.client[t][mine[t]].tolist() for t in range(ROUNDS)]
 
-        def loop(wrong: str = "", first: Any = first, selections: Any = selections) -> reference.Params:
-            return case.loop(first, selections, clients, lambda t, i: table[t, i], **case.how, wrong=wrong)
-
-        assert distance(last, loop()) < TOLERANCE
-        assert min(distance(last, loop(wrong)) for wrong in case.wrong) > VISIBLE
+        right, *wrong = (case.loop(first, selections, clients, table, **case.how, wrong=w) for w in ("", *case.wrong))
+        assert distance(last, right) < TOLERANCE
+        assert min(distance(last, other) for other in wrong) > VISIBLE
 
 
 def test_delays_follow_their_law_and_depend_on_the_client_and_the_round_alone() -> None:
@@ -168,7 +177,11 @@ def test_without_delay_both_are_fed_avg() -> None:
     data, ends = uneven_data(), {}
     for recipe, options in (
         (algorithms.fed_avg, {"averaging": ft.Averaging(weighting="uniform")}),
-        *((recipe, {"staleness": Staleness(d)}) for d in (0, 1) for recipe in (algorithms.fed_async, algorithms.fed_buff)),
+        *(
+            (recipe, {"staleness": Staleness(d)})
+            for d in (0, 1)
+            for recipe in (algorithms.fed_async, algorithms.fed_buff)
+        ),
     ):
         algorithm = recipe(MODEL, uniform_sampling(6, 4), client_learning_rate=0.2, work=FULL, **options)
         state, _ = go(algorithm, data, "scan", 3, algorithm.init(SEED, 6))
@@ -182,6 +195,7 @@ def test_without_delay_both_are_fed_avg() -> None:
 
 def test_a_round_without_an_answer_makes_the_models_a_round_older() -> None:
     """Client 0 answers in rounds 0 and 2 only, always to the model of two rounds ago."""
+
     def sample(key: Any, state: Any, round_: Any) -> Any:
         cohort, state = plan.sample(key, state, round_)
         return cohort._replace(weight=cohort.weight * (round_ % 2 == 0)), state
@@ -223,7 +237,10 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "mu": ({"mu": -1.0}, r"mu: got -1\.0, must be at least 0"),
     "sum": ({"probabilities": (0.5, 0.4)}, r"probabilities: got \(0\.5, 0\.4\), must be at least 0 and sum to 1"),
     "negative": ({"probabilities": (1.5, -0.5)}, r"probabilities: got \(1\.5, -0\.5\), must be at least 0 and sum"),
-    "rows": ({"probabilities": np.ones((2, 1))}, r"probabilities: got shape \(2, 1\), must be \[D \+ 1\] or \[6, D \+ 1\]"),
+    "rows": (
+        {"probabilities": np.ones((2, 1))},
+        r"probabilities: got shape \(2, 1\), must be \[D \+ 1\] or \[6, D \+ 1\]",
+    ),
 }
 
 
@@ -241,7 +258,7 @@ def test_other_bad_arguments_are_refused_in_one_line() -> None:
     plan = uniform_sampling(6, 4)
     with pytest.raises(ValueError, match="staleness: got 2, must be a Staleness"):
         algorithms.fed_buff(MODEL, plan, client_learning_rate=0.2, staleness=2)
-    with pytest.raises(ValueError, match="server_optimizer: got .*, but fed_buff does not use it"):
+    with pytest.raises(ValueError, match=r"server_optimizer: got .*, but fed_buff does not use it"):
         optimizer = ft.Averaging(server_optimizer=ft.optimizers.sgd(1.0))
         algorithms.fed_buff(MODEL, plan, client_learning_rate=0.2, averaging=optimizer)
     for arguments, message in (

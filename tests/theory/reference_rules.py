@@ -2,8 +2,8 @@
 
 Written from the algorithms' papers (FedProx: Li et al., 2020, algorithm 2; FedDyn: Acar et al., 2021, algorithm 1;
 SCAFFOLD: Karimireddy et al., 2020, algorithm 1, option II; FedNova: Wang et al., 2020, eq. 6 and 7; FedAvgM: Hsu et
-al., 2019, section 4.3; Modified Local-GD: Local-GD paper, algorithm 3; FedAsync: Xie et al., 2019, algorithm 1; FedBuff:
-Nguyen et al., 2022, algorithm 1). It knows nothing of kernels.
+al., 2019, section 4.3; Modified Local-GD: Local-GD paper, algorithm 3; FedAsync: Xie et al., 2019, algorithm 1;
+FedBuff: Nguyen et al., 2022, algorithm 1). It knows nothing of kernels.
 """
 
 from __future__ import annotations

@@ -390,7 +390,10 @@ BAD = {
         {"algorithm": "fed_async", "delays": np.ones(3, int)},
         r"delays: got shape \(3,\), must be one number, or one per slot \[10, 6\]",
     ),
-    "delay_weights": ({"algorithm": "fed_async", "delay_weights": [-1.0]}, r"delay_weights: got \[-1.0\], must be finite"),
+    "delay_weights": (
+        {"algorithm": "fed_async", "delay_weights": [-1.0]},
+        r"delay_weights: got \[-1.0\], must be finite",
+    ),
     "decay of late models": ({"algorithm": "fed_buff", "weight_decay": 0.1}, "weight_decay: got one for .*'fed_buff'"),
     "normaliser": ({"algorithm": "fed_nova", "mu": 40.0}, "mu: got 40, must be below 1 / .the largest step"),
     "normaliser of steps": (

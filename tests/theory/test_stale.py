@@ -1,4 +1,4 @@
-"""The largest stable server rate under late answers: closed forms, and maps assembled for every outcome of the delays."""
+"""The largest stable server rate of late answers: closed forms, and maps assembled for every outcome of the delays."""
 
 from __future__ import annotations
 
@@ -17,7 +17,9 @@ from ..documents import run
 TOLERANCE = 1e-5  # relative; the searches' are 1e-6
 
 
-def flow_of(x: np.ndarray, sizes: list[int], clients: Any, ages: Any, steps: int = 1, rate: float = 0.3, **rule) -> Flow:
+def flow_of(
+    x: np.ndarray, sizes: list[int], clients: Any, ages: Any, steps: int = 1, rate: float = 0.3, **rule
+) -> Flow:
     """Rounds of the listed clients on a linear model."""
     kernel, offsets = x @ x.T, np.cumsum([0, *sizes]).astype(np.int32)
     client = np.array(clients)
@@ -98,7 +100,8 @@ def test_random_delays_beside_maps_assembled_for_every_outcome(name: str) -> Non
     flow = flow_of(x, [2, 2], clients, weights, **rule)
     steps, client_rate = rule.get("steps", 1), rule.get("rate", 0.3)
     moves = [
-        np.eye(2) - np.linalg.matrix_power(np.eye(2) - client_rate * part.T @ part / 2, steps) for part in np.split(x, 2)
+        np.eye(2) - np.linalg.matrix_power(np.eye(2) - client_rate * part.T @ part / 2, steps)
+        for part in np.split(x, 2)
     ]
     rounds = [[(i, 1 / len(chosen), moves[i] / len(chosen)) for i in chosen] for chosen in clients]
 

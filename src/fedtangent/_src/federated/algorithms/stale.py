@@ -70,7 +70,8 @@ class Staleness:
     client draws a new delay in every round, the same for all models.
     """
     discount: str = "polynomial"
-    """Weight of an answer of delay d: constant (1), polynomial ((1 + d)^-a) or hinge (1 / (1 + a (d - b)) from d = b on)."""
+    """Weight of an answer of delay d: constant, polynomial or hinge. These are 1, (1 + d)^-a, and 1 up to the delay b
+    and then 1 / (1 + a (d - b))."""
     discount_rate: float = 0.5
     """The number a of the discount."""
     grace: int = 4

@@ -74,9 +74,7 @@ class _Frame(NamedTuple):
             wide[counts], rest = rest[:count], rest[count:]
             corrections.append(jnp.asarray((up @ wide)[:, None]))
         memory, past = None if like.memory is None else shared[models], shared[1:models]
-        return FlowState(
-            shared[0], memory, tuple(corrections) or None, jnp.concatenate(past, axis=1) if past else None
-        )
+        return FlowState(shared[0], memory, tuple(corrections) or None, jnp.concatenate(past, axis=1) if past else None)
 
 
 def _frame(program: Program) -> _Frame:

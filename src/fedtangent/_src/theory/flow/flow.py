@@ -323,10 +323,11 @@ class Flow:
     ) -> float:
         """Computes the largest server rate at which rounds with late answers do not grow, for a law of the delays.
 
-        The last D + 1 models are mapped by a block companion matrix L of the round's delays. Where a round multiplies
-        a mode by ``1 - g x`` at server rate g, answers of "fed_buff" that are always s rounds late lead to
-        ``z^(s+1) - z^s + g x = 0``, with the largest stable rate ``2 sin(pi / (2 (2 s + 1))) / x``; those of "fed_async"
-        to ``z^(s+1) - (1 - g) z^s - g (1 - x) = 0``: from 0 to 1 every rate is stable if x is from 0 to 2.
+        A round maps the last D + 1 models by a block companion matrix L, which depends on the round's delays. In a mode
+        that a round without delay multiplies by ``1 - g x`` at server rate g, the constant delay s leads to
+        ``z^(s+1) - z^s + g x = 0`` with "fed_buff", whose largest stable rate is ``2 sin(pi / (2 (2 s + 1))) / x``, and
+        to ``z^(s+1) - (1 - g) z^s - g (1 - x) = 0`` with "fed_async", where every g from 0 to 1 is stable if x is from
+        0 to 2.
 
         Random delays are independent between clients and rounds, and each of the flow's rounds takes place with the
         same probability, independently of the others. Then "mean" is the stability of the expected model, the spectral

@@ -36,11 +36,11 @@ class FlowState(NamedTuple):
     a: Float[Array, "q K D"]  # the models
     memory: Float[Array, "q K D"] | None  # the server's momentum buffer, FedDyn's h or SCAFFOLD's c
     corrections: tuple[Float[Array, "_ K _ D"], ...] | None  # per bucket [b, K, s, D]: h_i or c_i on the client's rows
-    past: Float[Array, "q _ D"] | None = None  # the models one round ago, two, .. to the largest delay
+    past: Float[Array, "q _ D"] | None = None  # the models of one round ago, two, .. up to the largest delay
 
     @property
     def models(self) -> Float[Array, "q _ D"]:
-        """The models at hand: those of now, then those of one round ago, two, .., [q, (1 + most_delay) K, D]."""
+        """The models that clients may start from, the newest first, then those of earlier rounds: [q, ages K, D]."""
         return self.a if self.past is None else jnp.concatenate([self.a, self.past], axis=1)
 
 
@@ -249,7 +249,7 @@ class _Answers(NamedTuple):
 
 
 def _drive(program: Program, starts: Input, beta: Float[Array, "K"], state: FlowState, j: Int[Array, ""]) -> Drive:
-    """Computes the functions at the models at hand on all training points, [q, _, D] each, and the targets [q, D]."""
+    """Computes the functions at ``state.models`` on all training points, [q, _, D] each, and the targets [q, D]."""
     controlled = program.kind.algorithm == "scaffold"
     carried = [state.a, state.memory] if controlled and state.memory is not None else [state.models]
     values = _products(program, jnp.concatenate(carried, axis=2), j)
@@ -422,7 +422,7 @@ def _weights_of(slots: BucketSlots, rounds: Rounds, j: Int[Array, ""]) -> tuple[
 
 
 def _start_of(program: Program, slots: BucketSlots, j: Int[Array, ""]) -> Int[Array, "S"]:
-    """Returns the place, among the models at hand, of the model at which each slot of a bucket starts in round ``j``."""
+    """Returns the place in ``FlowState.models`` of the model that each slot of a bucket starts from in round ``j``."""
     slot, rounds = slots.slot[j], program.rounds
     model = rounds.model[j][slot]
     return model if rounds.delay is None else model + program.num_models * rounds.delay[j][slot]

@@ -42,8 +42,8 @@ class Rule:
     """Name of the algorithm: "fed_avg"; "fed_dyn" (Acar et al., 2021, algorithm 1, whose alpha is ``mu``); "scaffold"
     (Karimireddy et al., 2020, algorithm 1, option II); "fed_nova" (Wang et al., 2020, eq. 6 and 7); "modified_local_gd"
     (Local-GD paper, algorithm 3); "fed_async" (Xie et al., 2019, algorithm 1: the server moves towards late models) and
-    "fed_buff" (Nguyen et al., 2022, algorithm 1: it adds late updates). The cohorts' weights are the weights of the clients' mean in all of them; the papers
-    of FedDyn, SCAFFOLD and Modified Local-GD have uniform weights.
+    "fed_buff" (Nguyen et al., 2022, algorithm 1: it adds late updates). The cohorts' weights are the weights of the
+    clients' mean in all of them; the papers of FedDyn, SCAFFOLD and Modified Local-GD have uniform weights.
     """
     dynamics: str = field(default="gradient_descent", metadata=STATIC)
     """Dynamics of local training: "gradient_descent", or "gradient_flow" for the time ``local_steps * learning_rate``.
@@ -86,12 +86,12 @@ class Rule:
     a number from 0 to 1, or one per round [R].
     """
     delays: Any = None
-    """Age of the model that a client of "fed_async" or "fed_buff" answers to, in rounds: a whole number, or one per slot
-    [R, S]. A model from before the first round is the initial one. None: 0.
+    """Delays of the answers of "fed_async" and "fed_buff", in rounds: a whole number, or one per slot [R, S]. An answer
+    of delay d is to the model of d rounds ago, or to the initial one if there were fewer rounds. None: no delay.
     """
     delay_weights: ArrayLike | None = None
-    """Factor of an answer by its age, of the ages 0, 1, .. to the largest possible one [D + 1]; None: all 1. An answer
-    in round r, counted from 0, has an age of r at most.
+    """Factors of the answers of the delays 0 to D, the largest possible one [D + 1]; None: all 1. In round r, counted
+    from 0, a delay above r counts as r.
     """
 
 
@@ -109,7 +109,7 @@ class Kind(NamedTuple):
     client_optimizer: Optimizer | None = None  # None: gradient descent
     rows_per_example: int = 1  # kernel rows of an example
     most_steps: int = 1  # the largest number of local steps
-    most_delay: int = 0  # the largest age D of the model that a client answers to
+    most_delay: int = 0  # the largest possible delay D of an answer
 
     @property
     def is_linear(self) -> bool:
@@ -379,7 +379,7 @@ def _step_weights(rule: Rule, most: int) -> Any:
 
 
 def _delay_weights(rule: Rule) -> Any:
-    """Returns the factor of an answer by its age, [D + 1]; raises ``ValueError`` for wrong ones."""
+    """Returns the factors of the answers by their delay, [D + 1]; raises ``ValueError`` for wrong ones."""
     if rule.delay_weights is None:
         delays = real_array("delays", 0 if rule.delays is None else rule.delays)
         if np.any(delays % 1 != 0) or np.any(delays < 0):
@@ -394,7 +394,7 @@ def _delay_weights(rule: Rule) -> Any:
 
 
 def delays_of(rule: Rule, kind: Kind, slots: tuple[int, int]) -> Int32[np.ndarray, "R S"] | None:
-    """Returns the age of the model of every slot, [R, S]; None for algorithms whose answers are never late.
+    """Returns the delay of every slot's answer, [R, S]; None for algorithms whose answers are never late.
 
     Args:
         rule: Rule with the delays.
