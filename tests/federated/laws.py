@@ -115,7 +115,6 @@ LAWS: dict[str, Laws] = {
     "fed_be_no_distillation": Laws(
         {**TRAINED, "ensemble": EnsembleOfClients("dirichlet", slots_per_model=4)}, exempt={"doubling": _ENSEMBLE}
     ),
-    "fed_buff": Laws({**TRAINED, **FOUR, "staleness": Staleness(1, discount="hinge", grace=0)}),
     "fed_com": Laws({**TRAINED, "averaging": _STEP}, exempt={"doubling": _DRAWS}),
     "fed_dyn": Laws({**TRAINED, **FOUR, "mu": 0.5}, diverging=_WILD, exempt={"doubling": _COUNTS}),
     "fed_ensemble": Laws(

@@ -82,13 +82,16 @@ RULES: dict[str, dict[str, Any]] = {
     "minibatches, modified_local_gd": {"batches": order_of, "algorithm": "modified_local_gd", "anchoring": rising},
     "minibatches, fed_dyn": {"batches": order_of, "algorithm": "fed_dyn", "mu": 0.5},
     "minibatches, step weights": {"batches": order_of, "step_weights": np.array([0.3, 1.2, 0.7, 0.0, 1.5])},
-    "fed_buff": {"algorithm": "fed_buff", "delays": 2, "server_learning_rate": 0.4},
+    "fed_buff": {"algorithm": "fed_buff", "delays": 2, "delay_weights": np.ones(3), "server_learning_rate": 0.4},
     "fed_async": {
         **{"algorithm": "fed_async", "delays": ages, "delay_weights": DISCOUNT},
         **{"mu": 0.4, "server_learning_rate": 0.8},
     },
     "fed_buff, discounted": {"algorithm": "fed_buff", "delays": ages, "delay_weights": DISCOUNT},
-    "minibatches, fed_async": {"batches": order_of, "algorithm": "fed_async", "delays": ages},
+    "minibatches, fed_async": {
+        **{"batches": order_of, "algorithm": "fed_async"},
+        **{"delays": ages, "delay_weights": DISCOUNT},
+    },
 }
 LEFT_OUT = {  # the option whose absence must show
     "server rates": "server_learning_rate",
@@ -381,18 +384,18 @@ BAD = {
     "batches of none": ({"batches": 3}, "batches: got 3, must be one list per client, 6"),
     "homogeneity": ({"homogeneity": np.ones(2)}, "homogeneity: got an array .*, must be one number"),
     "delays of others": ({"delays": 1}, "delays: got one for algorithm 'fed_avg', allowed are fed_async, fed_buff"),
-    "delays below 0": ({"algorithm": "fed_buff", "delays": -1}, "delays: got -1, must be whole numbers of at least 0"),
+    "delays below 0": ({"algorithm": "fed_buff", "delays": -1}, "delays: got -1, must be one whole number from 0 to 0"),
     "delays beyond": (
         {"algorithm": "fed_buff", "delays": 2, "delay_weights": [1.0, 0.5]},
-        "delays: got 2, must be whole numbers from 0 to 1, for which delay_weights have a factor",
+        "delays: got 2, must be one whole number from 0 to 1, which delay_weights end with, or one per slot",
     ),
     "delays of slots": (
         {"algorithm": "fed_async", "delays": np.ones(3, int)},
-        r"delays: got shape \(3,\), must be one number, or one per slot \[10, 6\]",
+        r"delays: got array\(\[1, 1, 1\]\), must be one whole number .*, or one per slot \[10, 6\]",
     ),
     "delay_weights": (
         {"algorithm": "fed_async", "delay_weights": [-1.0]},
-        r"delay_weights: got \[-1.0\], must be finite",
+        r"delay_weights: got \[-1.0\], must be at least 0",
     ),
     "decay of late models": ({"algorithm": "fed_buff", "weight_decay": 0.1}, "weight_decay: got one for .*'fed_buff'"),
     "normaliser": ({"algorithm": "fed_nova", "mu": 40.0}, "mu: got 40, must be below 1 / .the largest step"),

@@ -21,7 +21,7 @@ import scipy
 from jaxtyping import Bool, Float, Float32, Float64, Int, Int32, Num
 
 from fedtangent._src import pytrees, streams
-from fedtangent._src.checks import choice, real_array, shown, whole
+from fedtangent._src.checks import choice, number, real_array, shown, whole
 from fedtangent._src.types import Accept, Array, ArrayLike, Cohort, Key, PyTree, Schedule
 
 DISTRIBUTIONS = ("lognormal", "exponential")
@@ -85,7 +85,9 @@ def stragglers(
     """
     if not 1 <= keep <= schedule.num_slots:
         raise ValueError(f"keep: got {keep}, must be between 1 and {schedule.num_slots}, the schedule's slots")
-    _check_times(distribution, spread)
+    choice("distribution", distribution, DISTRIBUTIONS)
+    if not 0 < spread < math.inf:
+        raise ValueError(f"spread: got {spread}, must be positive and finite")
     mean = np.asarray(mean_time, np.float32)
     if mean.shape not in ((), (schedule.num_clients,)) or not np.all((mean > 0) & np.isfinite(mean)):
         raise ValueError(
@@ -110,41 +112,27 @@ def stragglers(
     return _wrapped(schedule, keep, streams.STRAGGLERS, pick)
 
 
-def _check_times(distribution: str, spread: float) -> None:
-    """Raises ``ValueError`` for an unknown distribution of times, or a spread that is not positive."""
-    choice("distribution", distribution, DISTRIBUTIONS)
-    if not 0 < spread < math.inf:
-        raise ValueError(f"spread: got {spread}, must be positive and finite")
-
-
 def delay_probabilities(
     mean_time: ArrayLike, most: int, distribution: str = "lognormal", spread: float = 1.0
 ) -> Float64[np.ndarray, "*N ages"]:
-    """Computes the probabilities of the delays of clients whose work takes random times, for ``Staleness``.
-
-    An answer that takes the time t, in units of the server's rounds, is d rounds late if ``d <= t < d + 1``.
+    """Computes the probabilities of delays from clients' speeds: an answer after time t is d late if d <= t < d + 1.
 
     Args:
-        mean_time: Expected time of an answer, one for all clients or [N], in rounds.
-        most: Largest delay D; an answer that takes longer has this delay.
-        distribution: "lognormal" or "exponential", as in ``stragglers``.
-        spread: Standard deviation of the log of a lognormal time.
+        mean_time: Expected time of an answer in rounds of the server, one for all clients or [N].
+        most: Largest delay D, also of answers that take longer.
+        distribution, spread: Distribution of the times, as in ``stragglers``.
 
     Returns:
-        Probabilities of the delays 0 to D, [D + 1] or [N, D + 1].
-
-    Raises:
-        ValueError: Times or a spread that are not positive, a ``most`` below 0, or an unknown distribution.
+        Probabilities of the delays 0 to D, [D + 1] or [N, D + 1], for ``Staleness``.
     """
-    _check_times(distribution, spread)
+    choice("distribution", distribution, DISTRIBUTIONS)
+    number("spread", spread, above=0)
     mean = real_array("mean_time", mean_time)
     if mean.ndim > 1 or not np.all((mean > 0) & np.isfinite(mean)):
         raise ValueError(f"mean_time: got {shown(mean_time)}, must be positive and finite, one number or [N]")
     ends = np.arange(1, whole("most", most, 0, MOST_DELAY) + 1) / mean[..., None]
-    if distribution == "exponential":
-        below = -np.expm1(-ends)
-    else:
-        below = scipy.special.ndtr((np.log(ends) + spread**2 / 2) / spread)
+    lognormal = distribution == "lognormal"
+    below = scipy.special.ndtr((np.log(ends) + spread**2 / 2) / spread) if lognormal else -np.expm1(-ends)
     return np.diff(below, axis=-1, prepend=0.0, append=1.0)
 
 

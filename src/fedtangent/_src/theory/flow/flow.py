@@ -318,49 +318,29 @@ class Flow:
         number("tolerance", tolerance, above=0)
         return float(self.rounds.learning_rate[-1]) * asymptotics.largest_stable(self, self._index(model), tolerance)
 
-    def largest_stable_server_rate(
-        self, delays: ArrayLike, moment: str = "mean_square", model: int = 0, *, tolerance: float = 1e-6
-    ) -> float:
-        """Computes the largest server rate at which rounds with late answers do not grow, for a law of the delays.
+    def largest_stable_server_rate(self, delays: ArrayLike, model: int = 0, *, tolerance: float = 1e-6) -> float:
+        """Computes the largest server rate at which rounds with late answers are stable, for a law of the delays.
 
-        A round maps the last D + 1 models by a block companion matrix L, which depends on the round's delays. In a mode
-        that a round without delay multiplies by ``1 - g x`` at server rate g, the constant delay s leads to
-        ``z^(s+1) - z^s + g x = 0`` with "fed_buff", whose largest stable rate is ``2 sin(pi / (2 (2 s + 1))) / x``, and
-        to ``z^(s+1) - (1 - g) z^s - g (1 - x) = 0`` with "fed_async", where every g from 0 to 1 is stable if x is from
-        0 to 2.
+        A round maps the last D + 1 models by a block companion matrix L, which depends on the round's delays. A run is
+        stable in mean square, its expected squared distance from the fixed point does not grow, if the spectral radius
+        of ``M -> E[L M L']`` is at most 1. Random delays are independent between clients and rounds; each of the flow's
+        rounds takes place with the same probability, independently of the others.
 
-        Random delays are independent between clients and rounds, and each of the flow's rounds takes place with the
-        same probability, independently of the others. Then "mean" is the stability of the expected model, the spectral
-        radius of ``E[L]``; "mean_square", which is stricter, that of its expected square about the fixed point, the
-        spectral radius of ``M -> E[L M L']``. Both are the same for fixed delays in a flow of one round. For rounds in
-        a fixed order with given delays, ``largest_stable_learning_rate`` has the largest rate of the clients.
+        In a mode that a round without delay multiplies by ``1 - g x`` at server rate g, the constant delay s leads to
+        ``z^(s+1) - z^s + g x = 0`` with "fed_buff", with the largest stable rate ``2 sin(pi / (2 (2 s + 1))) / x``; and
+        to ``z^(s+1) - (1 - g) z^s - g (1 - x) = 0`` with "fed_async", with all g from 0 to 1 stable for x from 0 to 2.
 
         Args:
             delays: Probabilities of the delays 0 to D of every client [D + 1], or of each client [N, D + 1]. The rule's
                 ``delay_weights`` [D + 1] discount the answers; the rule's delays and server rates are not used.
-            moment: "mean" or "mean_square".
             model: Index of the model.
             tolerance: Relative tolerance of the result.
 
         Returns:
             The end of the interval of stable server rates that begins at 0; inf if every rate is stable.
-
-        Raises:
-            ValueError: The rule is not "fed_async" or "fed_buff", or the probabilities are none.
-
-        Example; one client whose mode has x = 0.5, and whose answers are always two rounds late:
-
-            >>> import numpy as np, fedtangent as ft
-            >>> one = ft.types.Partition(np.zeros(1, np.int32), np.array([0, 1], np.int32))
-            >>> cohorts = ft.types.Cohort(np.zeros((1, 1), int), np.zeros((1, 1), int), np.ones((1, 1)))
-            >>> kernel, targets = ft.kernels.KernelBlocks(np.ones((1, 1)), np.ones((1, 1))), np.ones((1, 1))
-            >>> rule = ft.theory.Rule(1, learning_rate=0.5, algorithm="fed_buff", delay_weights=np.ones(3))
-            >>> flow = ft.theory.federated_flow(kernel, targets, one, cohorts, rule)
-            >>> round(flow.largest_stable_server_rate([0, 0, 1]), 4), round(4 * np.sin(np.pi / 10), 4)
-            (1.2361, 1.2361)
         """
         number("tolerance", tolerance, above=0)
-        return stale.largest_stable(self, delays, moment, self._index(model), tolerance)
+        return stale.largest_stable(self, delays, self._index(model), tolerance)
 
     def limit_distance(self, r: int, model: int, limit: Gaussian) -> LimitDistance:
         """Computes the relative distance of mean and covariance after round r from ``limit`` (see ``gp_limit``).

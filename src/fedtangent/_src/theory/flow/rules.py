@@ -15,7 +15,7 @@ from fedtangent._src.checks import choice, flag, instance, number, real_array
 from fedtangent._src.losses import Loss, get_loss
 from fedtangent._src.optimizers import Optimizer, check_linear
 from fedtangent._src.pytrees import on_device
-from fedtangent._src.theory.checks import check_known, is_concrete
+from fedtangent._src.theory.checks import is_concrete
 from fedtangent._src.types import AnyArray, Array, ArrayLike, Partition
 
 STALE = ("fed_async", "fed_buff")  # algorithms whose answers may be late
@@ -90,7 +90,7 @@ class Rule:
     of delay d is to the model of d rounds ago, or to the initial one if there were fewer rounds. None: no delay.
     """
     delay_weights: ArrayLike | None = None
-    """Factors of the answers of the delays 0 to D, the largest possible one [D + 1]; None: all 1. In round r, counted
+    """Factors of the answers of the delays 0 to D, the largest possible one [D + 1]; None: D = 0. In round r, counted
     from 0, a delay above r counts as r.
     """
 
@@ -120,11 +120,6 @@ class Kind(NamedTuple):
     def corrects(self) -> bool:
         """Whether clients carry a correction of their local objective from round to round."""
         return self.algorithm in ("fed_dyn", "scaffold")
-
-    @property
-    def is_stale(self) -> bool:
-        """Whether clients may answer to models of earlier rounds."""
-        return self.algorithm in STALE
 
     @property
     def tilts(self) -> bool:
@@ -175,7 +170,12 @@ def read_rule(rule: Rule, local_steps: Int[np.ndarray, "N"], stepwise: bool = Fa
     by_steps = kind.weighs_steps or kind.stepwise or (kind.tilts and rule.dynamics == "gradient_descent")
     if by_steps:  # else a closed form serves, however many steps there are
         kind = kind._replace(most_steps=int(local_steps.max()))
-    weights, of_ages = _step_weights(rule, kind.most_steps), _delay_weights(rule)
+    weights = _step_weights(rule, kind.most_steps)
+    of_ages: Any = np.ones(1) if rule.delay_weights is None else rule.delay_weights
+    if is_concrete(of_ages):
+        of_ages = real_array("delay_weights", of_ages)
+        if of_ages.ndim != 1 or of_ages.size == 0 or not np.all(np.isfinite(of_ages) & (of_ages >= 0)):
+            raise ValueError(f"delay_weights: got {rule.delay_weights!r:.60}, must be at least 0 and finite, [D + 1]")
     kind = kind._replace(most_delay=len(of_ages) - 1)
     values = rule.mu, rule.weight_decay, rule.homogeneity, rule.server_momentum, weights, of_ages
     return kind, Numbers(
@@ -378,21 +378,6 @@ def _step_weights(rule: Rule, most: int) -> Any:
     return weights
 
 
-def _delay_weights(rule: Rule) -> Any:
-    """Returns the factors of the answers by their delay, [D + 1]; raises ``ValueError`` for wrong ones."""
-    if rule.delay_weights is None:
-        delays = real_array("delays", 0 if rule.delays is None else rule.delays)
-        if np.any(delays % 1 != 0) or np.any(delays < 0):
-            raise ValueError(f"delays: got {rule.delays!r:.60}, must be whole numbers of at least 0")
-        return np.ones(1 + int(np.max(delays, initial=0)))
-    if not is_concrete(rule.delay_weights):
-        return rule.delay_weights
-    weights = real_array("delay_weights", rule.delay_weights)
-    if weights.ndim != 1 or weights.size == 0 or not np.all(np.isfinite(weights) & (weights >= 0)):
-        raise ValueError(f"delay_weights: got {rule.delay_weights!r:.60}, must be finite and at least 0, [D + 1]")
-    return weights
-
-
 def delays_of(rule: Rule, kind: Kind, slots: tuple[int, int]) -> Int32[np.ndarray, "R S"] | None:
     """Returns the delay of every slot's answer, [R, S]; None for algorithms whose answers are never late.
 
@@ -400,17 +385,14 @@ def delays_of(rule: Rule, kind: Kind, slots: tuple[int, int]) -> Int32[np.ndarra
         rule: Rule with the delays.
         kind: Static part of the rule.
         slots: Rounds R and slots S of a round.
-
-    Raises:
-        ValueError: Another shape, or a delay that is not a whole number from 0 to D.
     """
-    if not kind.is_stale:
+    if kind.algorithm not in STALE:
         return None
-    check_known("delays", rule.delays)
     delays = real_array("delays", 0 if rule.delays is None else rule.delays)
-    if delays.shape not in ((), slots):
-        raise ValueError(f"delays: got shape {delays.shape}, must be one number, or one per slot {list(slots)}")
-    if np.any(delays % 1 != 0) or np.any(delays < 0) or np.any(delays > kind.most_delay):
-        most = f"{kind.most_delay}, for which delay_weights have a factor"
-        raise ValueError(f"delays: got {rule.delays!r:.60}, must be whole numbers from 0 to {most}")
+    if delays.shape not in ((), slots) or not np.all((delays >= 0) & (delays <= kind.most_delay) & (delays % 1 == 0)):
+        got = " ".join(repr(rule.delays).split())
+        must = (
+            f"one whole number from 0 to {kind.most_delay}, which delay_weights end with, or one per slot {list(slots)}"
+        )
+        raise ValueError(f"delays: got {got:.60}, must be {must}")
     return np.broadcast_to(delays, slots).astype(np.int32)
