@@ -111,7 +111,7 @@ def _federation(num_clients: int, examples: int, seed: int) -> Federation:
     rng, clients = np.random.default_rng(seed), consecutive([examples] * num_clients)
     x, w = rng.normal(size=(num_clients * examples, FEATURES)), rng.normal(size=(FEATURES, 1))
     steepest = max(np.linalg.norm(x[clients.client(i)], 2) ** 2 for i in range(num_clients)) / examples
-    return Federation(x, w, clients, 1 / steepest)
+    return Federation(x, w, clients, float(1 / steepest))
 
 
 def _crossed(growth: Float64[np.ndarray, "*runs 2"], side: float) -> Float64[np.ndarray, "*runs"]:

@@ -43,11 +43,11 @@ class Answers(NamedTuple):
             rate: Server rate g.
         """
         slots, size, ages = *self.moves.shape[:2], len(self.weights)
-        towards, rows = self.shares[:, None, None] * np.eye(size), np.zeros((slots, ages, size, ages, size))
+        towards, blocks = self.shares[:, None, None] * np.eye(size), np.zeros((slots, ages, size, ages, size))
         for d, weight in enumerate(self.weights):
-            rows[:, d, :, d] += rate * weight * (towards - self.moves)
-            rows[:, d, :, 0] -= rate * weight * towards
-        rows = rows.reshape(slots, ages, size, ages * size)
+            blocks[:, d, :, d] += rate * weight * (towards - self.moves)
+            blocks[:, d, :, 0] -= rate * weight * towards
+        rows = blocks.reshape(slots, ages, size, ages * size)
         mean = np.einsum("sd,sdij->sij", self.law, rows)
         whole = np.eye(ages * size, k=-size)  # every model becomes a round older
         whole[:size] = mean.sum(axis=0) + np.eye(size, ages * size)
