@@ -254,8 +254,8 @@ def _drive(program: Program, starts: Input, beta: Float[Array, "K"], state: Flow
     carried = [state.a, state.memory] if controlled and state.memory is not None else [state.models]
     values = _products(program, jnp.concatenate(carried, axis=2), j)
     moved = values[..., : state.a.shape[2]]
-    start = jnp.broadcast_to(jnp.asarray(starts.residual), state.a.shape)
-    residual, tilt = jnp.tile(start, (1, moved.shape[1] // start.shape[1], 1)) - moved, None
+    ages, start = 1 + program.kind.most_delay, jnp.broadcast_to(jnp.asarray(starts.residual), state.a.shape)
+    residual, tilt = jnp.tile(start, (1, ages, 1)) - moved, None
     if program.kind.decays and starts.along is not None:
         remaining = beta[None, :, None] * starts.along
         residual = residual + remaining - starts.along
