@@ -49,6 +49,7 @@ ALGORITHMS = {
     "dp_fed_avg": f"{STEPS} --clip-norm 0.5 --noise-multiplier 0.3 --delta 1e-4 --schedule poisson",
     "fed_adagrad": "--local-epochs 1 --tau 0.01 --server-learning-rate 0.1",
     "fed_adam": f"{STEPS} --beta-1 0.8 --beta-2 0.95 --server-learning-rate 0.05 --channel qsgd:4 --error-feedback",
+    "fed_async": f"{STEPS} --delay 2 --mu 0.1 --server-learning-rate 0.6 --clients-per-round 1 --num-rounds 5",
     "fed_avg": f"{STEPS} --seeds 0:3 --decay 0.9 --decay-every 2 --beta 0.7 --shuffle",
     "fed_avg_m": f"{STEPS} --momentum 0.7 --dropout 0.3",
     "fed_be": f"{STEPS} --num-samples 3 --server-examples 40",
@@ -91,6 +92,7 @@ OPTIONS = {  # further options of all averaging algorithms and of NTK-FL, and fu
     "kernel_diagnostics": f"{STEPS} --diagnostics kernel --diagnostics-examples 40",
     "laziness_diagnostics": f"{STEPS} --diagnostics laziness --diagnostics-examples 40",
     "checkpoints": f"{STEPS} --checkpoint-every 2",
+    "fed_buff": f"--algorithm fed_async {STEPS} --buffered --delay 1 --discount hinge --grace 0 --clients-per-round 3",
     "ensemble_of_fed_avg_m": f"--algorithm fed_ensemble --base fed_avg_m {STEPS} --num-models 2 --seeds 0,1",
     "ensemble_of_fed_adam": f"--algorithm fed_ensemble --base fed_adam {STEPS} --server-learning-rate 0.05",
     "ensemble_of_scaffold": f"--algorithm fed_ensemble --base scaffold {STEPS} --num-models 3",
@@ -194,6 +196,8 @@ THEOREMS = (
     "ntk_fl.evolution",
     "ntk_fl.lemmas",
     "ntk_fl.weight_gap",
+    "stale.rounds",
+    "stale.stability",
 )
 
 RELATIVE = 1e-12  # the largest relative difference that counts as the same number

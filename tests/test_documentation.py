@@ -41,6 +41,7 @@ ELSEWHERE = {
     "adapted = ft": "models/test_trainable.py",
     "ft.kernels.tangent_features(": "kernels/test_tangent_features.py",
     "ft.schedules.best_fitting(": "comparison/test_polling.py",
+    "largest_stable_server_rate": "theory/test_stale.py",
 }
 HERE = (
     "flow.predict(initial",

@@ -36,6 +36,7 @@ from ._src.federated.algorithms import (
     dp_fed_avg,
     fed_adagrad,
     fed_adam,
+    fed_async,
     fed_avg,
     fed_avg_m,
     fed_be,
@@ -66,6 +67,7 @@ from ._src.federated.algorithms.entry import recipe
 from ._src.federated.algorithms.normalised import Normalisation
 from ._src.federated.algorithms.personalised import PersonalTraining
 from ._src.federated.algorithms.private import ClientPrivacy
+from ._src.federated.algorithms.stale import Staleness
 from ._src.federated.algorithms.tangent import Compression, Pooling
 from ._src.federated.local import Work
 from ._src.federated.ntk_fl.options import Evolution
@@ -91,6 +93,7 @@ __all__ = [
     "Pooling",
     "Quantiser",
     "ServerMomentum",
+    "Staleness",
     "Work",
     "attacks",
     "centralised",
@@ -107,6 +110,7 @@ __all__ = [
     "faults",
     "fed_adagrad",
     "fed_adam",
+    "fed_async",
     "fed_avg",
     "fed_avg_m",
     "fed_be",

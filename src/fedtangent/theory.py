@@ -45,7 +45,8 @@ Index of theorems. The papers are Fed-ensemble, NTK-FL, Local-GD and DeepLin.
 ``Flow.fixed_point``        the end of the dynamics, from their operator: Theorem 2 as a checkable statement
 ``Flow.bias``               the fixed point minus Theorem 2, not 0 with weight decay or contradictory labels
 ``Flow.stability``          the step sizes for which the dynamics converge under every schedule;
-                            ``Flow.largest_stable_learning_rate``: under the flow's schedule
+                            ``Flow.largest_stable_learning_rate``: under the flow's schedule;
+                            ``Flow.largest_stable_server_rate``: under random delays (FedAsync, FedBuff)
 ``conformal_coverage``      the coverage of federated conformal prediction (Lu et al., ICML 2023): its two bounds over
                             a mixture of clients
 ``predicted_loss``          eq. (10) of FE-2024 for the ensemble's prediction, differentiable in every number of a run;

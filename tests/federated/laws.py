@@ -18,6 +18,7 @@ from fedtangent._src.federated.algorithms.distil import Distillation
 from fedtangent._src.federated.algorithms.normalised import Normalisation
 from fedtangent._src.federated.algorithms.personalised import PersonalTraining
 from fedtangent._src.federated.algorithms.private import ClientPrivacy
+from fedtangent._src.federated.algorithms.stale import Staleness
 from fedtangent._src.federated.algorithms.tangent import Compression
 from fedtangent._src.federated.graph import ring
 from fedtangent._src.federated.local import Work
@@ -92,6 +93,11 @@ LAWS: dict[str, Laws] = {
     ),
     "fed_adagrad": Laws(exempt={"units": _ADAPTS}),
     "fed_adam": Laws(exempt={"units": _ADAPTS}),
+    "fed_async": Laws(
+        {**TRAINED, "staleness": Staleness(probabilities=(0.3, 0.4, 0.3), mu=0.3), "averaging": _STEP},
+        exact={"staleness": Staleness(2, mu=0.3)},  # two identical clients draw different delays
+        diverging={"client_learning_rate": 1e200, "staleness": Staleness(mu=1e-250)},
+    ),
     "fed_avg": Laws(),
     "fed_avg_m": Laws(),
     "fed_be": Laws(

@@ -311,7 +311,7 @@ def random_walk(graph: Graph, num_models: int = 1, transition: Float[np.ndarray,
     if len(strange):
         i, j = strange[0]
         raise ValueError(f"transition: moves from {i} to {j}, which is no edge of {graph.name}")
-    cumulative = jnp.asarray(_cumulative(matrix))
+    limits = jnp.asarray(cumulative(matrix))
     model = jnp.arange(num_models, dtype=jnp.int32)
 
     def init(key: Key) -> Int32[Array, "K"]:
@@ -319,7 +319,7 @@ def random_walk(graph: Graph, num_models: int = 1, transition: Float[np.ndarray,
 
     def sample(key: Key, at: Int32[Array, "K"], round_: Int[Array, ""]) -> tuple[Cohort, Int32[Array, "K"]]:
         draw = jax.random.uniform(jax.random.fold_in(key, round_), (num_models,), jnp.float32)
-        moved = jnp.sum(cumulative[at] <= draw[:, None], axis=1, dtype=jnp.int32)
+        moved = jnp.sum(limits[at] <= draw[:, None], axis=1, dtype=jnp.int32)
         return _cohort(at, model), moved
 
     return Schedule(num_models, nodes, num_models, init, sample)
@@ -509,8 +509,12 @@ def assigned_by_loss(
     return by_poll(num_models, num_clients, slots, poll)
 
 
-def _cumulative(matrix: Float[np.ndarray, "N N"]) -> Float32[np.ndarray, "N N"]:
-    """Returns the rows' cumulative sums [N, N] float32, exactly 1 from the last nonzero entry on despite rounding."""
+def cumulative(matrix: Float[np.ndarray, "rows columns"]) -> Float32[np.ndarray, "rows columns"]:
+    """Returns the cumulative sums of rows of probabilities, exactly 1 from the last nonzero entry on despite rounding.
+
+    Args:
+        matrix: Probabilities that sum to 1 in each row.
+    """
     sums = np.cumsum(matrix, axis=1)
     last = matrix.shape[1] - 1 - np.argmax(matrix[:, ::-1] > 0, axis=1)
     return np.where(np.arange(matrix.shape[1])[None] >= last[:, None], 1.0, np.minimum(sums, 1.0)).astype(np.float32)
