@@ -412,6 +412,7 @@ class Schedule(NamedTuple):
         sample: Draws a round's cohort.
         contacted: Counts, from the state after the cohort was drawn, the clients that received a model, including
             clients whose answer does not count; None to count the filled slots.
+        slots_per_model: The most slots of one model in a round; None if only S and N bound it.
     """
 
     num_models: int
@@ -420,6 +421,12 @@ class Schedule(NamedTuple):
     init: Callable[[Key], PyTree]
     sample: Sample
     contacted: Callable[[PyTree], Int32[Array, ""]] | None = None
+    slots_per_model: int | None = None
+
+    @property
+    def largest_cohort(self) -> int:
+        """The most clients of one model in a round."""
+        return self.slots_per_model or min(self.num_slots, self.num_clients)
 
     def __repr__(self) -> str:
         """Returns the schedule's numbers of models, clients and slots."""

@@ -148,7 +148,8 @@ def _wrapped(
         picked, waited = pick(jax.random.fold_in(fault_key, _depth(inner)), cohort, before)
         return picked, Contacted(inner, num_contacted(schedule, cohort, inner), waited)
 
-    return Schedule(schedule.num_models, schedule.num_clients, num_slots, init, sample, lambda state: state.contacted)
+    numbers = schedule.num_models, schedule.num_clients, num_slots
+    return Schedule(*numbers, init, sample, lambda state: state.contacted, schedule.slots_per_model)
 
 
 def _depth(state: PyTree) -> int:
