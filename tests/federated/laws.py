@@ -37,7 +37,7 @@ class Laws:
     exact: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     """Changes to them under which clients with the same three examples send the same; by default they do anyway."""
     cohorts: str = "many"
-    """Clients of a model in a round: "many"; "one"; "own", where it is always the same one; or "neighbours" on a ring."""
+    """Clients of a model in a round: "many"; "one"; "own", always the same one; "neighbours" on a ring."""
     doubled: str = "weight"
     """What makes one client two: twice the "weight", or the "examples" twice (of servers that pool, unweighted)."""
     compared: str = "server"

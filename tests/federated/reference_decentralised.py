@@ -110,8 +110,8 @@ def ntk_dfl(
             least = np.inf
             for step in range(1, max(times) + 1):
                 for name, slope in slopes.items():
-                    change[name] -= rate / y.size * np.einsum("nc...,nc->...", slope, residual)
-                moved = sum(np.einsum("nc...,...->nc", slope, change[name]) for name, slope in slopes.items())
+                    change[name] -= rate / y.size * np.tensordot(residual, slope, axes=2)
+                moved = sum(np.tensordot(slope, change[name], axes=2) for name, slope in slopes.items())
                 residual = outputs(start, x) - y + moved
                 if step not in times:
                     continue

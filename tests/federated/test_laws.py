@@ -115,7 +115,9 @@ def holding(sizes: tuple[int, ...]) -> list[np.ndarray]:
 @functools.cache
 def natural_data(kind: str) -> FederatedData:
     """Uneven clients; 4 and 7 (the last) hold nothing, but where every client must."""
-    return federated(*examples(), holding((2, 4, 1, 1, 1, 1, 6, 1) if kind in ("own", "neighbours") else (3, 5, 1, 2, 0, 4, 6, 0)))
+    return federated(
+        *examples(), holding((2, 4, 1, 1, 1, 1, 6, 1) if kind in ("own", "neighbours") else (3, 5, 1, 2, 0, 4, 6, 0))
+    )
 
 
 @functools.cache
@@ -425,7 +427,10 @@ def test_a_weight_of_zero_or_an_empty_client_is_as_absent(case: Case, alone: tup
     kind = case.laws.cohorts
     absent = [(3, 0.0)] if kind in ("own", "neighbours") else [(3, 0.0), (0, 0.0), (4, 1.0), (7, 1.0)]
     sizes = np.diff(np.asarray(case.data.offsets))
-    of_model = [[client for client, k, weight in PRESENT[kind] if k == model and weight] for model in range(case.schedule.num_models)]
+    of_model = [
+        [client for client, k, weight in PRESENT[kind] if k == model and weight]
+        for model in range(case.schedule.num_models)
+    ]
     by_examples, uniform = (
         [float(sum(f(i) for i in ids)) for ids in of_model] for f in (lambda i: sizes[i], lambda i: 1)
     )

@@ -6,10 +6,11 @@ weights, as in the paper; beside it stands the mean accuracy of the clients' own
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -18,7 +19,7 @@ import numpy as np
 import fedtangent as ft
 from fedtangent._src.experiments import lab
 from fedtangent._src.experiments.lab import harness, trials
-from fedtangent._src.experiments.lab.harness import Bench, EvaluationSets, Method, Record, Runs, Steps
+from fedtangent._src.experiments.lab.harness import Bench, EvaluationSets, Method, Record, Steps
 from fedtangent._src.experiments.lab.runner import Study, by_scale, experiment, with_changes, within
 from fedtangent._src.experiments.lab.trials import Trial
 from fedtangent._src.federated.graph import Graph, named_graph
@@ -27,12 +28,17 @@ from fedtangent._src.types import Algorithm, Array, PyTree, Recipe, Schedule
 
 SERVER, NTK, GOSSIP = "ntk_fl", "ntk_dfl", "gossip"
 LABELS = {SERVER: "NTK-FL", NTK: "NTK-DFL", GOSSIP: "gossip averaging"}
-MEAN, CLIENTS = "test.accuracy", "test.accuracy_of_clients"
+CLIENTS = "test.accuracy_of_clients"
 MIB = 2**20
 DECISIVE = "graphs graph_seed width last_w_std batch_size loss times"
+COLUMNS = (
+    "graph: {graph} | method: {method} | accuracy: {accuracy:.4f} | minus gossip, 95 % interval: {lead:+.4f} | "
+    "clients' own models: {of_clients:.4f} | seeds at the target: {reached:d} | rounds to it: {rounds:.1f} | "
+    "MiB to it: {mib:.2f} | accuracy after gossip's bytes: {within_bytes:.4f}"
+)
 REMARKS = (
     "graphs stay the same in all rounds; the paper draws a new one in every round",
-    "the clients' own accuracy is the mean over their models on the whole test set",
+    "a target that is never reached counts as reached one round after the last",
 )
 
 
@@ -71,10 +77,6 @@ def _divide(name: str, data_dir: Path | None, seed: int, settings: TopologySetti
     return trials.trial_of(examples._replace(x=x), clients, seed, loaded.num_classes)
 
 
-def _graph(text: str, settings: TopologySettings) -> Graph:
-    return named_graph(text, settings.num_clients, settings.graph_seed)
-
-
 def methods_of(settings: TopologySettings, trial: Trial) -> dict[str, Method]:
     """Returns NTK-FL, and both other methods on every graph, on one seed's data.
 
@@ -107,7 +109,7 @@ def methods_of(settings: TopologySettings, trial: Trial) -> dict[str, Method]:
 
     methods = {SERVER: evolving(ft.ntk_fl, ft.schedules.all_clients(count), np.ones((1, count)))}
     for text in settings.graphs:
-        graph = _graph(text, settings)
+        graph = named_graph(text, count, settings.graph_seed)
         near = graph.adjacency | np.eye(count, dtype=bool)
         methods[_name(NTK, text)] = evolving(ft.ntk_dfl, ft.schedules.neighbourhoods(graph), near)
         methods[_name(GOSSIP, text)] = gossiping(graph)
@@ -115,7 +117,6 @@ def methods_of(settings: TopologySettings, trial: Trial) -> dict[str, Method]:
 
 
 def _name(method: str, graph: str) -> str:
-    """Returns the name of a method on a graph; NTK-FL has none."""
     return method if method == SERVER else f"{method}-{graph.replace(':', '')}"
 
 
@@ -141,69 +142,56 @@ def measure(algorithm: Algorithm, state: PyTree, splits: EvaluationSets) -> dict
 # ---- what is reported ---------------------------------------------------------------------------------------------
 
 
-def _last(records: Sequence[Record], metric: str = MEAN) -> np.ndarray:
-    """Returns a metric after the last round, for each seed."""
-    return np.array([record.metrics[metric][-1] for record in records], np.float64)
+class Ends(NamedTuple):
+    """Results of a method on a graph, [seeds] each."""
+
+    accuracy: np.ndarray  # after the last round
+    of_clients: np.ndarray  # mean accuracy of the clients' own models
+    rounds: np.ndarray  # to the target; one more than all rounds if never
+    mib: np.ndarray  # until then, infinite if never
+    within_bytes: np.ndarray  # accuracy after as many bytes as gossip averaging sent in all rounds
 
 
-def _reached(records: Sequence[Record], target: float) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the first round with the target accuracy, one after the last if never, and MiB until it, [seeds] each."""
-    first = [int(np.argmax(np.append(record.test, 1.0) >= target)) for record in records]
-    sent = [np.append(record.sent.sum(axis=1), np.inf)[at] / MIB for record, at in zip(records, first, strict=True)]
-    return np.array(first, np.float64), np.array(sent)
+def ends(records: Sequence[Record], others: Sequence[Record], target: float) -> Ends:
+    """Computes the results of a method.
+
+    Args:
+        records: Its runs, one for each seed.
+        others: Runs of gossip averaging on the same graph.
+        target: Test accuracy to reach.
+    """
+    rows = []
+    for record, other in zip(records, others, strict=True):
+        sent, last = record.sent.sum(axis=1), other.sent[-1].sum()
+        first = int(np.argmax(np.append(record.test, np.inf) >= target))
+        mib = np.append(sent / MIB, np.inf)[first]
+        rows.append((record.test[-1], record.metrics[CLIENTS][-1], first, mib, record.test[sent <= last][-1]))
+    return Ends(*np.array(rows, np.float64).T)
 
 
-def _at_bytes(records: Sequence[Record], budgets: Sequence[float]) -> list[float]:
-    """Returns the accuracy after the last round within each seed's budget of bytes."""
-    within_budget = [
-        record.test[record.sent.sum(axis=1) <= budget][-1] for record, budget in zip(records, budgets, strict=True)
-    ]
-    return [float(value) for value in within_budget]
+def _row(method: str, graph: str, own: Ends, gossip: Ends, settings: TopologySettings) -> lab.Row:
+    """Returns means over seeds, and the lead over gossip averaging on the same graph."""
+    reached = int(np.sum(own.rounds <= settings.num_rounds))
+    row = {name: float(values.mean()) for name, values in own._asdict().items()}
+    row |= {"rounds": None, "mib": None} if reached < len(own.rounds) else {}
+    lead = None if method == GOSSIP else lab.interval(own.accuracy - gossip.accuracy)
+    return {"graph": graph, "method": LABELS[method], **row, "reached": reached, "lead": lead}
 
 
-def _row(runs: Runs, settings: TopologySettings, method: str, graph: str) -> lab.Row:
-    """Returns what is reported of a method on a graph; NTK-FL stands beside the methods on every graph."""
-    records, other = runs[_name(method, graph)], runs[_name(GOSSIP, graph)]
-    accuracy, (rounds, mib) = _last(records), _reached(records, settings.target)
-    lead = None if method == GOSSIP else lab.interval(accuracy - _last(other))
-    row: lab.Row = {"graph": graph, "method": LABELS[method], "accuracy": accuracy.mean(), "lead": lead}
-    row["clients"] = _last(records, CLIENTS).mean()
-    row["reached"] = int(np.sum(rounds <= settings.num_rounds))
-    row["rounds"], row["mib"] = (None, None) if row["reached"] < len(records) else (rounds.mean(), mib.mean())
-    row["mib_a_round"] = np.mean([record.sent[1].sum() - record.sent[0].sum() for record in records]) / MIB
-    row["at_bytes"] = float(np.mean(_at_bytes(records, [float(record.sent[-1].sum()) for record in other])))
-    return {**row, "seeds": accuracy.tolist()}
-
-
-def _claims(runs: Runs, settings: TopologySettings) -> Iterator[lab.Claim]:
-    """Judges NTK-DFL beside gossip averaging, its clients' own models and NTK-FL, on every graph."""
-    rounds = settings.num_rounds
-    for graph in settings.graphs:
-        ours, gossip = (runs[_name(method, graph)] for method in (NTK, GOSSIP))
-        lead = lab.interval(_last(ours) - _last(gossip))
-        yield lead.claim_above(f"{graph}: NTK-DFL is above gossip averaging after {rounds} rounds", "by {:+.4f}")
-        sooner = lab.interval(_reached(gossip, settings.target)[0] / _reached(ours, settings.target)[0])
-        yield sooner.claim_above(
-            f"{graph}: NTK-DFL reaches {settings.target:.0%} in fewer rounds than gossip averaging (the paper: 4.6 times)",
-            "{:.2f} times, where never counts as " + str(rounds + 1),
-            1.0,
-        )
-        gain = lab.interval(_last(ours) - _last(ours, CLIENTS))
-        yield gain.claim_above(
-            f"{graph}: the mean of the weights is at least 0.1 above the clients' own models", "{:+.4f}", 0.1
-        )
-        behind = lab.interval(_last(ours) - _last(runs[SERVER]))
-        yield behind.claim_above(f"ours: {graph}: NTK-DFL is within 0.02 of NTK-FL", "{:+.4f} from it", -0.02)
-        at_bytes = _at_bytes(ours, [float(record.sent[-1].sum()) for record in gossip])
-        fair = lab.interval(np.array(at_bytes) - _last(gossip))
-        yield fair.claim_above(f"ours: {graph}: NTK-DFL is above gossip averaging after as many bytes", "by {:+.4f}")
-
-
-COLUMNS = (
-    "graph: {graph} | method: {method} | accuracy: {accuracy:.4f} | minus gossip, 95 % interval: {lead:+.4f} | "
-    "clients' own models: {clients:.4f} | seeds at the target: {reached:d} | rounds to it: {rounds:.1f} | "
-    "MiB to it: {mib:.2f} | MiB a round: {mib_a_round:.2f} | accuracy after gossip's bytes: {at_bytes:.4f}"
-)
+def _claims(of_graph: Mapping[str, Ends], graph: str, settings: TopologySettings) -> Iterator[lab.Claim]:
+    """Judges NTK-DFL beside gossip averaging, its clients' own models and NTK-FL, on a graph."""
+    own, gossip, server = (of_graph[method] for method in (NTK, GOSSIP, SERVER))
+    above, times = "NTK-DFL is above gossip averaging after", "NTK-DFL needs fewer rounds than gossip averaging to"
+    lead = lab.interval(own.accuracy - gossip.accuracy)
+    yield lead.claim_above(f"{graph}: {above} {settings.num_rounds} rounds", "by {:+.4f}")
+    sooner = lab.interval(gossip.rounds / own.rounds)
+    yield sooner.claim_above(f"{graph}: {times} {settings.target:.0%} (the paper: 4.6 times)", "{:.2f} times", 1.0)
+    gain = lab.interval(own.accuracy - own.of_clients)
+    yield gain.claim_above(f"{graph}: the mean of the weights is 0.1 above the clients' own models", "{:+.4f}", 0.1)
+    behind = lab.interval(own.accuracy - server.accuracy)
+    yield behind.claim_above(f"ours: {graph}: NTK-DFL is within 0.02 of NTK-FL", "{:+.4f} from it", -0.02)
+    fair = lab.interval(own.within_bytes - gossip.accuracy)
+    yield fair.claim_above(f"ours: {graph}: {above} as many bytes", "by {:+.4f}")
 
 
 def run(study: Study) -> lab.Outcome:
@@ -212,28 +200,24 @@ def run(study: Study) -> lab.Outcome:
     harness.plan(bench)
     tuned = harness.tune_all(bench)
     runs = harness.repeat_all(bench, tuned)
-    rows = [_row(runs, settings, method, graph) for graph in settings.graphs for method in LABELS]
+    rows, claims, panels = list[lab.Row](), list[lab.Claim](), dict[str, dict[str, np.ndarray]]()
+    for graph in settings.graphs:
+        records = {method: runs[_name(method, graph)] for method in LABELS}
+        of_graph = {method: ends(of, records[GOSSIP], settings.target) for method, of in records.items()}
+        rows += [_row(method, graph, own, of_graph[GOSSIP], settings) for method, own in of_graph.items()]
+        claims += _claims(of_graph, graph, settings)
+        panels[graph] = harness.by_round({LABELS[method]: of for method, of in records.items()})
     title = f"test accuracy on {study.dataset} after {settings.num_rounds} rounds, mean of {len(study.seeds)} seeds"
-    panels = {
-        graph: harness.by_round({LABELS[method]: runs[_name(method, graph)] for method in LABELS})
-        for graph in settings.graphs
-    }
     curves(panels, range(settings.num_rounds + 1), title, study.figures.path("by_round"))
-    at_edge = harness.edges({name: choice for name, choice in tuned.items()})
-    loss = f"NTK-FL and NTK-DFL under the {settings.loss.replace('_', ' ')}, gossip averaging under the cross entropy"
+    losses = f"NTK-FL and NTK-DFL under the {settings.loss.replace('_', ' ')}, gossip averaging under the cross entropy"
     details = {"tuned": {name: choice.config for name, choice in tuned.items()}}
-    sheets, claims = (lab.table(title, rows, COLUMNS),), tuple(_claims(runs, settings))
-    failed = [
-        f"{name}, seed {seed}: the evolution failed"
-        for name, records in runs.items()
-        for seed, record in zip(study.seeds, records, strict=True)
-        if np.any(record.status != 0)
-    ]
-    return lab.Outcome(sheets, rows, claims, details, (*REMARKS, loss, *at_edge), tuple(failed))
+    failed = tuple(f"{name}: an evolution failed" for name, of in runs.items() if any(r.status.any() for r in of))
+    remarks = (*REMARKS, losses, *harness.edges(tuned))
+    return lab.Outcome((lab.table(title, rows, COLUMNS),), rows, tuple(claims), details, remarks, failed)
 
 
 def bench_of(study: Study) -> Bench:
-    """Builds the bench of the study's runs."""
+    """Builds the bench of all methods on all graphs."""
     settings = study.settings
     of_seed = partial(_divide, study.dataset, study.data_dir, settings=settings)
     return Bench(study, of_seed, partial(methods_of, settings), harness.decisive(settings, DECISIVE), measure)

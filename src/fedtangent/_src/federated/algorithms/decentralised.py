@@ -45,7 +45,9 @@ from fedtangent._src.types import (
 
 ORDERS = ("train_then_mix", "mix_then_train")
 MIXES = "every client trains a separate model, and neighbours mix theirs; nearest is fed_avg, which mixes all"
-EVOLVES = "each client evolves a kernel (theory.neighbourhood_round); nearest is fed_avg, with which `compare` compares it"
+EVOLVES = (
+    "each client evolves a kernel (theory.neighbourhood_round); nearest is fed_avg, with which `compare` compares it"
+)
 
 
 @recipe(papers=("shi2024",), parts="as --base, for K models that walk on a graph", schedule="random_walk")
@@ -237,7 +239,7 @@ def ntk_dfl(
         >>> data = ft.data.load("digits", num_train=60, num_test=30)
         >>> clients = ft.partition.iid(60, 4, seed=0)
         >>> schedule = ft.schedules.neighbourhoods(ft.graphs.ring(4))
-        >>> algorithm = ft.ntk_dfl(ft.models.mlp(data, (8,)), schedule, 1.0)
+        >>> algorithm = ft.ntk_dfl(ft.models.mlp(data, widths=(8,)), schedule, 1.0)
         >>> run = ft.simulate(algorithm, data, clients, num_rounds=1)
         >>> final = jax.tree.map(lambda leaf: leaf.mean(axis=0), algorithm.params(run.state))
         >>> algorithm.model.apply(final, data.x_test).shape
@@ -280,6 +282,8 @@ def _from_neighbours(update: ServerUpdate) -> ServerUpdate:
         total = jnp.sum(arrived, axis=1, keepdims=True)
         means = _mix(arrived / jnp.where(total > 0, total, 1), jnp.any(arrived > 0, axis=0), before)
         present = arrived.diagonal() > 0
+        pooled = aggregated.messages._replace(mask=aggregated.messages.mask & present[:, None, None])
+        aggregated = aggregated._replace(messages=pooled)  # nobody evolves the model of a client that is away
         after, report = evolve(pytrees.where(present, means, before), aggregated, info)
         params = pytrees.where(present, after, before)
         return params, {**report, "consensus_distance": consensus_distance(params)}
