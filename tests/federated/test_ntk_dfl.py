@@ -17,7 +17,7 @@ from fedtangent._src.federated.algorithms.tangent import Pooling
 from fedtangent._src.federated.faults import dropout, stragglers
 from fedtangent._src.federated.ntk_fl import Evolution
 from fedtangent._src.federated.schedule import all_clients, neighbourhoods, own_models
-from fedtangent._src.types import Algorithm, Array, Cohort, FederatedData, Key, PyTree, Schedule
+from fedtangent._src.types import NO_EXAMPLES, OK, Algorithm, Array, Cohort, FederatedData, Key, PyTree, Schedule
 
 from .reference_decentralised import consensus_distance, ntk_dfl
 from .toys import NUM_CLIENTS, cohorts, distance, go, models_of, owned_rows, two_layer, uneven_data
@@ -92,6 +92,8 @@ def test_three_rounds_equal_the_loop(name: str) -> None:
     assert len(set(np.asarray(infos["time"]).ravel()) - {0}) > 1  # more than one time is best
     assert infos["consensus_distance"][-1] == pytest.approx(consensus_distance(end), rel=1e-12)
     away = [not one.diagonal().all() for one in near]
+    statuses = np.stack([np.where(one.diagonal(), OK, NO_EXAMPLES) for one in near])
+    assert np.array_equal(infos["status"], statuses)
     assert any(away) == (name == "dropout")
 
 

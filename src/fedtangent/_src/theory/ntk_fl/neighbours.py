@@ -28,9 +28,10 @@ def neighbourhood_round(
     and one candidate time.
 
     If every point is an example, the kernel is positive definite, all steps are stable, the graph is connected and
-    W_ii > 0, then the spectral radius of T is below 1: all models come to agree with the targets, and with each other.
-    (In the norm of the kernel's functions no mean and no step is longer than the longest residual, and only a residual
-    that all models share and no step changes keeps its length; a positive definite kernel has none but 0.)
+    W_ii > 0, then the spectral radius rho of T is below 1: all models come to agree with the targets, and with each
+    other. (In the norm of the kernel's functions no mean and no step makes the longest residual longer, and only a
+    residual that all models share and no step changes keeps its length; a positive definite kernel has none but 0.) If
+    W is symmetric and no step overshoots, R rounds make this norm of all residuals rho^(R - 1) times as long at most.
 
     Args:
         kernel: Tangent kernel at the n points, of one output.
