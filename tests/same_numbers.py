@@ -66,6 +66,7 @@ ALGORITHMS = {
     "lg_fed_avg": f"{STEPS} --private ^2/ --client-test 0.3",
     "local_only": f"{STEPS} --client-optimizer adam --client-learning-rate 0.01",
     "modified_local_gd": f"{STEPS} --first-index 1 --mu 0.1",
+    "ntk_dfl": "--ntk-times 10 50 100 --graph erdos_renyi:0.5",
     "ntk_fl": "--ntk-times 10 50 100 --ntk-kernel exact --ntk-choose validation --server-examples 40",
     "random_walk": f"{STEPS} --base scaffold --graph erdos_renyi:0.9 --num-models 2",
     "scaffold": f"{STEPS} --clients-per-round 3 --num-rounds 4 --seeds 0,2",
@@ -132,6 +133,7 @@ PARTITIONS = {
 SCHEDULES = {
     "all": "--algorithm fed_ensemble --num-models 2",
     "mixed": "--algorithm fed_ensemble --num-models 3",
+    "neighbourhoods": "--algorithm ntk_dfl --ntk-times 10 50 --graph torus --dynamic",
     "own": "--algorithm local_only",
     "permutations": "--algorithm fed_ensemble --num-models 4",
     "poisson": "--clients-per-round 3",
@@ -192,6 +194,7 @@ THEOREMS = (
     "local_gd.many_steps",
     "local_gd.max_margin",
     "local_gd.regression",
+    "ntk_dfl.rounds",
     "ntk_fl.convergence",
     "ntk_fl.evolution",
     "ntk_fl.lemmas",

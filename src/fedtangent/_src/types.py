@@ -458,6 +458,7 @@ class Schedule(NamedTuple):
             clients whose answer does not count; None to count the filled slots.
         poll: Question to clients by whose answers cohorts are chosen, in place of ``sample``; None if cohorts do not
             depend on the models.
+        slots_per_model: The most slots of one model in a round; None if only S and N bound it.
     """
 
     num_models: int
@@ -467,6 +468,12 @@ class Schedule(NamedTuple):
     sample: Sample
     contacted: Callable[[PyTree], Int32[Array, ""]] | None = None
     poll: Poll | None = None
+    slots_per_model: int | None = None
+
+    @property
+    def largest_cohort(self) -> int:
+        """The most clients of one model in a round."""
+        return self.slots_per_model or min(self.num_slots, self.num_clients)
 
     def __repr__(self) -> str:
         """Returns the schedule's numbers of models, clients and slots."""

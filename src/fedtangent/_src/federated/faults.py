@@ -181,9 +181,8 @@ def _wrapped(
         return at_fault(key, round_, *schedule.poll.choose(key, state.inner, round_, polled))
 
     poll = None if schedule.poll is None else schedule.poll._replace(choose=choose)
-    return Schedule(
-        schedule.num_models, schedule.num_clients, num_slots, init, sample, lambda state: state.contacted, poll
-    )
+    numbers = schedule.num_models, schedule.num_clients, num_slots
+    return Schedule(*numbers, init, sample, lambda state: state.contacted, poll, schedule.slots_per_model)
 
 
 def _depth(state: PyTree) -> int:

@@ -20,7 +20,7 @@ import numpy as np
 from jaxtyping import Bool, Float, Float32, Int, Int32
 
 from fedtangent._src import streams
-from fedtangent._src.checks import choice, instance, number, whole
+from fedtangent._src.checks import choice, flag, instance, number, whole
 from fedtangent._src.entries import Entry
 from fedtangent._src.federated.graph import Graph, check_stochastic, metropolis_hastings, named_graph
 from fedtangent._src.types import Array, Cohort, Key, Partition, Poll, Polled, PyTree, Schedule
@@ -509,6 +509,31 @@ def assigned_by_loss(
     return by_poll(num_models, num_clients, slots, poll)
 
 
+def neighbourhoods(graph: Graph, dynamic: bool = False) -> Schedule:
+    """Builds the schedule of NTK-DFL: in every round client i and its neighbours train model i, so K = N.
+
+    There is a slot for each client and two for each edge of the graph.
+
+    Args:
+        graph: Graph of the clients.
+        dynamic: Whether clients take other places in the graph in every round, uniformly at random; otherwise client i
+            is always node i.
+    """
+    instance("graph", graph, Graph)
+    flag("dynamic", dynamic)
+    nodes = graph.num_nodes
+    model, client = np.nonzero(graph.adjacency | np.eye(nodes, dtype=bool))
+
+    def draw(key: Key, round_: Int[Array, ""]) -> Cohort:
+        places = jnp.arange(nodes)
+        if dynamic:
+            places = jax.random.permutation(jax.random.fold_in(key, round_), places)
+        return _cohort(places[client], places[model])
+
+    schedule = _memoryless(nodes, nodes, len(model), draw)
+    return schedule._replace(slots_per_model=1 + int(graph.degrees.max()))
+
+
 def cumulative(matrix: Float[np.ndarray, "rows columns"]) -> Float32[np.ndarray, "rows columns"]:
     """Returns the cumulative sums of rows of probabilities, exactly 1 from the last nonzero entry on despite rounding.
 
@@ -547,8 +572,8 @@ class StrataOptions(EnsembleOptions):
 
 
 @dataclasses.dataclass(frozen=True)
-class WalkOptions(EnsembleOptions):
-    """Options of schedules of random walks."""
+class GraphOptions:
+    """The option of schedules on a graph of the clients."""
 
     graph: str = "ring"
     """ring, torus, complete or erdos_renyi:<probability>."""
@@ -573,6 +598,19 @@ class AssignedOptions(SampledEnsembleOptions):
 
     fit: str = "worst"
     """worst or best: the client that a model takes in its turn."""
+
+
+@dataclasses.dataclass(frozen=True)
+class WalkOptions(GraphOptions, EnsembleOptions):
+    """Options of schedules of random walks."""
+
+
+@dataclasses.dataclass(frozen=True)
+class NeighbourhoodOptions(GraphOptions):
+    """Options of the schedule ``neighbourhoods``."""
+
+    dynamic: bool = False
+    """Clients take other places in the graph in every round."""
 
 
 def _cohort_size(options: SampledOptions, num_clients: int) -> int:
@@ -625,6 +663,13 @@ ENTRIES = (
         lambda o, num_clients, seed: random_walk(named_graph(o.graph, num_clients, seed), o.num_models),
         WalkOptions,
         ("shi2024",),
+    ),
+    Entry(
+        "neighbourhoods",
+        "every client and its neighbours on --graph train the client's model (NTK-DFL)",
+        lambda o, num_clients, seed: neighbourhoods(named_graph(o.graph, num_clients, seed), o.dynamic),
+        NeighbourhoodOptions,
+        ("thompson2025",),
     ),
     Entry("own", "every client trains a separate model", lambda o, num_clients, seed: own_models(num_clients)),
     Entry(
