@@ -10,11 +10,13 @@ import pytest
 
 import fedtangent as ft
 from fedtangent._src import streams
+from fedtangent._src.comparison.followed import rule_of
 from fedtangent._src.engine.clients import engine_for
 from fedtangent._src.federated import algorithms
 from fedtangent._src.federated.algorithms.stale import Staleness
 from fedtangent._src.federated.local import Work
 from fedtangent._src.federated.schedule import per_client_permutations, uniform_sampling
+from fedtangent._src.types import Partition
 
 from . import reference
 from .reference_corrected import Clients, Selections, plus, zeros
@@ -125,7 +127,7 @@ def test_a_run_is_the_loop_of_the_paper(name: str) -> None:
         (t, int(i)): int(d) for t in range(ROUNDS) for i, d in zip(cohort.client[t], infos["delay"][t], strict=True)
     }
     assert max(table.values()) >= 2 and all(d <= t for (t, _), d in table.items())
-    drawn = algorithm.rule["delays"](streams.keys(SEED).train, cohort.client)
+    drawn = rule_of(algorithm, Partition(np.asarray(data.indices), np.asarray(data.offsets)), ROUNDS, SEED).delays
     assert np.array_equal(np.minimum(drawn, np.arange(ROUNDS)[:, None]), infos["delay"])  # what theory follows
     clients = Clients(np.asarray(data.x), np.asarray(data.y), batches(case.work, ROUNDS), lambda t: 0.2)
     for k, (first, last) in enumerate(zip(models_of(algorithm, start), models_of(algorithm, state), strict=True)):

@@ -17,6 +17,7 @@ def test_the_edge_is_interpolated_between_both_sides() -> None:
     assert stale._crossed(growth + 10, stale.WIDE_SIDE).max() < 1 - stale.WIDE_SIDE
 
 
+@pytest.mark.slow
 def test_a_delay_that_is_one_round_off_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     """The only near miss that is left is that of the delays, and the checks still have a control that fails."""
     every = linear_models.near_misses

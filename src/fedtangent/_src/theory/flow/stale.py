@@ -83,7 +83,11 @@ def _answers(flow: Flow, law: Float64[np.ndarray, "N ages"], r: int, model: int)
     slots = RunSlots(*(part[r : r + 1] for part in flow.slots))
     rounds = jax.tree.map(lambda leaf: np.asarray(leaf)[r : r + 1], flow.rounds)
     rounds = rounds._replace(server_learning_rate=np.ones(1), delay=None, oldest=None)
-    fresh = replace(flow, kind=flow.kind._replace(algorithm="fed_avg", most_delay=0), slots=slots)
+    kind, numbers = (
+        flow.kind._replace(algorithm="fed_avg", most_delay=0),
+        flow.numbers._replace(delay_weights=np.ones(1)),
+    )
+    fresh = replace(flow, kind=kind, numbers=numbers, slots=slots)  # one program for all D
     filled = np.flatnonzero((rounds.weight[0] > 0) & (rounds.model[0] == model))
     values, vectors = known_modes(np.asarray(flow.theta))
     down = (np.sqrt(values) * vectors)[:, values > 0].T
