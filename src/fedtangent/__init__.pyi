@@ -36,6 +36,7 @@ from ._src.federated.algorithms import (
     dp_fed_avg,
     fed_adagrad,
     fed_adam,
+    fed_async,
     fed_avg,
     fed_avg_m,
     fed_be,
@@ -52,6 +53,7 @@ from ._src.federated.algorithms import (
     lg_fed_avg,
     local_only,
     modified_local_gd,
+    ntk_dfl,
     ntk_fl,
     random_walk,
     scaffold,
@@ -66,6 +68,7 @@ from ._src.federated.algorithms.entry import recipe
 from ._src.federated.algorithms.normalised import Normalisation
 from ._src.federated.algorithms.personalised import PersonalTraining
 from ._src.federated.algorithms.private import ClientPrivacy
+from ._src.federated.algorithms.stale import Staleness
 from ._src.federated.algorithms.tangent import Compression, Pooling
 from ._src.federated.local import Work
 from ._src.federated.ntk_fl.options import Evolution
@@ -91,6 +94,7 @@ __all__ = [
     "Pooling",
     "Quantiser",
     "ServerMomentum",
+    "Staleness",
     "Work",
     "attacks",
     "centralised",
@@ -107,6 +111,7 @@ __all__ = [
     "faults",
     "fed_adagrad",
     "fed_adam",
+    "fed_async",
     "fed_avg",
     "fed_avg_m",
     "fed_be",
@@ -129,6 +134,7 @@ __all__ = [
     "measures",
     "models",
     "modified_local_gd",
+    "ntk_dfl",
     "ntk_fl",
     "optimizers",
     "params_by_round",

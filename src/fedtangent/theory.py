@@ -29,6 +29,7 @@ Index of theorems. The papers are Fed-ensemble, NTK-FL, Local-GD and DeepLin.
                             its assumptions hold; ``ntk_theorem_2``: Theorem 2, FedAvg's rounds
 ``ntk_evolution``           eq. (7) and (9a) of NTK-FL, the server's evolution, in the limit of infinite width;
                             ``ntk_evolved`` the same for given functions, without a matrix of all points
+``neighbourhood_round``     a round of NTK-DFL (Thompson et al., ICML 2025) on the residuals of all clients' models
 ``weight_gap_bound``        Lemma 2 of NTK-FL: the distance of its weights to gradient descent's. ``undecided_bound``,
                             ``sampling_bound`` and ``drift_bound`` are Lemmas 1, 3 and 4, ``expected_kernel`` is (13)
 ``local_regression``        Lemma 1 of Local-GD, eq. (4)-(6): every global model of a linear regression, its limit and
@@ -45,7 +46,8 @@ Index of theorems. The papers are Fed-ensemble, NTK-FL, Local-GD and DeepLin.
 ``Flow.fixed_point``        the end of the dynamics, from their operator: Theorem 2 as a checkable statement
 ``Flow.bias``               the fixed point minus Theorem 2, not 0 with weight decay or contradictory labels
 ``Flow.stability``          the step sizes for which the dynamics converge under every schedule;
-                            ``Flow.largest_stable_learning_rate``: under the flow's schedule
+                            ``Flow.largest_stable_learning_rate``: under the flow's schedule;
+                            ``Flow.largest_stable_server_rate``: under random delays (FedAsync, FedBuff)
 ``conformal_coverage``      the coverage of federated conformal prediction (Lu et al., ICML 2023): its two bounds over
                             a mixture of clients
 ``predicted_loss``          eq. (10) of FE-2024 for the ensemble's prediction, differentiable in every number of a run;
@@ -121,6 +123,7 @@ from fedtangent._src.theory.ntk_fl.lemmas import (
     undecided_bound,
     weight_gap_bound,
 )
+from fedtangent._src.theory.ntk_fl.neighbours import neighbourhood_round
 from fedtangent._src.theory.prior import covariance_terms, prior_functions
 
 __all__ = [
@@ -178,6 +181,7 @@ __all__ = [
     "minimum_norm",
     "mixture_entropy",
     "mode_objective",
+    "neighbourhood_round",
     "ntk_evolution",
     "ntk_evolved",
     "ntk_theorem_1",

@@ -18,6 +18,7 @@ from fedtangent._src.federated.algorithms.distil import Distillation
 from fedtangent._src.federated.algorithms.normalised import Normalisation
 from fedtangent._src.federated.algorithms.personalised import PersonalTraining
 from fedtangent._src.federated.algorithms.private import ClientPrivacy
+from fedtangent._src.federated.algorithms.stale import Staleness
 from fedtangent._src.federated.algorithms.tangent import Compression
 from fedtangent._src.federated.graph import ring
 from fedtangent._src.federated.local import Work
@@ -37,7 +38,7 @@ class Laws:
     exact: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     """Changes to them under which clients with the same three examples send the same; by default they do anyway."""
     cohorts: str = "many"
-    """Clients of a model in a round: "many"; "one"; "own", where it is always the same one."""
+    """Clients of a model in a round: "many"; "one"; "own", always the same one; "neighbours" on a ring."""
     doubled: str = "weight"
     """What makes one client two: twice the "weight", or the "examples" twice (of servers that pool, unweighted)."""
     compared: str = "server"
@@ -92,6 +93,11 @@ LAWS: dict[str, Laws] = {
     ),
     "fed_adagrad": Laws(exempt={"units": _ADAPTS}),
     "fed_adam": Laws(exempt={"units": _ADAPTS}),
+    "fed_async": Laws(
+        {**TRAINED, "staleness": Staleness(probabilities=(0.3, 0.4, 0.3), mu=0.3), "averaging": _STEP},
+        exact={"staleness": Staleness(2, mu=0.3)},  # two identical clients draw different delays
+        diverging={"client_learning_rate": 1e200, "staleness": Staleness(mu=1e-250)},
+    ),
     "fed_avg": Laws(),
     "fed_avg_m": Laws(),
     "fed_be": Laws(
@@ -145,6 +151,12 @@ LAWS: dict[str, Laws] = {
     ),
     "modified_local_gd": Laws(
         {**TRAINED, "work": Work(steps=3, batch_size=None), "anchoring": Anchoring(first_index=1)}
+    ),
+    "ntk_dfl": Laws(
+        {"learning_rate": 0.3, "evolution": _EVOLUTION},
+        cohorts="neighbours",
+        nothing_on=("downlink_bytes",),
+        exempt={"doubling": "a second client also brings a second model into its neighbours' means"},
     ),
     "ntk_fl": Laws({"learning_rate": 0.3, "evolution": _EVOLUTION}, doubled="examples"),
     "random_walk": Laws(cohorts="one", nothing_on=("downlink_bytes",)),

@@ -2,7 +2,8 @@
 
 Written from the algorithms' papers (FedProx: Li et al., 2020, algorithm 2; FedDyn: Acar et al., 2021, algorithm 1;
 SCAFFOLD: Karimireddy et al., 2020, algorithm 1, option II; FedNova: Wang et al., 2020, eq. 6 and 7; FedAvgM: Hsu et
-al., 2019, section 4.3; Modified Local-GD: Local-GD paper, algorithm 3). It knows nothing of kernels.
+al., 2019, section 4.3; Modified Local-GD: Local-GD paper, algorithm 3; FedAsync: Xie et al., 2019, algorithm 1;
+FedBuff: Nguyen et al., 2022, algorithm 1). It knows nothing of kernels.
 """
 
 from __future__ import annotations
@@ -23,12 +24,16 @@ def train(run: Any, rule: dict[str, Any], model: int, w0: np.ndarray, y: np.ndar
         "h": 0.0 * w0,
         "own": [0.0 * w0 for _ in run.clients],
     }
-    path = [state["w"]]
+    path = state["path"] = [state["w"]]
     for r in range(len(run.client)):
         mine = [s for s in range(run.client.shape[1]) if run.model[r, s] == model and run.weight[r, s] > 0]
         if mine:
             weights = np.array([run.weight[r, s] for s in mine])
-            one_round(run, rule, state, r, [int(run.client[r, s]) for s in mine], weights / weights.sum(), y)
+            who, p = [int(run.client[r, s]) for s in mine], weights / weights.sum()
+            if rule.get("algorithm") in ("fed_async", "fed_buff"):
+                late_round(run, rule, state, r, list(zip(mine, who, p, strict=True)), y)
+            else:
+                one_round(run, rule, state, r, who, p, y)
         path.append(state["w"])
     return path
 
@@ -71,6 +76,19 @@ def one_round(run: Any, rule: dict, state: dict, r: int, who: list[int], p: np.n
         state["v"] = momentum * state["v"] + (w - mean)
         step = (w - mean) + momentum * state["v"] if rule.get("nesterov") else state["v"]
         state["w"] = w - server * (step if momentum else w - mean)
+
+
+def late_round(run: Any, rule: dict, state: dict, r: int, answers: list, y: np.ndarray) -> None:
+    """Clients answer to the model of ``delays`` rounds ago: the server mixes models (FedAsync) or adds updates."""
+    w, table = state["w"], rule.get("delay_weights", np.ones(9))
+    server = np.broadcast_to(rule.get("server_learning_rate", 1.0), len(run.client))[r]
+    step = 0.0 * w
+    for slot, i, p in answers:
+        age = min(int(np.broadcast_to(rule.get("delays", 0), run.client.shape)[r, slot]), r)
+        start = state["path"][r - age]
+        trained = local(run, rule, i, start, 0.0, run.rates[r], y)
+        step = step + p * table[age] * (trained - (w if rule["algorithm"] == "fed_async" else start))
+    state["w"] = w + server * step
 
 
 def local(run: Any, rule: dict, i: int, start: np.ndarray, tilt: Any, rate: float, y: np.ndarray) -> np.ndarray:

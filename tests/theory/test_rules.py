@@ -44,6 +44,12 @@ def rising(run) -> np.ndarray:
     return 1 - 1 / (np.arange(1, len(run.client) + 1) + 1)
 
 
+def ages(run) -> np.ndarray:
+    """Delays of 0 to 2 rounds, one for each slot."""
+    return np.random.default_rng(5).integers(0, 3, run.client.shape)
+
+
+DISCOUNT = np.array([1.0, 0.7, 0.4])
 RULES: dict[str, dict[str, Any]] = {
     "mu": {"mu": 0.4},
     "weight decay": {"weight_decay": 0.2},
@@ -76,6 +82,16 @@ RULES: dict[str, dict[str, Any]] = {
     "minibatches, modified_local_gd": {"batches": order_of, "algorithm": "modified_local_gd", "anchoring": rising},
     "minibatches, fed_dyn": {"batches": order_of, "algorithm": "fed_dyn", "mu": 0.5},
     "minibatches, step weights": {"batches": order_of, "step_weights": np.array([0.3, 1.2, 0.7, 0.0, 1.5])},
+    "fed_buff": {"algorithm": "fed_buff", "delays": 2, "delay_weights": np.ones(3), "server_learning_rate": 0.4},
+    "fed_async": {
+        **{"algorithm": "fed_async", "delays": ages, "delay_weights": DISCOUNT},
+        **{"mu": 0.4, "server_learning_rate": 0.8},
+    },
+    "fed_buff, discounted": {"algorithm": "fed_buff", "delays": ages, "delay_weights": DISCOUNT},
+    "minibatches, fed_async": {
+        **{"batches": order_of, "algorithm": "fed_async"},
+        **{"delays": ages, "delay_weights": DISCOUNT},
+    },
 }
 LEFT_OUT = {  # the option whose absence must show
     "server rates": "server_learning_rate",
@@ -91,6 +107,10 @@ LEFT_OUT = {  # the option whose absence must show
     "step weights, fed_nova": "algorithm",
     "minibatches, scaffold": "algorithm",
     "minibatches, step weights": "step_weights",
+    "fed_buff": "delays",
+    "fed_async": "delays",
+    "fed_buff, discounted": "delay_weights",
+    "minibatches, fed_async": "delays",
 }
 
 
@@ -140,6 +160,7 @@ def without(rule: dict, option: str) -> dict:
 
 DAILY = ("momentum and weight decay", "fed_dyn", "fed_nova and prox", "gradient flow, prox, weight decay")
 DAILY += ("step weights, weight decay", "minibatches, scaffold", "modified_local_gd, prox", "nesterov")
+DAILY += ("fed_async",)
 
 
 @pytest.mark.parametrize("name", nightly(RULES, DAILY))
@@ -207,7 +228,7 @@ def test_outputs_that_are_coupled(maker):
 
 ENDS = {
     **{n: RULES[n] for n in ("mu", "weight decay", "momentum", "momentum and weight decay", "fed_dyn", "scaffold")},
-    **{n: RULES[n] for n in ("fed_nova", "gradient flow", "minibatches", "minibatches, scaffold")},
+    **{n: RULES[n] for n in ("fed_nova", "gradient flow", "minibatches", "minibatches, scaffold", "fed_buff")},
 }
 
 
@@ -289,7 +310,7 @@ def test_theorem_2_with_weight_decay_is_ridge(maker):
     assert distance(flow.bias(), bias) < 1e-7 and np.max(np.abs(bias)) > 1e-2
 
 
-STEPPED = ("mu", "momentum", "scaffold", "fed_dyn", "fed_nova", "minibatches", "weight decay")
+STEPPED = ("mu", "momentum", "scaffold", "fed_dyn", "fed_nova", "minibatches", "weight decay", "fed_buff")
 
 
 @pytest.mark.parametrize("name", nightly(STEPPED, ("momentum",)))
@@ -362,6 +383,21 @@ BAD = {
     "batches of fewer": ({"batches": [[[0]]]}, "batches: got 1 lists, must be one list per client, 6"),
     "batches of none": ({"batches": 3}, "batches: got 3, must be one list per client, 6"),
     "homogeneity": ({"homogeneity": np.ones(2)}, "homogeneity: got an array .*, must be one number"),
+    "delays of others": ({"delays": 1}, "delays: got one for algorithm 'fed_avg', allowed are fed_async, fed_buff"),
+    "delays below 0": ({"algorithm": "fed_buff", "delays": -1}, "delays: got -1, must be one whole number from 0 to 0"),
+    "delays beyond": (
+        {"algorithm": "fed_buff", "delays": 2, "delay_weights": [1.0, 0.5]},
+        "delays: got 2, must be one whole number from 0 to 1, which delay_weights end with, or one per slot",
+    ),
+    "delays of slots": (
+        {"algorithm": "fed_async", "delays": np.ones(3, int)},
+        r"delays: got array\(\[1, 1, 1\]\), must be one whole number .*, or one per slot \[10, 6\]",
+    ),
+    "delay_weights": (
+        {"algorithm": "fed_async", "delay_weights": [-1.0]},
+        r"delay_weights: got \[-1.0\], must be at least 0",
+    ),
+    "decay of late models": ({"algorithm": "fed_buff", "weight_decay": 0.1}, "weight_decay: got one for .*'fed_buff'"),
     "normaliser": ({"algorithm": "fed_nova", "mu": 40.0}, "mu: got 40, must be below 1 / .the largest step"),
     "normaliser of steps": (
         {"algorithm": "fed_nova", "step_weights": [0.0, 0, 1, 1, 1]},

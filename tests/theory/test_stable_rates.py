@@ -43,6 +43,10 @@ def radius_of(
             for share, part, count in zip(shares, parts, steps, strict=True)
         )
         round_ = np.block([[eye - server * moves, -server * momentum * eye], [moves, momentum * eye]])
+        if (late := rule.get("delays")) is not None:
+            size = len(eye)
+            round_ = np.eye(size * (late + 1), k=-size)
+            round_[:size, :size], round_[:size, size * late :] = eye, -rule["delay_weights"][late] * moves
         return float(np.abs(np.linalg.eigvals(round_)).max())
 
     return radius
@@ -71,6 +75,7 @@ RULES = {
     "server": {"server_learning_rate": 1.6},
     "fed_nova": {"algorithm": "fed_nova"},
     "momentum": {"server_momentum": 0.5},
+    "fed_buff": {"algorithm": "fed_buff", "delays": 3, "delay_weights": [1.0, 0.9, 0.8, 0.7]},
 }
 
 
@@ -120,7 +125,7 @@ def test_a_search_begins_where_no_round_grows(name: str) -> None:
     x, sizes, steps = np.random.default_rng(0).normal(size=(4, 3)), [1, 1, 2], np.array([3, 1, 5])
     steepest = max(np.linalg.norm(part, 2) ** 2 / len(part) for part in np.split(x, [1, 2]))
     begin, end = factors_to_search(flow_of(x, sizes, steps, np.ones(3), rate=0.1, **OTHERS[name]))
-    reach = {"fed_avg": 0.5, "server": None, "momentum": 10.0, "fed_dyn": 5.0}.get(name, 5.0)
+    reach = {"fed_avg": 0.5, "server": None, "momentum": 10.0, "fed_dyn": 5.0, "fed_buff": 35.0}.get(name, 5.0)
     if name == "server":  # 1.6 (1 - (1 - x)^5) < 2, and fewer steps are no stricter
         assert begin == pytest.approx((1 + (2 / 1.6 - 1) ** (1 / 5)) / steepest / 0.1, rel=0.3)
     elif name == "fed_dyn":

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 import numpy as np
@@ -95,6 +96,34 @@ class Lines(Bar):
         """Ends the progress bar without clearing it, so that printed lines stay."""
         self.delay = float("inf")
         super().close()
+
+
+@dataclass
+class TimeLeft:
+    """The time left of work in cells, by its finished cells: their mean time a unit, times the units left.
+
+    Attributes:
+        planned: Units of all cells that are computed, finished or not; cells that are read again do not count.
+        finished: Units of the finished cells.
+        seconds: Time of the finished cells.
+    """
+
+    planned: int = 0
+    finished: int = 0
+    seconds: float = 0.0
+
+    def finish(self, units: int, seconds: float) -> None:
+        """Counts a cell as finished.
+
+        Args:
+            units: Units of the cell, such as its rounds.
+            seconds: Time that they took.
+        """
+        self.finished, self.seconds = self.finished + units, self.seconds + seconds
+
+    def __str__(self) -> str:
+        remaining = max(self.planned - self.finished, 0) * self.seconds / max(self.finished, 1)
+        return f"{remaining:.0f} s left" if remaining < 100 else f"{remaining / 60:.0f} min left"
 
 
 def progress_of(total: int, task: str, unit: str = "round", done: int = 0, shown: bool | None = True) -> tqdm:

@@ -35,6 +35,7 @@ from fedtangent._src.output import tables
 from fedtangent._src.output.comparison_plots import draw_each, draw_together
 from fedtangent._src.output.files import Ended, Metric, output_folder, write_config, write_metrics, write_result
 from fedtangent._src.output.tables import clock, console
+from fedtangent._src.progress import TimeLeft
 
 NEXT = """Next:
 fedtangent compare --algorithm fed_prox  # another algorithm beside its theory
@@ -153,10 +154,14 @@ def run_job(job: CompareJob) -> Ended:
     say, folder = clock(screen), output_folder(job.output)
     write_config(folder, "compare", job.options)
     results, figures, drawings = list[Compared](), job.figures.within(folder), list[Future[list[Path]]]()
+    time_left = TimeLeft(sum(map(_programs, job.settings)))
     with ThreadPoolExecutor(1) as artist:  # draws while the next setting is computed
         for setting in job.settings:
-            screen.print(f"[bold]{setting.title}[/bold]")
+            left = f", {time_left}" if results else ""
+            place = f" ({len(results) + 1} of {len(job.settings)}{left})" if len(job.settings) > 1 else ""
+            screen.print(f"[bold]{setting.title}[/bold]{place}")
             results.append(compared(setting, progress=True, say=say))
+            time_left.finish(_programs(setting), results[-1].seconds)
             _write(folder, job.seed, results)
             drawings.append(artist.submit(draw_each, results[-1], figures))
             _show(screen, results[-1])
@@ -178,6 +183,12 @@ def run_job(job: CompareJob) -> Ended:
     failures = [*_diverged(results), *[summary(verdicts)] * failed]
     seconds = {r.setting.name: r.seconds for r in results}
     return job.verdicts.ended("compare", {r.setting.name: r.verdicts for r in results}, seconds, failures)
+
+
+def _programs(setting: Setting) -> int:
+    """Counts the programs that train networks, which a setting's time follows, compiled or kept."""
+    evolutions = len(setting.size.widths) + (2 if setting.ntk_fl and setting.ntk_fl.exact_draws else 0)
+    return len(setting.size.widths) + evolutions
 
 
 def _diverged(results: list[Compared]) -> list[str]:

@@ -39,7 +39,7 @@ from fedtangent._src.types import (
 
 MOST_POINTS = 500  # test points that laws are compared at, at most
 EVALUATIONS = 8  # rounds of a comparison at which networks are evaluated, besides the start
-FUNCTIONS = ("loss", "client_optimizer")  # fields of a rule that may be functions, and are no schedules
+FUNCTIONS = ("loss", "client_optimizer", "delays")  # fields of a rule that may be functions, and are no schedules
 
 
 class NotFollowed(ValueError):
@@ -104,13 +104,13 @@ def setting_of(
 
 
 def rule_of(algorithm: Algorithm, clients: Partition, num_rounds: int, seed: int = 0) -> Rule:
-    """Returns the rule by which the closed form follows a run, with its rates and minibatches.
+    """Returns the rule by which the closed form follows a run, with its rates, minibatches and delays.
 
     Args:
         algorithm: The run's algorithm.
         clients: Training examples of each client.
         num_rounds: Rounds R.
-        seed: Seed of the schedule and the minibatches.
+        seed: Seed of the schedule, the minibatches and the delays.
 
     Raises:
         ValueError: Theory does not follow the algorithm, or its learning rate is 0 in every round.
@@ -119,6 +119,8 @@ def rule_of(algorithm: Algorithm, clients: Partition, num_rounds: int, seed: int
     rates, steps = rates_of(training, num_rounds), steps_of(training.work, clients)
     cohorts = drawn_cohorts(algorithm.schedule, clients, num_rounds, seed, algorithm.composition.weighting)
     batches = drawn_rows(training.work, clients, cohorts, seed)
+    if callable(delays := rule.get("delays")):
+        rule["delays"] = delays(streams.keys(seed).train, cohorts.client)
     return Rule(**{"local_steps": steps, "learning_rate": rates, **rule, "batches": batches})
 
 

@@ -139,7 +139,7 @@ def weights_of(
         start: A typed key or parameters, as in ``simulate``; None: the weights that ``simulate`` draws from ``seed``.
     """
     check_start(algorithm, num_clients, start)
-    check_linearisable(algorithm.model, x)
+    check_linearisable(algorithm.model, x, algorithm.schedule)
     if algorithm.params is None:
         raise ValueError(f"algorithm: got {algorithm.name}, must be one of global models")
     weights = algorithm.params(algorithm.init(seed, num_clients, start))

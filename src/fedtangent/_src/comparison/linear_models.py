@@ -65,6 +65,9 @@ def near_misses(
         wrong["not drawn back to the start"] = cohorts, {"anchoring": 1.0}
     steps, batches = np.broadcast_to(rule.local_steps, partition.num_clients), rule.batches
     present = np.asarray(cohorts.weight)[:last] > 0
+    ages = np.minimum(0 if rule.delays is None else rule.delays, np.arange(len(cohorts.weight))[:, None])
+    if np.any(present & (ages[:last] > 0)):
+        wrong["delays one round less"] = cohorts, {"delays": np.maximum(ages - 1, 0)}
     most_steps = np.max(np.where(present, steps[np.asarray(cohorts.client)[:last]], 0), initial=0)
     if np.any(present):
         absent = _absent_once(cohorts, 1 + int(np.max(np.nonzero(present)[0])))

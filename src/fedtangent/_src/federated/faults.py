@@ -17,13 +17,15 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Bool, Float, Float32, Int, Int32, Num
+import scipy
+from jaxtyping import Bool, Float, Float32, Float64, Int, Int32, Num
 
 from fedtangent._src import pytrees, streams
-from fedtangent._src.checks import choice, shown
-from fedtangent._src.types import Accept, Array, ArrayLike, Cohort, Key, PyTree, Schedule
+from fedtangent._src.checks import choice, number, real_array, shown, whole
+from fedtangent._src.types import Accept, Array, ArrayLike, Cohort, Key, Polled, PyTree, Schedule
 
 DISTRIBUTIONS = ("lognormal", "exponential")
+MOST_DELAY = 1000  # rounds: a server keeps so many models, and one more
 
 
 class Contacted(NamedTuple):
@@ -110,6 +112,30 @@ def stragglers(
     return _wrapped(schedule, keep, streams.STRAGGLERS, pick)
 
 
+def delay_probabilities(
+    mean_time: ArrayLike, most: int, distribution: str = "lognormal", spread: float = 1.0
+) -> Float64[np.ndarray, "*N ages"]:
+    """Computes the probabilities of delays from clients' speeds: an answer after time t is d late if d <= t < d + 1.
+
+    Args:
+        mean_time: Expected time of an answer in rounds of the server, one for all clients or [N].
+        most: Largest delay D, also of answers that take longer.
+        distribution, spread: Distribution of the times, as in ``stragglers``.
+
+    Returns:
+        Probabilities of the delays 0 to D, [D + 1] or [N, D + 1], for ``Staleness``.
+    """
+    choice("distribution", distribution, DISTRIBUTIONS)
+    number("spread", spread, above=0)
+    mean = real_array("mean_time", mean_time)
+    if mean.ndim > 1 or not np.all((mean > 0) & np.isfinite(mean)):
+        raise ValueError(f"mean_time: got {shown(mean_time)}, must be positive and finite, one number or [N]")
+    ends = np.arange(1, whole("most", most, 0, MOST_DELAY) + 1) / mean[..., None]
+    lognormal = distribution == "lognormal"
+    below = scipy.special.ndtr((np.log(ends) + spread**2 / 2) / spread) if lognormal else -np.expm1(-ends)
+    return np.diff(below, axis=-1, prepend=0.0, append=1.0)
+
+
 def round_times(schedule: Schedule, key: Key, num_rounds: int) -> Float[Array, "num_rounds"]:
     """Returns how long the server waits in each of the first rounds, [R] float32, in the unit of ``mean_time``.
 
@@ -141,14 +167,22 @@ def _wrapped(
     def init(key: Key) -> Contacted:
         return Contacted(schedule.init(key), jnp.int32(0), jnp.float32(0))
 
-    def sample(key: Key, state: Contacted, round_: Int[Array, ""]) -> tuple[Cohort, Contacted]:
-        cohort, inner = schedule.sample(key, state.inner, round_)
+    def at_fault(key: Key, round_: Int[Array, ""], cohort: Cohort, inner: PyTree) -> tuple[Cohort, Contacted]:
         fault_key = jax.random.fold_in(streams.apart(key, stream), round_)
         before = inner.waited if isinstance(inner, Contacted) else jnp.float32(0)
         picked, waited = pick(jax.random.fold_in(fault_key, _depth(inner)), cohort, before)
         return picked, Contacted(inner, num_contacted(schedule, cohort, inner), waited)
 
-    return Schedule(schedule.num_models, schedule.num_clients, num_slots, init, sample, lambda state: state.contacted)
+    def sample(key: Key, state: Contacted, round_: Int[Array, ""]) -> tuple[Cohort, Contacted]:
+        return at_fault(key, round_, *schedule.sample(key, state.inner, round_))
+
+    def choose(key: Key, state: Contacted, round_: Int[Array, ""], polled: Polled) -> tuple[Cohort, Contacted]:
+        assert schedule.poll is not None
+        return at_fault(key, round_, *schedule.poll.choose(key, state.inner, round_, polled))
+
+    poll = None if schedule.poll is None else schedule.poll._replace(choose=choose)
+    numbers = schedule.num_models, schedule.num_clients, num_slots
+    return Schedule(*numbers, init, sample, lambda state: state.contacted, poll, schedule.slots_per_model)
 
 
 def _depth(state: PyTree) -> int:

@@ -56,8 +56,8 @@ class _Frame(NamedTuple):
 
     def reduced(self, state: FlowState) -> Float64[np.ndarray, "d D"]:
         """Returns the coordinates [d, D] of a state of one model."""
-        shared = [part for part in (state.a, state.memory) if part is not None]
-        parts = [self.down @ np.asarray(part[:, 0]) for part in shared]
+        shared = [part for part in (state.models, state.memory) if part is not None]
+        parts = [self.down @ np.asarray(part[:, i]) for part in shared for i in range(part.shape[1])]
         for correction, (down, _, counts) in zip(state.corrections or (), self.of_clients, strict=False):
             parts.append((down @ np.asarray(correction[:, 0]))[counts])
         return np.concatenate(parts)
@@ -65,15 +65,16 @@ class _Frame(NamedTuple):
     def lifted(self, like: FlowState, coordinates: Float64[np.ndarray, "d D"]) -> FlowState:
         """Returns the state of one model with coordinates [d, D] and the same parts as ``like``."""
         rank, columns = self.up.shape[1], coordinates.shape[1]
-        shared, rest, corrections = [], coordinates, []
-        for _ in range(1 if like.memory is None else 2):
+        models, shared, rest, corrections = like.models.shape[1], [], coordinates, []
+        for _ in range(models if like.memory is None else models + 1):
             shared.append(jnp.asarray((self.up @ rest[:rank])[:, None, :]))
             rest = rest[rank:]
         for _, (_, up, counts) in zip(like.corrections or (), self.of_clients, strict=False):
             wide, count = np.zeros((*counts.shape, columns)), int(counts.sum())
             wide[counts], rest = rest[:count], rest[count:]
             corrections.append(jnp.asarray((up @ wide)[:, None]))
-        return FlowState(shared[0], shared[1] if like.memory is not None else None, tuple(corrections) or None)
+        memory, past = None if like.memory is None else shared[models], shared[1:models]
+        return FlowState(shared[0], memory, tuple(corrections) or None, jnp.concatenate(past, axis=1) if past else None)
 
 
 def _frame(program: Program) -> _Frame:
@@ -215,6 +216,9 @@ def pass_of(flow: Flow, model: int) -> Pass:
     rounds = program.rounds
     check_known("rule", rounds.learning_rate, rounds.server_learning_rate, rounds.anchoring, flow.numbers)
     check_known("cohorts.weight", rounds.weight)
+    if flow.rounds.oldest is not None:  # passes are repeated, so that no model is the initial one
+        ages = jnp.full_like(flow.rounds.oldest, flow.kind.most_delay)
+        flow = replace(flow, rounds=flow.rounds._replace(oldest=ages))
     return Pass(flow, model, _frame(program))
 
 
@@ -229,6 +233,7 @@ def largest_stable(flow: Flow, model: int, tolerance: float) -> float:
         tolerance: Relative tolerance of the factor.
     """
     in_use = pass_of(flow, model)
+    flow = in_use.flow
 
     @in_float64
     def growth(factor: float) -> float:
@@ -266,7 +271,7 @@ def factors_to_search(flow: Flow) -> tuple[float, float]:
     steepest = max((_stiffness(flow, int(i)) for i in trained), default=0.0) + float(numbers.nu)
     steps = float(flow.local_steps.max()) ** (1 if flow.kind.client_optimizer is None else 2)  # it may add up momentum
     server = float(np.max(flow.rounds.server_learning_rate)) / (1 - float(numbers.server_momentum))
-    reach = steps * step * max(1.0, server)
+    reach = steps * step * max(1.0, server) * (1 + 2 * flow.kind.most_delay)
     return (1 / (reach * steepest) if steepest > 0 else np.inf), end
 
 

@@ -15,7 +15,7 @@ from fedtangent._src.theory.checks import in_float64, is_concrete
 from fedtangent._src.theory.flow.clients import build_clients
 from fedtangent._src.theory.flow.flow import Flow
 from fedtangent._src.theory.flow.rounds import RunSlots, build_rounds, check_once
-from fedtangent._src.theory.flow.rules import Rule, batch_places, check_normalisers, read_rule
+from fedtangent._src.theory.flow.rules import Rule, batch_places, check_normalisers, delays_of, read_rule
 from fedtangent._src.types import ArrayLike, Cohort, Partition
 
 
@@ -103,5 +103,8 @@ def federated_flow(
     checks.check_own_blocks(clients.smallest_eigenvalue, clients.largest_eigenvalue)
     rounds = build_rounds(clients, slots, cohorts.weight, each_round, num_models)
     rounds = rounds._replace(batches=None if batches is None else jnp.asarray(batches))
+    if (delays := delays_of(rule, kind, client.shape)) is not None:
+        oldest = np.arange(len(client), dtype=np.int32)
+        rounds = rounds._replace(delay=on_device(delays), oldest=on_device(oldest))
     placed = theta.ntk_train if isinstance(theta, LargeKernel) else on_device(theta)
     return Flow(kernels, targets, outputs, num_models, partition, slots, placed, clients, rounds, kind, numbers, steps)

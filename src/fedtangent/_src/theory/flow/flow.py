@@ -25,7 +25,7 @@ from fedtangent._src.kernels.gram import KernelBlocks
 from fedtangent._src.kernels.large import LargeKernel
 from fedtangent._src.pytrees import on_device
 from fedtangent._src.theory.checks import in_float64, is_concrete
-from fedtangent._src.theory.flow import asymptotics, functions
+from fedtangent._src.theory.flow import asymptotics, functions, stale
 from fedtangent._src.theory.flow.asymptotics import PassSpectrum, Stability
 from fedtangent._src.theory.flow.clients import ClientBlocks
 from fedtangent._src.theory.flow.functions import Runs
@@ -317,6 +317,30 @@ class Flow:
         """
         number("tolerance", tolerance, above=0)
         return float(self.rounds.learning_rate[-1]) * asymptotics.largest_stable(self, self._index(model), tolerance)
+
+    def largest_stable_server_rate(self, delays: ArrayLike, model: int = 0, *, tolerance: float = 1e-6) -> float:
+        """Computes the largest server rate at which rounds with late answers are stable, for a law of the delays.
+
+        A round maps the last D + 1 models by a block companion matrix L, which depends on the round's delays. A run is
+        stable in mean square, its expected squared distance from the fixed point does not grow, if the spectral radius
+        of ``M -> E[L M L']`` is at most 1. Random delays are independent between clients and rounds; each of the flow's
+        rounds takes place with the same probability, independently of the others.
+
+        In a mode that a round without delay multiplies by ``1 - g x`` at server rate g, the constant delay s leads to
+        ``z^(s+1) - z^s + g x = 0`` with "fed_buff", with the largest stable rate ``2 sin(pi / (2 (2 s + 1))) / x``; and
+        to ``z^(s+1) - (1 - g) z^s - g (1 - x) = 0`` with "fed_async", with all g from 0 to 1 stable for x from 0 to 2.
+
+        Args:
+            delays: Probabilities of the delays 0 to D of every client [D + 1], or of each client [N, D + 1]. The rule's
+                ``delay_weights`` [D + 1] discount the answers; the rule's delays and server rates are not used.
+            model: Index of the model.
+            tolerance: Relative tolerance of the result.
+
+        Returns:
+            The end of the interval of stable server rates that begins at 0; inf if every rate is stable.
+        """
+        number("tolerance", tolerance, above=0)
+        return stale.largest_stable(self, delays, self._index(model), tolerance)
 
     def limit_distance(self, r: int, model: int, limit: Gaussian) -> LimitDistance:
         """Computes the relative distance of mean and covariance after round r from ``limit`` (see ``gp_limit``).

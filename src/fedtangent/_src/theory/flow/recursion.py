@@ -36,6 +36,12 @@ class FlowState(NamedTuple):
     a: Float[Array, "q K D"]  # the models
     memory: Float[Array, "q K D"] | None  # the server's momentum buffer, FedDyn's h or SCAFFOLD's c
     corrections: tuple[Float[Array, "_ K _ D"], ...] | None  # per bucket [b, K, s, D]: h_i or c_i on the client's rows
+    past: Float[Array, "q _ D"] | None = None  # the models of one round ago, two, .. up to the largest delay
+
+    @property
+    def models(self) -> Float[Array, "q _ D"]:
+        """The models that clients may start from, the newest first, then those of earlier rounds: [q, ages K, D]."""
+        return self.a if self.past is None else jnp.concatenate([self.a, self.past], axis=1)
 
 
 @jax.tree_util.register_dataclass
@@ -76,7 +82,8 @@ def zero_state(program: Program, columns: int) -> FlowState:
     if program.kind.corrects:
         shapes = [(b.rows.shape[0], program.num_models, b.rows.shape[1], columns) for b in program.buckets]
         corrections = tuple(map(jnp.zeros, shapes))
-    return FlowState(a, jnp.zeros_like(a) if remembers else None, corrections)
+    past = jnp.tile(jnp.zeros_like(a), (1, program.kind.most_delay, 1)) if program.kind.most_delay else None
+    return FlowState(a, jnp.zeros_like(a) if remembers else None, corrections, past)
 
 
 @jax.jit
@@ -221,7 +228,8 @@ def one_round(
     drive = _drive(program, starts, beta, state, j)
     sums = _trained(program, drive, state, j)
     change = _with_pull(program, state, sums)
-    return _server(program, j, state, change, sums)
+    past = None if state.past is None else state.models[:, : state.past.shape[1]]
+    return _server(program, j, state, change, sums)._replace(past=past)
 
 
 class _Sums(NamedTuple):
@@ -230,6 +238,7 @@ class _Sums(NamedTuple):
     change: Float[Array, "q K D"]  # coefficients of their moves
     corrected: Float[Array, "q K D"]  # SCAFFOLD: changes of c_i
     pull: Float[Array, "K"]  # kappa: how far a constant force of size 1 moves the clients
+    starts: Float[Array, "_"] | None  # FedAsync: weights of the answers by the model at which they start
     corrections: tuple[Float[Array, "_ K _ D"], ...] | None  # each client's after the round, not added up
 
 
@@ -240,12 +249,13 @@ class _Answers(NamedTuple):
 
 
 def _drive(program: Program, starts: Input, beta: Float[Array, "K"], state: FlowState, j: Int[Array, ""]) -> Drive:
-    """Computes the functions at the server's models on all training points, [q, K, D] each, and the targets [q, D]."""
+    """Computes the functions at ``state.models`` on all training points, [q, _, D] each, and the targets [q, D]."""
     controlled = program.kind.algorithm == "scaffold"
-    carried = [state.a, state.memory] if controlled and state.memory is not None else [state.a]
+    carried = [state.a, state.memory] if controlled and state.memory is not None else [state.models]
     values = _products(program, jnp.concatenate(carried, axis=2), j)
     moved = values[..., : state.a.shape[2]]
-    residual, tilt = jnp.asarray(starts.residual) - moved, None
+    ages, start = 1 + program.kind.most_delay, jnp.broadcast_to(jnp.asarray(starts.residual), state.a.shape)
+    residual, tilt = jnp.tile(start, (1, ages, 1)) - moved, None
     if program.kind.decays and starts.along is not None:
         remaining = beta[None, :, None] * starts.along
         residual = residual + remaining - starts.along
@@ -259,10 +269,14 @@ def _trained(program: Program, drive: Drive, state: FlowState, j: Int[Array, ""]
     """Trains the round's clients, bucket after bucket, and adds up their answers."""
     rounds = program.rounds
     change, corrected, pull = jnp.zeros_like(state.a), jnp.zeros_like(state.a), jnp.zeros(program.num_models)
+    starts = jnp.zeros(state.models.shape[1]) if program.kind.algorithm == "fed_async" else None
     normaliser = _mean_kappa(program, j) if program.kind.algorithm == "fed_nova" else None
     corrections = []
     for i, (bucket, slots) in enumerate(zip(program.buckets, rounds.slots, strict=True)):
         weight, model = _weights_of(slots, rounds, j)
+        if rounds.delay is not None and rounds.oldest is not None:
+            age = jnp.minimum(rounds.delay[j][slots.slot[j]], rounds.oldest[j])
+            weight = weight * program.numbers.delay_weights[age]
         correction = None
         if state.corrections is not None:
             correction = state.corrections[i].at[slots.place[j], model].get(mode="fill", fill_value=0.0)
@@ -272,17 +286,22 @@ def _trained(program: Program, drive: Drive, state: FlowState, j: Int[Array, ""]
         at = bucket.rows[slots.place[j]], model[:, None]
         change = change.at[at].add(weight[:, None, None] * answer.moves, mode="drop")
         pull = pull.at[model].add(weight * answer.kappa)
+        starts = None if starts is None else starts.at[_start_of(program, slots, j)].add(weight)
         if state.corrections is not None and correction is not None:
             step = _correction_change(program, answer, correction)
             step = jnp.where(slots.present[j][:, None, None], step, 0.0)
             corrections.append(state.corrections[i].at[slots.place[j], model].add(step))
             corrected = corrected.at[at].add(weight[:, None, None] * step, mode="drop")
-    return _Sums(change, corrected, pull, tuple(corrections) or None)
+    return _Sums(change, corrected, pull, starts, tuple(corrections) or None)
 
 
 def _with_pull(program: Program, state: FlowState, sums: _Sums) -> Float[Array, "q K D"]:
-    """Adds to the clients' move the forces that do not come from data: weight decay and SCAFFOLD's c."""
+    """Adds to the clients' move what does not come from data: weight decay, SCAFFOLD's c, the way to late models."""
     change, pull = sums.change, sums.pull[None, :, None]
+    if sums.starts is not None:
+        away = state.models - jnp.tile(state.a, (1, 1 + program.kind.most_delay, 1))
+        of_ages = (sums.starts[None, :, None] * away).reshape(away.shape[0], -1, *state.a.shape[1:])
+        change = change + of_ages.sum(axis=1)
     if program.kind.decays:
         change = change - program.numbers.weight_decay * pull * state.a
     if program.kind.algorithm == "scaffold" and state.memory is not None:
@@ -300,7 +319,7 @@ def _answers(
 ) -> _Answers:
     """Computes the answers of one bucket's clients in round ``j`` to the functions on all training points."""
     place = slots.place[j]
-    at = bucket.rows[place], program.rounds.model[j][slots.slot[j]][:, None]
+    at = bucket.rows[place], _start_of(program, slots, j)[:, None]
     batches = None if program.rounds.batches is None else program.rounds.batches[j][slots.slot[j]]
     on_rows = Drive(
         drive.values.at[at].get(mode="fill", fill_value=0.0),
@@ -402,6 +421,13 @@ def _weights_of(slots: BucketSlots, rounds: Rounds, j: Int[Array, ""]) -> tuple[
     return jnp.where(slots.present[j], rounds.weight[j][slot], 0.0), rounds.model[j][slot]
 
 
+def _start_of(program: Program, slots: BucketSlots, j: Int[Array, ""]) -> Int[Array, "S"]:
+    """Returns the place in ``FlowState.models`` of the model that each slot of a bucket starts from in round ``j``."""
+    slot, rounds = slots.slot[j], program.rounds
+    model = rounds.model[j][slot]
+    return model if rounds.delay is None else model + program.num_models * rounds.delay[j][slot]
+
+
 def _kappas_of(program: Program, bucket: Bucket, slots: BucketSlots, j: Int[Array, ""]) -> Float[Array, "S"]:
     """Computes how far a constant force of size 1 moves each client of a bucket's slots in round ``j``, [S]."""
     place, rate = slots.place[j], program.rounds.learning_rate[j]
@@ -426,11 +452,11 @@ def _mean_kappa(program: Program, j: Int[Array, ""]) -> Float[Array, "K"]:
     return mean
 
 
-def _products(program: Program, a: Float[Array, "q K D"], j: Int[Array, ""]) -> Float[Array, "q K D"]:
-    """Computes ``Theta a`` [q, K, D]; if ``rounds.needed`` lists rows, only these rows of each model (0 elsewhere)."""
+def _products(program: Program, a: Float[Array, "q _ D"], j: Int[Array, ""]) -> Float[Array, "q _ D"]:
+    """Computes ``Theta a`` [q, _, D]; if ``rounds.needed`` lists rows, only these rows of each model (0 elsewhere)."""
     if program.rounds.needed is None:
         return product(program.theta, a)
-    rows = program.rounds.needed[j]
+    rows = jnp.tile(program.rounds.needed[j], (a.shape[1] // program.num_models, 1))
     if program.theta.dtype == jnp.float32:  # a large kernel, of which nothing is transposed: a loop may end early
         mapped = jax.lax.map(lambda model: in_chunks(program.theta, *model), (rows, a.transpose(1, 0, 2)))
         return mapped.transpose(1, 0, 2)

@@ -51,6 +51,8 @@ class Rounds(NamedTuple):
     slots: tuple[BucketSlots, ...]  # one per bucket
     batches: Int32[Array, "R S T B"] | None = None  # places in the examples of a slot's client, -1 for none
     needed: Int32[Array, "R K E"] | None = None  # the rows of each model's clients; None: all rows
+    delay: Int32[Array, "R S"] | None = None  # of the slots' answers, in rounds; None: no answer is late
+    oldest: Int32[Array, "R"] | None = None  # the largest delay in the round: that of an answer to the initial model
 
 
 def build_rounds(

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float, Int, Int32
 
 from fedtangent._src.checks import choice, flag, instance, number, real_array
 from fedtangent._src.losses import Loss, get_loss
@@ -18,7 +18,8 @@ from fedtangent._src.pytrees import on_device
 from fedtangent._src.theory.checks import is_concrete
 from fedtangent._src.types import AnyArray, Array, ArrayLike, Partition
 
-ALGORITHMS = ("fed_avg", "fed_dyn", "scaffold", "fed_nova", "modified_local_gd")
+STALE = ("fed_async", "fed_buff")  # algorithms whose answers may be late
+ALGORITHMS = ("fed_avg", "fed_dyn", "scaffold", "fed_nova", "modified_local_gd", *STALE)
 DYNAMICS = ("gradient_descent", "gradient_flow")
 STATIC = {"static": True}  # fields of a Rule that are no numbers
 Batches = tuple[tuple[np.ndarray, ...], ...]  # per client, per step: places among the client's examples
@@ -40,8 +41,9 @@ class Rule:
     algorithm: str = field(default="fed_avg", metadata=STATIC)
     """Name of the algorithm: "fed_avg"; "fed_dyn" (Acar et al., 2021, algorithm 1, whose alpha is ``mu``); "scaffold"
     (Karimireddy et al., 2020, algorithm 1, option II); "fed_nova" (Wang et al., 2020, eq. 6 and 7); "modified_local_gd"
-    (Local-GD paper, algorithm 3). The cohorts' weights are the weights of the clients' mean in all of them; the papers
-    of FedDyn, SCAFFOLD and Modified Local-GD have uniform weights.
+    (Local-GD paper, algorithm 3); "fed_async" (Xie et al., 2019, algorithm 1: the server moves towards late models) and
+    "fed_buff" (Nguyen et al., 2022, algorithm 1: it adds late updates). The cohorts' weights are the weights of the
+    clients' mean in all of them; the papers of FedDyn, SCAFFOLD and Modified Local-GD have uniform weights.
     """
     dynamics: str = field(default="gradient_descent", metadata=STATIC)
     """Dynamics of local training: "gradient_descent", or "gradient_flow" for the time ``local_steps * learning_rate``.
@@ -83,6 +85,14 @@ class Rule:
     """Modified Local-GD's alpha: the share of the clients' mean in the next model, with the initial model as the rest;
     a number from 0 to 1, or one per round [R].
     """
+    delays: Any = None
+    """Delays of the answers of "fed_async" and "fed_buff", in rounds: a whole number, or one per slot [R, S]. An answer
+    of delay d is to the model of d rounds ago, or to the initial one if there were fewer rounds. None: no delay.
+    """
+    delay_weights: ArrayLike | None = None
+    """Factors of the answers of the delays 0 to D, the largest possible one [D + 1]; None: D = 0. In round r, counted
+    from 0, a delay above r counts as r.
+    """
 
 
 class Kind(NamedTuple):
@@ -99,6 +109,7 @@ class Kind(NamedTuple):
     client_optimizer: Optimizer | None = None  # None: gradient descent
     rows_per_example: int = 1  # kernel rows of an example
     most_steps: int = 1  # the largest number of local steps
+    most_delay: int = 0  # the largest possible delay D of an answer
 
     @property
     def is_linear(self) -> bool:
@@ -124,6 +135,7 @@ class Numbers(NamedTuple):
     homogeneity: Float[Array, ""]  # J(x) w_0 = homogeneity * f_0(x)
     server_momentum: Float[Array, ""]
     step_weights: Float[Array, "most_steps"]
+    delay_weights: Float[Array, "ages"]
 
     @property
     def nu(self) -> Float[Array, ""]:
@@ -159,7 +171,13 @@ def read_rule(rule: Rule, local_steps: Int[np.ndarray, "N"], stepwise: bool = Fa
     if by_steps:  # else a closed form serves, however many steps there are
         kind = kind._replace(most_steps=int(local_steps.max()))
     weights = _step_weights(rule, kind.most_steps)
-    values = rule.mu, rule.weight_decay, rule.homogeneity, rule.server_momentum, weights
+    of_ages: Any = np.ones(1) if rule.delay_weights is None else rule.delay_weights
+    if is_concrete(of_ages):
+        of_ages = real_array("delay_weights", of_ages)
+        if of_ages.ndim != 1 or of_ages.size == 0 or not np.all(np.isfinite(of_ages) & (of_ages >= 0)):
+            raise ValueError(f"delay_weights: got {rule.delay_weights!r:.60}, must be at least 0 and finite, [D + 1]")
+    kind = kind._replace(most_delay=len(of_ages) - 1)
+    values = rule.mu, rule.weight_decay, rule.homogeneity, rule.server_momentum, weights, of_ages
     return kind, Numbers(
         *(on_device(np.asarray(v, np.float64)) if is_concrete(v) else jnp.asarray(v, jnp.float64) for v in values)
     )
@@ -317,7 +335,7 @@ def _is_on(value: Any) -> bool:
 def _check_company(rule: Rule, kind: Kind) -> None:
     """Raises ``ValueError`` for options that exclude each other: most corrections are defined for plain steps only."""
     drawn_back = not is_concrete(rule.anchoring) or np.any(np.asarray(rule.anchoring) != 1)
-    all_but_scaffold = ("fed_avg", "fed_nova", "fed_dyn", "modified_local_gd")
+    all_but_scaffold = ("fed_avg", "fed_nova", "fed_dyn", "modified_local_gd", *STALE)
     excluded = {
         "mu": (_is_on(rule.mu), all_but_scaffold),
         "weight_decay": (kind.decays, ("fed_avg",)),  # fed_nova's normaliser is that of an undecayed step
@@ -325,6 +343,8 @@ def _check_company(rule: Rule, kind: Kind) -> None:
         "step_weights": (kind.weighs_steps, all_but_scaffold),  # scaffold: equal steps
         "client_optimizer": (kind.client_optimizer is not None, all_but_scaffold),
         "anchoring": (bool(drawn_back), ("modified_local_gd",)),
+        "delays": (rule.delays is not None, STALE),
+        "delay_weights": (rule.delay_weights is not None, STALE),
     }
     for name, (is_used, goes_with) in excluded.items():
         if is_used and rule.algorithm not in goes_with:
@@ -356,3 +376,23 @@ def _step_weights(rule: Rule, most: int) -> Any:
         if not np.all(np.isfinite(values)) or np.any(values < 0) or values.sum() == 0:
             raise ValueError(f"step_weights: got {weights}, must be finite, at least 0 and not all 0")
     return weights
+
+
+def delays_of(rule: Rule, kind: Kind, slots: tuple[int, int]) -> Int32[np.ndarray, "R S"] | None:
+    """Returns the delay of every slot's answer, [R, S]; None for algorithms whose answers are never late.
+
+    Args:
+        rule: Rule with the delays.
+        kind: Static part of the rule.
+        slots: Rounds R and slots S of a round.
+    """
+    if kind.algorithm not in STALE:
+        return None
+    delays = real_array("delays", 0 if rule.delays is None else rule.delays)
+    if delays.shape not in ((), slots) or not np.all((delays >= 0) & (delays <= kind.most_delay) & (delays % 1 == 0)):
+        got = " ".join(repr(rule.delays).split())
+        must = (
+            f"one whole number from 0 to {kind.most_delay}, which delay_weights end with, or one per slot {list(slots)}"
+        )
+        raise ValueError(f"delays: got {got:.60}, must be {must}")
+    return np.broadcast_to(delays, slots).astype(np.int32)

@@ -1,0 +1,117 @@
+"""The stability of rounds whose answers are late: the largest stable server rate for a law of random delays."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, NamedTuple
+
+import jax
+import numpy as np
+from jaxtyping import Float64
+
+from fedtangent._src.checks import choice, real_array
+from fedtangent._src.kernels.gram import known_modes
+from fedtangent._src.theory.checks import check_known, in_float64
+from fedtangent._src.theory.flow.asymptotics import ROUNDING, end_of_stable
+from fedtangent._src.theory.flow.rounds import RunSlots
+from fedtangent._src.theory.flow.rules import STALE
+from fedtangent._src.types import ArrayLike
+
+if TYPE_CHECKING:
+    from fedtangent._src.theory.flow.flow import Flow
+
+STEP = 1.2  # ratio of neighbouring server rates that are tried
+SETTLED, ITERATIONS = 1e-13, 20_000  # change of a growth in an iteration at which the iterations end; most of them
+
+
+class Answers(NamedTuple):
+    """The answers of one round, whose delays are random, in coordinates without null directions.
+
+    At server rate g an answer of delay d moves the model m by ``g w(d) (p (m_d - m) - X m_d)`` if the server mixes
+    models, else by ``-g w(d) X m_d``, where m_d is the model of d rounds ago.
+    """
+
+    moves: Float64[np.ndarray, "S d d"]  # X
+    shares: Float64[np.ndarray, "S"]  # p if the server mixes models, else 0
+    law: Float64[np.ndarray, "S ages"]  # probability of each delay
+    weights: Float64[np.ndarray, "ages"]  # w
+
+    def maps(self, rate: float) -> tuple[Float64[np.ndarray, "D D"], Float64[np.ndarray, "_ d D"]]:
+        """Returns the expected map of the last models, and the rows of its deviations, whose squares add up.
+
+        Args:
+            rate: Server rate g.
+        """
+        slots, size, ages = *self.moves.shape[:2], len(self.weights)
+        towards, blocks = self.shares[:, None, None] * np.eye(size), np.zeros((slots, ages, size, ages, size))
+        for d, weight in enumerate(self.weights):
+            blocks[:, d, :, d] += rate * weight * (towards - self.moves)
+            blocks[:, d, :, 0] -= rate * weight * towards
+        rows = blocks.reshape(slots, ages, size, ages * size)
+        mean = np.einsum("sd,sdij->sij", self.law, rows)
+        whole = np.eye(ages * size, k=-size)  # every model becomes a round older
+        whole[:size] = mean.sum(axis=0) + np.eye(size, ages * size)
+        deviations = np.sqrt(self.law)[..., None, None] * (rows - mean[:, None])
+        return whole, deviations.reshape(-1, size, ages * size)
+
+
+def largest_stable(flow: Flow, delays: ArrayLike, model: int, tolerance: float) -> float:
+    """Computes what ``Flow.largest_stable_server_rate`` documents.
+
+    Args:
+        flow, delays, model, tolerance: As there, of ``flow``.
+    """
+    flow.check_law("largest stable server rate")
+    choice("algorithm", flow.kind.algorithm, STALE)
+    check_known("rule", flow.rounds, flow.numbers)
+    law, num_clients, ages = real_array("delays", delays), flow.partition.num_clients, flow.kind.most_delay + 1
+    if law.shape not in ((ages,), (num_clients, ages)) or not np.all(law >= 0):
+        raise ValueError(f"delays: got {delays!r:.60}, must be probabilities, [{ages}] or [{num_clients}, {ages}]")
+    if not np.allclose(law.sum(axis=-1), 1, rtol=0, atol=1e-9):
+        raise ValueError(f"delays: got {delays!r:.60}, must sum to 1")
+    law = np.broadcast_to(law, (num_clients, ages))
+    rounds = [_answers(flow, law, r, model) for r in range(flow.num_rounds)]
+    moved = np.mean([answers.moves.sum(axis=0) for answers in rounds], axis=0)
+    steepest = float(np.abs(np.linalg.eigvals(moved)).max(initial=0.0))
+    start = 1 / ((2 * ages - 1) * steepest) if steepest > 0 else np.inf
+    return end_of_stable(lambda g: _growth(rounds, g), 1 + ROUNDING, start=start, step=STEP, tolerance=tolerance)
+
+
+@in_float64
+def _answers(flow: Flow, law: Float64[np.ndarray, "N ages"], r: int, model: int) -> Answers:
+    """Returns the answers of round ``r`` for one model."""
+    slots = RunSlots(*(part[r : r + 1] for part in flow.slots))
+    rounds = jax.tree.map(lambda leaf: np.asarray(leaf)[r : r + 1], flow.rounds)
+    rounds = rounds._replace(server_learning_rate=np.ones(1), delay=None, oldest=None)
+    kind, numbers = (
+        flow.kind._replace(algorithm="fed_avg", most_delay=0),
+        flow.numbers._replace(delay_weights=np.ones(1)),
+    )
+    fresh = replace(flow, kind=kind, numbers=numbers, slots=slots)  # one program for all D
+    filled = np.flatnonzero((rounds.weight[0] > 0) & (rounds.model[0] == model))
+    values, vectors = known_modes(np.asarray(flow.theta))
+    down = (np.sqrt(values) * vectors)[:, values > 0].T
+    moves = np.zeros((len(filled), len(down), len(down)))
+    for place, slot in enumerate(filled):
+        alone = rounds._replace(weight=rounds.weight * (np.arange(rounds.weight.shape[1]) == slot))
+        moves[place] = down @ replace(fresh, rounds=alone).operator(1, model) @ down.T
+    shares = rounds.weight[0, filled] * (flow.kind.algorithm == "fed_async")
+    return Answers(moves, shares, law[slots.client[0, filled]], np.asarray(flow.numbers.delay_weights))
+
+
+def _growth(rounds: list[Answers], rate: float) -> float:
+    """Computes the spectral radius of the map of the models' second moments, by iterations."""
+    maps = [answers.maps(rate) for answers in rounds]
+    moment, growth = np.eye(len(maps[0][0])), 0.0
+    for _ in range(ITERATIONS):
+        moved, before = np.zeros_like(moment), growth
+        for whole, deviations in maps:
+            moved += whole @ moment @ whole.T / len(maps)
+            spread = np.tensordot(deviations @ moment, deviations, axes=((0, 2), (0, 2)))
+            moved[: len(spread), : len(spread)] += spread / len(maps)
+        growth = float(np.trace(moved) / np.trace(moment))
+        if abs(growth - before) <= SETTLED * growth:
+            break
+        # The sum with the moment itself has the same direction of growth, but no other of the same modulus.
+        moment = moved / np.trace(moved) + moment / np.trace(moment)
+    return growth
