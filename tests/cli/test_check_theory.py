@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import xml.etree.ElementTree as ElementTree
 from collections.abc import Callable
 from pathlib import Path
 
@@ -79,6 +80,16 @@ def test_some_groups_alone_at_another_scale(run: Callable, folder: Path, groups:
     rows = json.loads((folder / "out" / "result.json").read_text())["rows"]
     found = [(row["check"], row["sizes"]) for row in rows]
     assert found == [(name, "paper 0") for name in ("flow.ledger", *(n for n in NAMES if n.startswith("ntk_fl.")))]
+
+
+def test_scale_smoke_has_quick_checks_of_every_group(run: Callable, folder: Path, groups: dict) -> None:
+    assert run("check-theory", "--scale", "smoke", "--output", "out", "--junit", "out/theory.xml").code == 0
+    found = {row["check"] for row in json.loads((folder / "out" / "result.json").read_text())["rows"]}
+    assert {name.split(".")[0] for name in found} == {name.split(".")[0] for name in NAMES} and found < set(NAMES)
+    suites = ElementTree.parse(folder / "out" / "theory.xml").getroot()
+    assert {suite.get("name") for suite in suites} == found and suites.get("tests") == str(len(found))
+    ended = run("check-theory", "--scale", "smoke", "--only", "flow.exact", "--output", "exact")
+    assert ended.code == 2 and "only: got 'flow.exact', allowed are conformal.coverage, " in ended.err
 
 
 @pytest.mark.parametrize(("strict", "code"), [((), 0), (("--strict",), 3)])
