@@ -86,24 +86,27 @@ class Federation(NamedTuple):
         return federated_flow(KernelBlocks(kernel, kernel), self.x @ self.w, self.clients, drawn, rule)
 
     def distances(
-        self, staleness: ft.Staleness, rates: Sequence[tuple[float, float]], num_rounds: int, seeds: Sequence[int]
-    ) -> Float64[np.ndarray, "seeds rates 5"]:
-        """Runs the algorithm at server and client rates; returns the log distance from w at every quarter of a run."""
+        self, staleness: ft.Staleness, rates: tuple[float, float], side: float, num_rounds: int, seeds: Sequence[int]
+    ) -> Float64[np.ndarray, "seeds 2 5"]:
+        """Runs below and above server and client rates; returns the log distance from w at every quarter of a run.
+
+        FedBuff's runs have another server rate, by the share ``side``, and FedAsync's another client rate.
+        """
         model = ft.models.linear(FEATURES, sigma=1.0, dtype=jnp.float64)
         schedule, work = ft.schedules.all_clients(self.clients.num_clients), ft.Work(steps=STEPS, batch_size=None)
 
-        def build(server: float, client: float) -> Algorithm:
-            averaging = ft.Averaging(server_learning_rate=server)
-            return ft.fed_async(model, schedule, client, work, staleness, averaging=averaging)
+        def build(factor: float) -> Algorithm:
+            server, client = (factor, 1.0) if staleness.buffered else (1.0, factor)
+            averaging = ft.Averaging(server_learning_rate=server * rates[0])
+            return ft.fed_async(model, schedule, client * rates[1], work, staleness, averaging=averaging)
 
         def distance(algorithm: Algorithm, state: PyTree) -> dict[str, jax.Array]:
             return {"distance": jnp.log(jnp.linalg.norm(jax.tree.leaves(state.server)[0] - self.w))}
 
         data = ft.data.federated_data(self.x, self.x @ self.w, self.clients, dtype=jnp.float64)
         run = partial(ft.sweep, build, data, num_rounds=num_rounds, seeds=seeds, devices=ft.Devices("vmap", "vmap"))
-        grids = [{"server": [float(server)], "client": [float(client)]} for server, client in rates]
-        found = [run(grid=grid, evaluation=ft.Evaluation(num_rounds // 4, distance)) for grid in grids]
-        return np.concatenate([runs.metrics["distance"] for runs in found], axis=1)
+        grid, look = {"factor": [1 - side, 1 + side]}, ft.Evaluation(num_rounds // 4, distance)
+        return run(grid=grid, evaluation=look).metrics["distance"]
 
 
 def _federation(num_clients: int, examples: int, seed: int) -> Federation:
@@ -132,8 +135,8 @@ def _constant(of: Federation, seeds: Sequence[int]) -> list[Verdict]:
     def simulated(buffered: bool, delay: int) -> np.ndarray:
         """Returns the edge of each run."""
         staleness = ft.Staleness(delay, buffered=buffered, discount="constant")
-        sides = [(added[delay] * s, of.rate) if buffered else (1.0, mixed[delay] * s) for s in (1 - SIDE, 1 + SIDE)]
-        found = of.distances(staleness, sides, LONG, seeds)
+        rates = (float(added[delay]), of.rate) if buffered else (1.0, float(mixed[delay]))
+        found = of.distances(staleness, rates, SIDE, LONG, seeds)
         crossed = _crossed(found[..., -1] - found[..., 2], SIDE)
         return crossed * (added if buffered else mixed)[delay]
 
@@ -168,8 +171,7 @@ def _random(of: Federation, seeds: Sequence[int]) -> Verdict:
     squares = []
     for law, edge in zip(laws, edges, strict=True):
         staleness = ft.Staleness(probabilities=law, buffered=True, discount="constant")
-        sides = [((1 + off) * edge, of.rate) for off in (-WIDE_SIDE, WIDE_SIDE)]
-        squares.append(np.exp(2 * of.distances(staleness, sides, SHORT, seeds)))
+        squares.append(np.exp(2 * of.distances(staleness, (float(edge), of.rate), WIDE_SIDE, SHORT, seeds)))
 
     def simulated(rows: np.ndarray) -> np.ndarray:
         means = np.log([of_law[rows].mean(axis=0) for of_law in squares])
