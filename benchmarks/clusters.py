@@ -89,6 +89,7 @@ def row_of(width: int, seed: int) -> Row:
     """Networks of one width and seed beside the features of their kernel."""
     problem, model = problem_of(seed), ft.models.mlp(INPUTS, 1, (width,), "erf", dtype="float64")
     n, both = len(problem.x), np.concatenate([problem.x, problem.x_test])
+    assert model.kernel is not None
     kernels = ft.kernels.kernel_blocks(model.kernel, problem.x, problem.x_test)
     features, algorithm = ft.models.kernel_features(kernels), ifca(model)
     of_features = ifca(features.model)

@@ -264,8 +264,8 @@ def ntk_dfl(
             models, jacobians = np.ceil(2 * sent * cost.downlink), np.ceil(of_examples * cost.uplink_per_example)
             return cost._replace(uplink=int(models), uplink_per_example=int(jacobians), downlink=0)
 
-        more = {"weighting": "uniform", "common_start": True, "check": check, "ledger": ledger}
-        return server._replace(map_models=_from_neighbours), parts._replace(**more)
+        replaced = parts._replace(weighting="uniform", common_start=True, check=check, ledger=ledger)
+        return server._replace(map_models=_from_neighbours), replaced
 
     evolution = of_loss(evolution, loss)
     algorithm = evolving("ntk_dfl", model, schedule, learning_rate, evolution, pooling, changed=changed)
