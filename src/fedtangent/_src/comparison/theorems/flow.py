@@ -508,5 +508,6 @@ ENTRIES = (
         papers=("shi2021",),
         statement="section 9.4 of FE-2021",
         functions=(ft.theory.federated_flow,),
+        is_quick=True,
     ),
 )
