@@ -29,6 +29,7 @@ WORK = {"local_steps": 3, "batch_size": 4, "client_learning_rate": 0.3}
 MORE: dict[str, dict[str, Any]] = {  # options of single algorithms, where defaults do not fit so few examples
     "cp_ntk_fl": {"sparsity": 0.3, "ntk_times": (10, 50)},
     "dp_fed_avg": {"clip_norm": 0.5, "noise_multiplier": 0.3, "delta": 1e-4},
+    "ntk_dfl": {"ntk_times": (10, 50)},
     "ntk_fl": {"ntk_times": (10, 50)},
 }
 WITHOUT = {

@@ -1,8 +1,8 @@
 """Networks approach theory as width^-1/2: four architectures, each trained by four algorithms.
 
 ``compare`` puts networks of three widths beside the closed form (FedAvg, SCAFFOLD), or beside the kernel's features
-(norm clipping; power-of-choice, which trains the clients of the largest losses and is no recipe of the package). The
-slope of log distance against log width is -1/2 where the theory is that of the network. Digits of 4 x 4 pixels.
+(norm clipping; FedAvg under power-of-choice, which trains the clients of the largest losses). The slope of log distance
+against log width is -1/2 where the theory is that of the network. Digits of 4 x 4 pixels.
 
     python benchmarks/slopes.py --output results/bench
     python benchmarks/slopes.py --models dense --algorithms power_of_choice --draws 16
@@ -17,15 +17,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 from tqdm import tqdm
 
 import fedtangent as ft
 from fedtangent._src.output.tables import TextTable, console
-from fedtangent._src.types import Array, Engine, Key, PyTree
-from fedtangent.types import Algorithm, Cohort, FederatedData, Model, Schedule
+from fedtangent.types import Algorithm, Model
 
 EXAMPLES, POINTS, CLIENTS, ROUNDS = 60, 30, 6, 4
 # The largest stable rates are 3.0, 6.8, 1.0 and 0.32.
@@ -53,32 +50,6 @@ class Row(NamedTuple):
     seconds: float
 
 
-@ft.recipe  # type: ignore[arg-type]  # it makes its own schedule
-def power_of_choice(
-    model: Model, num_clients: int, candidates: int, chosen: int, client_learning_rate: float, work: ft.Work
-) -> Algorithm:
-    """Power-of-choice (Cho et al., 2020): of some random clients those with the largest losses train."""
-
-    def sample(key: Key, losses: Array, round_: Array) -> tuple[Cohort, Array]:
-        drawn = jax.random.permutation(jax.random.fold_in(key, round_), num_clients)[:candidates]
-        client = drawn[jnp.argsort(-losses[drawn])[:chosen]].astype(jnp.int32)
-        return Cohort(client, jnp.zeros_like(client), jnp.ones(chosen, jnp.float32)), losses
-
-    schedule = Schedule(1, num_clients, chosen, lambda key: jnp.zeros(num_clients), sample)
-    base = ft.fed_avg(model, schedule, client_learning_rate, work=work)
-
-    def step(state: PyTree, data: FederatedData, engine: Engine) -> tuple[PyTree, dict[str, PyTree]]:
-        assert base.params is not None
-        outputs = model.apply(jax.tree.map(lambda leaf: leaf[0], base.params(state)), data.x)
-        errors = jnp.mean((outputs - data.y) ** 2, axis=-1)[data.indices]
-        client = jnp.searchsorted(data.offsets, jnp.arange(len(errors)), side="right") - 1
-        losses = jnp.zeros(num_clients, errors.dtype).at[client].add(errors) / jnp.diff(data.offsets)
-        return base.step(state._replace(schedule=losses), data, engine)
-
-    composition = base.composition._replace(rule="its clients are chosen by their losses")
-    return base._replace(name="power_of_choice", step=step, composition=composition)
-
-
 def algorithms(model: Model, rate: float) -> dict[str, Algorithm]:
     """The algorithms by name, at one learning rate of the clients."""
     plan, clipped = ft.schedules.uniform_sampling(CLIENTS, 3), ft.Averaging(channel=ft.channels.clip(0.3))
@@ -86,7 +57,7 @@ def algorithms(model: Model, rate: float) -> dict[str, Algorithm]:
         "fed_avg": ft.fed_avg(model, plan, rate, work=WORK),
         "scaffold": ft.scaffold(model, plan, rate, work=WORK),
         "clipped": ft.fed_avg(model, plan, rate, work=WORK, averaging=clipped),
-        "power_of_choice": power_of_choice(model, CLIENTS, 4, 2, rate, WORK),
+        "power_of_choice": ft.fed_avg(model, ft.schedules.power_of_choice(CLIENTS, 4, 2), rate, work=WORK),
     }
 
 

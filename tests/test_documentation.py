@@ -40,6 +40,7 @@ ELSEWHERE = {
     "def cnn(rngs)": "models/test_nnx.py",
     "adapted = ft": "models/test_trainable.py",
     "ft.kernels.tangent_features(": "kernels/test_tangent_features.py",
+    "ft.schedules.best_fitting(": "comparison/test_polling.py",
     "largest_stable_server_rate": "theory/test_stale.py",
 }
 HERE = (
@@ -55,6 +56,7 @@ HERE = (
     "two_functions",
     "resume=True",
     "def fed_sign",
+    "def rested",
 )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from fedtangent._src.progress import headline, progress_of
+from fedtangent._src.progress import TimeLeft, headline, progress_of
 
 
 @pytest.fixture
@@ -32,6 +32,16 @@ def test_a_line_now_and_then_with_round_metric_and_time_left(
         "fed_avg: round 15 of 20, test accuracy 0.764, 00:10 left",
         "fed_avg: round 20 of 20, test accuracy 0.769, 00:00 left",
     ]
+
+
+def test_the_time_left_follows_from_the_finished_cells() -> None:
+    left = TimeLeft(16)
+    left.finish(2, 10.0)
+    assert str(left) == "70 s left"
+    left.finish(6, 62.0)
+    assert str(left) == "72 s left"
+    left.planned += 10
+    assert str(left) == "3 min left"
 
 
 def test_lines_become_rarer_and_short_work_has_none(clock: list[float], capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,8 +1,11 @@
-"""The laws of the engine, as checks that users run on their algorithms."""
+"""Checks that users run on their algorithms: agreement with theory, and the laws of the engine."""
 
+from fedtangent._src.comparison.claims import UndecidedWarning, assert_follows_theory
 from fedtangent._src.testing import Law, check_laws
 
 __all__ = [
     "Law",
+    "UndecidedWarning",
+    "assert_follows_theory",
     "check_laws",
 ]

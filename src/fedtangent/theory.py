@@ -29,6 +29,7 @@ Index of theorems. The papers are Fed-ensemble, NTK-FL, Local-GD and DeepLin.
                             its assumptions hold; ``ntk_theorem_2``: Theorem 2, FedAvg's rounds
 ``ntk_evolution``           eq. (7) and (9a) of NTK-FL, the server's evolution, in the limit of infinite width;
                             ``ntk_evolved`` the same for given functions, without a matrix of all points
+``neighbourhood_round``     a round of NTK-DFL (Thompson et al., ICML 2025) on the residuals of all clients' models
 ``weight_gap_bound``        Lemma 2 of NTK-FL: the distance of its weights to gradient descent's. ``undecided_bound``,
                             ``sampling_bound`` and ``drift_bound`` are Lemmas 1, 3 and 4, ``expected_kernel`` is (13)
 ``local_regression``        Lemma 1 of Local-GD, eq. (4)-(6): every global model of a linear regression, its limit and
@@ -122,6 +123,7 @@ from fedtangent._src.theory.ntk_fl.lemmas import (
     undecided_bound,
     weight_gap_bound,
 )
+from fedtangent._src.theory.ntk_fl.neighbours import neighbourhood_round
 from fedtangent._src.theory.prior import covariance_terms, prior_functions
 
 __all__ = [
@@ -179,6 +181,7 @@ __all__ = [
     "minimum_norm",
     "mixture_entropy",
     "mode_objective",
+    "neighbourhood_round",
     "ntk_evolution",
     "ntk_evolved",
     "ntk_theorem_1",

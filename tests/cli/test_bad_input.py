@@ -96,12 +96,12 @@ REFUSED = [
     (f"{NAME} --set rounds=3", "set: got 'rounds', allowed are num_clients"),
     (f"{NAME} --set num_rounds=0", "num_rounds: got 0, must be a whole number of at least 1"),
     (f"{NAME} --dataset mnist --data-dir nowhere", "data_dir: got nowhere, must be a folder"),
-    ("check-theory --scale huge", "scale: got 'huge', allowed are default, paper"),
+    ("check-theory --scale huge", "scale: got 'huge', allowed are smoke, default, paper"),
     ("check-theory --seed -1", "seed: got -1, must be a whole number from 0 to 4294967295"),
     (
         "check-theory --only gp",
         f"only: got 'gp', allowed are {', '.join(catalogue('theorems'))}, or a group: "
-        "conformal, deep_linear, fed_ensemble, flow, local_gd, ntk_fl, stale",
+        "conformal, deep_linear, fed_ensemble, flow, local_gd, ntk_dfl, ntk_fl, stale",
     ),
 ]
 

@@ -101,8 +101,10 @@ def nothing_is_trained(monkeypatch: pytest.MonkeyPatch, no_training: None) -> No
     verdict = Verdict("A", "one is one", "1", "1", True, "one is two", "1", True)
     outcome, wanted = Outcome(rows=[{"a": 1}], sheets=(Sheet("t", ("a",), (("1",),)),)), check_theory.wanted
 
-    def checks(only: tuple[str, ...]) -> dict[str, object]:
-        return {n: dataclasses.replace(entry, build=lambda *given: [verdict]) for n, entry in wanted(only).items()}
+    def checks(only: tuple[str, ...], scale: str) -> dict[str, object]:
+        return {
+            n: dataclasses.replace(entry, build=lambda *given: [verdict]) for n, entry in wanted(only, scale).items()
+        }
 
     monkeypatch.setattr(style, "finish", lambda figure, title="": None)
     monkeypatch.setattr(Figure, "savefig", lambda figure, path, **options: Path(path).touch())

@@ -208,6 +208,7 @@ def test_along_a_run_the_parts_are_those_of_its_own_predictions() -> None:
 EVERY = {
     "dp_fed_avg": {"noise_multiplier": 1.0, "clip_norm": 0.1},
     "fed_be": {"server_examples": 8},
+    "ntk_dfl": {"ntk_unstable": "clip"},
     "ntk_fl": {"ntk_unstable": "clip"},
     "cp_ntk_fl": {"ntk_unstable": "clip", "sparsity": 0.5},
 }

@@ -36,7 +36,7 @@ def runs(mapping: str, names: str, toys: Any) -> dict[str, Any]:
     from fedtangent._src.engine import Devices, Evaluation
     from fedtangent._src.federated import algorithms
     from fedtangent._src.federated.local import Work
-    from fedtangent._src.federated.schedule import per_client_permutations, strata
+    from fedtangent._src.federated.schedule import best_fitting, per_client_permutations, strata
     from fedtangent._src.types import Algorithm
 
     def fed_ensemble() -> Algorithm:
@@ -48,7 +48,11 @@ def runs(mapping: str, names: str, toys: Any) -> dict[str, Any]:
             toys.two_layer(), per_client_permutations(6, 2), learning_rate=0.3, evolution=Evolution(times=(1, 4))
         )
 
-    built, found = {"fed_ensemble": fed_ensemble, "ntk_fl": ntk_fl}, {}
+    def fed_avg() -> Algorithm:
+        work = Work(epochs=1, batch_size=2)
+        return algorithms.fed_avg(toys.two_layer(), best_fitting(6, 2, 5), client_learning_rate=0.2, work=work)
+
+    built, found = {"fed_ensemble": fed_ensemble, "ntk_fl": ntk_fl, "fed_avg": fed_avg}, {}
     for algorithm in (built[name]() for name in names.split(",")):
         run = simulate(
             algorithm, toys.uneven_data(), num_rounds=6, seed=4, evaluation=Evaluation(4), devices=Devices(mapping)

@@ -67,10 +67,11 @@ def assert_same(found: dict[str, Any], names: str, mapping: str) -> None:
 
 @pytest.mark.slow
 def test_eight_devices_have_the_history_of_one() -> None:
-    found = finished([launch(8, BOTH, ("sharded", "sharded:chunked:2"))])
+    polling = f"{BOTH},fed_avg"
+    found = finished([launch(8, polling, ("sharded", "sharded:chunked:2"))])
     assert (found["devices"], found["processes"]) == (8, 1)
-    assert_same(found, BOTH, "sharded")
-    assert_same(found, BOTH, "sharded:chunked:2")
+    assert_same(found, polling, "sharded")
+    assert_same(found, polling, "sharded:chunked:2")
 
 
 @pytest.mark.slow
@@ -79,7 +80,7 @@ def test_fewer_devices_too(devices: int) -> None:
     assert_same(finished([launch(devices, BOTH, ("sharded:vmap",))]), BOTH, "sharded:vmap")
 
 
-@pytest.mark.parametrize("name", nightly(["ntk_fl", "fed_ensemble"], ["ntk_fl"]))
+@pytest.mark.parametrize("name", nightly(["ntk_fl", "fed_ensemble", "fed_avg"], ["ntk_fl"]))
 def test_two_processes_have_the_history_of_one(name: str) -> None:
     address = f"127.0.0.1:{free_port()}"
     options = ("--coordinator", address, "--num-processes", "2", "--process-id")

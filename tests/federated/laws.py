@@ -38,7 +38,7 @@ class Laws:
     exact: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     """Changes to them under which clients with the same three examples send the same; by default they do anyway."""
     cohorts: str = "many"
-    """Clients of a model in a round: "many"; "one"; "own", where it is always the same one."""
+    """Clients of a model in a round: "many"; "one"; "own", always the same one; "neighbours" on a ring."""
     doubled: str = "weight"
     """What makes one client two: twice the "weight", or the "examples" twice (of servers that pool, unweighted)."""
     compared: str = "server"
@@ -151,6 +151,12 @@ LAWS: dict[str, Laws] = {
     ),
     "modified_local_gd": Laws(
         {**TRAINED, "work": Work(steps=3, batch_size=None), "anchoring": Anchoring(first_index=1)}
+    ),
+    "ntk_dfl": Laws(
+        {"learning_rate": 0.3, "evolution": _EVOLUTION},
+        cohorts="neighbours",
+        nothing_on=("downlink_bytes",),
+        exempt={"doubling": "a second client also brings a second model into its neighbours' means"},
     ),
     "ntk_fl": Laws({"learning_rate": 0.3, "evolution": _EVOLUTION}, doubled="examples"),
     "random_walk": Laws(cohorts="one", nothing_on=("downlink_bytes",)),

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from .reference import Params, Train
+from .reference import Params, Train, mean, outputs
 
 
 def published_permutations(
@@ -72,3 +72,52 @@ def consensus_distance(models: list[Params]) -> float:
         stacked = np.stack([model[name] for model in models])
         total += float(np.sum((stacked - stacked.mean(axis=0)) ** 2))
     return float(np.sqrt(total / len(models)))
+
+
+def jacobian(params: Params, x: np.ndarray) -> Params:
+    """Derivatives of all outputs by each parameter, [n, C, ...], by hand."""
+    hidden = np.tanh(x @ params["W"] + params["b"])
+    back = params["V"].T[None] * (1 - hidden**2)[:, None]  # [n, C, H]
+    eye = np.eye(params["V"].shape[1])
+    return {
+        "W": x[:, None, :, None] * back[:, :, None, :],
+        "b": back[:, :, None, :],
+        "V": hidden[:, None, :, None] * eye[None, :, None, :],
+    }
+
+
+def ntk_dfl(
+    models: list[Params],
+    neighbourhoods: Sequence[np.ndarray],
+    clients: Sequence[tuple[np.ndarray, np.ndarray]],
+    rate: float,
+    times: Sequence[int],
+    fault: str = "none",
+) -> list[Params]:
+    """NTK-DFL, client by client; ``neighbourhoods[t][i, j]`` says whether client i hears client j in round t.
+
+    A client that does not hear itself is away. ``fault`` is a mistake that a test must notice.
+    """
+    for near in neighbourhoods:
+        after = list(models)
+        for i in np.flatnonzero(near.diagonal()):
+            heard = [int(j) for j in np.flatnonzero(near[i])]
+            start = models[i] if fault == "not mixed" else mean([models[j] for j in heard], [1.0] * len(heard))
+            pooled = [i] if fault == "alone" else heard
+            x, y = (np.concatenate([clients[j][part] for j in pooled]) for part in (0, 1))
+            slopes = jacobian(models[i] if fault == "slopes of the model before" else start, x)
+            residual, change = outputs(start, x) - y, {name: np.zeros_like(leaf) for name, leaf in start.items()}
+            least = np.inf
+            for step in range(1, max(times) + 1):
+                for name, slope in slopes.items():
+                    change[name] -= rate / y.size * np.tensordot(residual, slope, axes=2)
+                moved = sum(np.tensordot(slope, change[name], axes=2) for name, slope in slopes.items())
+                residual = outputs(start, x) - y + moved
+                if step not in times:
+                    continue
+                candidate = {name: leaf + change[name] for name, leaf in start.items()}
+                loss = float(np.sum((outputs(candidate, x) - y) ** 2))
+                if loss < least or fault == "last time":
+                    least, after[i] = loss, candidate
+        models = after
+    return models

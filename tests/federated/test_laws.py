@@ -39,6 +39,7 @@ VISIBLE = 1e-4
 SEED = 4
 ROUNDS = 6  # of a table of cohorts
 LARGEST, HELD = 8, 33  # examples of the largest client, and of all together: alike in all data of the laws
+RING = [((k + step) % LAW_CLIENTS, k) for k in range(LAW_CLIENTS) for step in (-1, 0, 1)]  # (client, model)
 SHARED = [0, 1]  # rows that every client holds that holds anything
 EXEMPTIONS = ("rejection", "doubling", "divergence", "units")  # laws that an algorithm may be exempt from
 COMPILES: list[str] = []
@@ -67,6 +68,11 @@ def drawn(kind: str, key: Key) -> Cohort:
     if kind == "own":
         client = jnp.tile(jnp.arange(LAW_CLIENTS), (ROUNDS, 1))
         return Cohort(client, client, (jax.random.uniform(key, client.shape) < 0.8).astype(jnp.float32))
+    if kind == "neighbours":
+        near, model = (np.tile(np.array(column), (ROUNDS, 1)) for column in zip(*RING, strict=True))
+        there = jax.random.uniform(key, (ROUNDS, LAW_CLIENTS)) < 0.8
+        weight = jnp.take_along_axis(there, jnp.asarray(near), axis=1).astype(jnp.float32)
+        return Cohort(jnp.asarray(near), jnp.asarray(model), weight)
     if kind == "one":
         return Cohort(client[:, :3], jnp.tile(jnp.arange(3), (ROUNDS, 1)), jnp.ones((ROUNDS, 3), jnp.float32))
     model = jax.random.bernoulli(key, 0.5, (ROUNDS, 6)).astype(jnp.int32)
@@ -77,7 +83,8 @@ def drawn(kind: str, key: Key) -> Cohort:
 
 @functools.cache
 def scheduled(kind: str) -> Schedule:
-    slots, models = {"many": (6, 2), "one": (3, 3), "own": (LAW_CLIENTS, LAW_CLIENTS)}[kind]
+    sizes = {"many": (6, 2), "one": (3, 3), "own": (LAW_CLIENTS, LAW_CLIENTS), "neighbours": (len(RING), LAW_CLIENTS)}
+    slots, models = sizes[kind]
 
     def init(key: Key) -> Cohort:
         return jax.tree.map(lambda leaf: leaf.astype(jnp.int32) if leaf.dtype == int else leaf, drawn(kind, key))
@@ -108,7 +115,9 @@ def holding(sizes: tuple[int, ...]) -> list[np.ndarray]:
 @functools.cache
 def natural_data(kind: str) -> FederatedData:
     """Uneven clients; 4 and 7 (the last) hold nothing, but where every client must."""
-    return federated(*examples(), holding((2, 4, 1, 1, 1, 1, 6, 1) if kind == "own" else (3, 5, 1, 2, 0, 4, 6, 0)))
+    return federated(
+        *examples(), holding((2, 4, 1, 1, 1, 1, 6, 1) if kind in ("own", "neighbours") else (3, 5, 1, 2, 0, 4, 6, 0))
+    )
 
 
 @functools.cache
@@ -385,8 +394,9 @@ PRESENT = {
     "many": [(0, 0, 1.0), (1, 1, 1.0), (2, 0, 1.0), (5, 1, 1.0), (6, 0, 1.0)],
     "one": [(0, 0, 1.0), (1, 1, 1.0)],
     "own": [(i, i, 1.0) for i in (0, 1, 2, 4, 5, 6, 7)],
+    "neighbours": [(i, k, float(i != 3)) for i, k in RING if (i, k) != (3, 2)],
 }
-LAST = {"many": 0, "one": 2, "own": 3}  # the model of the slot that stands last
+LAST = {"many": 0, "one": 2, "own": 3, "neighbours": 2}  # the model of the slot that stands last
 
 
 def with_last(case: Case, client: int, weight: float, mapping: str, broken: bool = True) -> tuple[PyTree, PyTree]:
@@ -415,9 +425,12 @@ def test_a_weight_of_zero_or_an_empty_client_is_as_absent(case: Case, alone: tup
     The runs train all slots at once (vmap), which is where they could leak.
     """
     kind = case.laws.cohorts
-    absent = [(3, 0.0)] if kind == "own" else [(3, 0.0), (0, 0.0), (4, 1.0), (7, 1.0)]
+    absent = [(3, 0.0)] if kind in ("own", "neighbours") else [(3, 0.0), (0, 0.0), (4, 1.0), (7, 1.0)]
     sizes = np.diff(np.asarray(case.data.offsets))
-    of_model = [[client for client, k, _ in PRESENT[kind] if k == model] for model in range(case.schedule.num_models)]
+    of_model = [
+        [client for client, k, weight in PRESENT[kind] if k == model and weight]
+        for model in range(case.schedule.num_models)
+    ]
     by_examples, uniform = (
         [float(sum(f(i) for i in ids)) for ids in of_model] for f in (lambda i: sizes[i], lambda i: 1)
     )

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 import numpy as np
@@ -25,6 +27,39 @@ class Bar(tqdm):
         if not self.is_timed and not self.disable:
             self.is_timed, self.initial, self.start_t = True, self.n + n, self._time() - self.delay
         return super().update(n)
+
+
+class Steps:
+    """Reports each step of some work, and measures its seconds.
+
+    An instance is called with a line of text when a step begins, which ends the step before it. So the seconds of all
+    steps add up to those of the whole work. The line is the name of the step, with or without the subject before it.
+    """
+
+    def __init__(self, say: Callable[[str], None], subject: str, first: str) -> None:
+        """Begins the first step.
+
+        Args:
+            say: Called with a line of text for each step.
+            subject: What the work is about, which begins each line.
+            first: Name of the first step.
+        """
+        self._say, self._subject, self._times = say, f"{subject}: ", dict[str, float]()
+        self._step, self._begun = first, time.perf_counter()
+        self._say(self._subject + first)
+
+    def __call__(self, line: str) -> None:
+        """Ends the current step and begins another."""
+        self.stop()
+        self._step = line.removeprefix(self._subject)
+        self._say(self._subject + self._step)
+
+    def stop(self) -> dict[str, float]:
+        """Ends the current step, and returns the seconds of each step by its name, in order."""
+        now = time.perf_counter()
+        self._times[self._step] = self._times.get(self._step, 0.0) + now - self._begun
+        self._begun = now
+        return dict(self._times)
 
 
 @runtime_checkable
@@ -61,6 +96,34 @@ class Lines(Bar):
         """Ends the progress bar without clearing it, so that printed lines stay."""
         self.delay = float("inf")
         super().close()
+
+
+@dataclass
+class TimeLeft:
+    """The time left of work in cells, by its finished cells: their mean time a unit, times the units left.
+
+    Attributes:
+        planned: Units of all cells that are computed, finished or not; cells that are read again do not count.
+        finished: Units of the finished cells.
+        seconds: Time of the finished cells.
+    """
+
+    planned: int = 0
+    finished: int = 0
+    seconds: float = 0.0
+
+    def finish(self, units: int, seconds: float) -> None:
+        """Counts a cell as finished.
+
+        Args:
+            units: Units of the cell, such as its rounds.
+            seconds: Time that they took.
+        """
+        self.finished, self.seconds = self.finished + units, self.seconds + seconds
+
+    def __str__(self) -> str:
+        remaining = max(self.planned - self.finished, 0) * self.seconds / max(self.finished, 1)
+        return f"{remaining:.0f} s left" if remaining < 100 else f"{remaining / 60:.0f} min left"
 
 
 def progress_of(total: int, task: str, unit: str = "round", done: int = 0, shown: bool | None = True) -> tqdm:

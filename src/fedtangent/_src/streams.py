@@ -36,6 +36,7 @@ MASKS = _APART + 3
 # Folded into a schedule's key, apart from rounds.
 DROPOUT = _APART
 STRAGGLERS = _APART + 1
+CANDIDATES = _APART + 2  # of a poll
 # Into a client's key for its update, beside epochs.
 PERSONAL = _APART  # its personal model's minibatches
 SUBSAMPLE = _APART + 7

@@ -8,6 +8,7 @@ in every call. Axes, always in this order when several are present::
     N  clients                       n  examples (m: entries of a partition)
     B  examples of a minibatch       C  outputs of the network
     R  rounds                        P  parameters
+    D  candidates of a poll
 
 ``T`` (the papers' tau) counts local steps. A client's message is ``server - client`` (a pseudo-gradient), so
 that any optax transformation can be the server's optimiser.
@@ -401,6 +402,49 @@ class Sample(Protocol):
         """
 
 
+class Polled(NamedTuple):
+    """The answers of the D clients that the server asked before it chose the cohort of a round.
+
+    Attributes:
+        client: Clients that were asked, the candidates.
+        weight: Weight of each candidate in a mean over all clients: its number of examples, or 1 if the algorithm
+            weighs clients uniformly; 0 for a client without examples.
+        value: Loss, or norm of the gradient, of each of the K models at all examples of a candidate; infinite where it
+            is not a finite number.
+    """
+
+    client: Int32[Array, "D"]
+    weight: Float[Array, "D"]
+    value: Float[Array, "K D"]
+
+
+class Poll(NamedTuple):
+    """The question to some clients, the candidates, by whose answers a schedule chooses the cohort of each round.
+
+    The server sends all K models to the candidates, and each of them measures the models at all of its examples. The
+    wire ledger charges these models, and 4 bytes for every number that a candidate answers. A candidate that then
+    trains has the models already, so only what a broadcast holds besides the parameters is charged again.
+
+    Attributes:
+        num_candidates: Clients D that are asked in a round.
+        candidates: ``(key, round, sizes) -> clients``: draws the candidates, [D] int32, from a key that is the same in
+            every round, the number of the round, and the clients' numbers of examples [N].
+        choose: ``(key, state, round, polled) -> (cohort, state)``: chooses the cohort among the candidates, from a key
+            that is the same in every round, the schedule's state, the number of the round, and the answers.
+        measure: "loss" or "gradient_norm".
+        num_answers: Numbers that a candidate sends, such as K losses, or 1 for the model that it chose.
+        inverse_weights: Whether the weights of the cohort are inverse probabilities of being chosen. Messages are then
+            divided by the weight of all N clients, and their sum estimates the mean over all clients without bias.
+    """
+
+    num_candidates: int
+    candidates: Callable[[Key, Int32[Array, ""], Int32[Array, "N"]], Int32[Array, "D"]]
+    choose: Callable[[Key, PyTree, Int32[Array, ""], Polled], tuple[Cohort, PyTree]]
+    measure: str = "loss"
+    num_answers: int = 1
+    inverse_weights: bool = False
+
+
 class Schedule(NamedTuple):
     """A rule that says which client trains which model in which round.
 
@@ -412,6 +456,9 @@ class Schedule(NamedTuple):
         sample: Draws a round's cohort.
         contacted: Counts, from the state after the cohort was drawn, the clients that received a model, including
             clients whose answer does not count; None to count the filled slots.
+        poll: Question to clients by whose answers cohorts are chosen, in place of ``sample``; None if cohorts do not
+            depend on the models.
+        slots_per_model: The most slots of one model in a round; None if only S and N bound it.
     """
 
     num_models: int
@@ -420,6 +467,13 @@ class Schedule(NamedTuple):
     init: Callable[[Key], PyTree]
     sample: Sample
     contacted: Callable[[PyTree], Int32[Array, ""]] | None = None
+    poll: Poll | None = None
+    slots_per_model: int | None = None
+
+    @property
+    def largest_cohort(self) -> int:
+        """The most clients of one model in a round."""
+        return self.slots_per_model or min(self.num_slots, self.num_clients)
 
     def __repr__(self) -> str:
         """Returns the schedule's numbers of models, clients and slots."""
@@ -449,7 +503,8 @@ class Cost(NamedTuple):
     """The bytes on the wire: a slot with ``n_i`` examples sends ``uplink + uplink_per_example * n_i`` bytes in a round.
 
     Each contacted client receives ``downlink`` bytes. ``uplink_once`` and ``downlink_once`` are the total bytes sent
-    before the first round, for instance for examples that the server holds or shares.
+    before the first round, for instance for examples that the server holds or shares. Each client that a schedule polls
+    receives ``downlink_per_poll`` bytes and sends ``uplink_per_poll``.
     """
 
     uplink: int
@@ -457,6 +512,8 @@ class Cost(NamedTuple):
     downlink: int
     uplink_once: int = 0
     downlink_once: int = 0
+    uplink_per_poll: int = 0
+    downlink_per_poll: int = 0
 
 
 @runtime_checkable

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from fedtangent._src.comparison.theorems import flow
@@ -39,6 +40,37 @@ def test_every_option_has_a_name_of_its_own_and_a_theory_that_ignores_it() -> No
     assert len(set(case.problem.partition.sizes.tolist())) > 1  # weights by examples matter
     for option in flow.OPTIONS:
         assert option.ignored is None or option.ignored != option.both | option.predicted
+
+
+def test_fed_avg_is_centralised_with_one_local_step_and_equal_weights_of_examples_only(case: flow.Case) -> None:
+    blocks, every = case.blocks(), flow.OPTIONS[0]
+    one_step = {"local_steps": 1}
+    assert flow._from_central(every, case, blocks, one_step) < 1e-11
+    for wrong in ({}, {**one_step, "uniform": True}, {"uniform": True}):
+        assert flow._from_central(every, case, blocks, wrong) > 1e-2
+    # by a loop: gradient descent of all examples, and of the clients' means, on the predictions at all points
+    kernel, y, held = np.asarray(blocks.ntk_train), case.problem.y_train, case.problem.partition
+    rows = [held.client(i) for i in range(held.num_clients)]
+    after = []
+    for clients in ([np.arange(len(y))], rows):
+        f, test = np.zeros_like(y), np.zeros((case.problem.x_test.shape[0], y.shape[1]))
+        for _ in range(case.num_rounds):
+            ends = []
+            for of_client in clients:
+                g, moved = f.copy(), test.copy()
+                for _ in range(flow.LOCAL_STEPS):
+                    residual = (g - y)[of_client] / len(of_client) * case.learning_rate
+                    g, moved = (
+                        g - kernel[:, of_client] @ residual,
+                        moved - np.asarray(blocks.ntk_test_train)[:, of_client] @ residual,
+                    )
+                ends.append((g, moved))
+            share = [len(of_client) / len(y) for of_client in clients]
+            f, test = (np.tensordot(share, np.stack(part), 1) for part in zip(*ends, strict=True))
+        after.append(test)
+    central, federated = after
+    measured = np.linalg.norm(federated - central) / np.linalg.norm(central)
+    assert flow._from_central(every, case, blocks) == pytest.approx(measured, rel=1e-9)
 
 
 @pytest.mark.slow

@@ -16,7 +16,9 @@ from fedtangent._src.experiments.deep_linear import curves, figures, problems
 from fedtangent._src.experiments.deep_linear.curves import Curve, CurveSettings, Setting, Wrong
 from fedtangent._src.experiments.deep_linear.figures import Pair
 from fedtangent._src.experiments.lab import NOT_SEEN, SEEN, UNDECIDED, trials
+from fedtangent._src.output.files import Figures
 from fedtangent._src.theory.deep_linear.theorem import DeepLinearConstants
+from fedtangent._src.types import Partition
 
 from ...data.originals import write
 from ...nightly import nightly
@@ -92,6 +94,41 @@ def test_runs_are_those_of_a_loop():
     ):
         assert np.abs(found.models - wrong).max() > 1e-4
     assert np.array_equal(other.models[0], found.models[0])  # every run of a seed starts at one network
+
+
+def test_a_finished_run_is_read_again_and_a_damaged_one_trained_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said: list[str] = []
+    study = dataclasses.replace(study_of("deep_linear.fig2"), figures=Figures(tmp_path / "figures"), say=said.append)
+    clients = trials.dealt(GIVEN.labels, 4, 2, 0)
+    network = curves.Trained([np.ones((2, 3)), np.ones((4, 2))], np.ones((5, 3, 4)))
+    trained: list[float] = []
+
+    def train(
+        examples: problems.Problem,
+        clients: Partition,
+        settings: CurveSettings,
+        setting: Setting,
+        rate: float,
+        seed: int,
+    ) -> curves.Trained:
+        trained.append(rate)
+        return network
+
+    monkeypatch.setattr(curves, "_trained", train)
+    for rate in (0.1, 0.1, 0.2):
+        again = curves._finished(study, GIVEN, clients, Setting(4, 3), rate, 1)
+        assert len(again.initial) == 2 and np.array_equal(again.initial[1], network.initial[1])
+        assert np.array_equal(again.models, network.models)
+    assert trained == [0.1, 0.2] and said == []
+    other = GIVEN._replace(y=2 * GIVEN.y)
+    curves._finished(study, other, clients, Setting(4, 3), 0.1, 1)
+    assert trained == [0.1, 0.2, 0.1]  # other data are another run
+    for path in (tmp_path / "runs").iterdir():
+        path.write_bytes(path.read_bytes()[:-30])
+    curves._finished(study, GIVEN, clients, Setting(4, 3), 0.1, 1)
+    assert len(trained) == 4 and len(said) == 1 and "computed again" in said[0]
 
 
 @pytest.mark.parametrize("steps", nightly([1, 6], [6]))

@@ -11,8 +11,9 @@ import pytest
 from fedtangent._src.experiments.fed_ensemble import classifiers
 from fedtangent._src.experiments.lab import harness, runner
 from fedtangent._src.experiments.lab.harness import Record
-from fedtangent._src.experiments.lab.runner import Study, TimeLeft
+from fedtangent._src.experiments.lab.runner import Study
 from fedtangent._src.output.files import Figures
+from fedtangent._src.progress import TimeLeft
 
 from ..performed import study_of
 

@@ -3,8 +3,20 @@
 import ast
 import functools
 import importlib.resources
+import time
 
 PROGRAM = "fedtangent"
+_clock = [time.perf_counter()]  # when the command began
+
+
+def begin() -> None:
+    """Starts the clock of a command."""
+    _clock[0] = time.perf_counter()
+
+
+def seconds() -> float:
+    """Returns the seconds since the command began, before its modules and data were loaded."""
+    return time.perf_counter() - _clock[0]
 
 
 @functools.cache

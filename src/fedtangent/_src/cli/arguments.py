@@ -19,9 +19,11 @@ from typing import Any, NamedTuple
 
 import tyro
 
-from fedtangent._src.checks import choice, nearest
+from fedtangent._src.checks import choice, nearest, writable
+from fedtangent._src.comparison.verdicts import Verdict, undecided
 from fedtangent._src.entries import Values, help_of, option
-from fedtangent._src.output.files import FORMATS, Figures
+from fedtangent._src.output.files import ERROR, FORMATS, Ended, Figures, ended
+from fedtangent._src.output.junit import write_junit
 
 WIDTH = 100  # columns of a page of help that goes neither to a terminal nor to $COLUMNS columns
 NARROWEST = 60
@@ -57,6 +59,50 @@ class FigureOptions:
     def within(self, folder: Path) -> Figures:
         """Returns folder and format of the figures of the run in ``folder``."""
         return Figures(folder / "figures", self.figures)
+
+
+@dataclasses.dataclass(frozen=True)
+class VerdictOptions:
+    """Options of the outcome, of every command that ends with verdicts."""
+
+    strict: bool = option(False, may_differ=True)
+    """Exit with 3 if a verdict is undecided and none fails; without it the last line names that verdict."""
+    junit: Path | None = option(None, may_differ=True)
+    """File to write the verdicts to as JUnit XML, which CI systems read."""
+
+    def __post_init__(self) -> None:
+        """Raises ``ValueError`` for a file that cannot be written."""
+        if self.junit is not None:
+            writable("junit", self.junit.parent, self.junit.name)
+            if self.junit.is_dir():
+                raise ValueError(f"junit: got the folder {self.junit}, must be a file")
+
+    def ended(
+        self,
+        command: str,
+        suites: Mapping[str, Sequence[Verdict] | str],
+        seconds: Mapping[str, float],
+        failures: Sequence[str],
+        advice: str = "",
+    ) -> Ended:
+        """Writes the JUnit XML, and returns the outcome of the command.
+
+        Args:
+            command: Name of the command.
+            suites: Verdicts of each comparison by its name, or the text of the error that ended it.
+            seconds: Seconds of each comparison.
+            failures: Failures in a few words each.
+            advice: Advice to the user after a failure.
+
+        Returns:
+            The outcome, with exit code 1 for failures, else 2 for errors, else 3 for undecided verdicts if ``strict``.
+        """
+        if self.junit is not None:
+            write_junit(self.junit, command, suites, seconds, self.strict)
+        verdicts = [v for outcome in suites.values() if not isinstance(outcome, str) for v in outcome]
+        errors = [f"{name}: {outcome}" for name, outcome in suites.items() if isinstance(outcome, str)]
+        outcome = ended([*failures, *errors], advice, undecided(verdicts), self.strict)
+        return outcome if failures or not errors else outcome._replace(code=ERROR)
 
 
 @dataclasses.dataclass(frozen=True)

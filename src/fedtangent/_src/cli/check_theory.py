@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import time
 import traceback
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import jax
 
+from fedtangent._src import cli
 from fedtangent._src.checks import MAX_SEED, choice, seed
+from fedtangent._src.cli.arguments import VerdictOptions
 from fedtangent._src.comparison.theorems import SCALES, TheoremEntry, wanted
-from fedtangent._src.comparison.verdicts import Verdict, as_rows, summary, undecided
+from fedtangent._src.comparison.verdicts import Verdict, as_rows, summary
 from fedtangent._src.entries import option
-from fedtangent._src.output.files import Ended, ended, output_folder, write_config, write_result
-from fedtangent._src.output.tables import clock, console, show_verdicts
+from fedtangent._src.output.files import Ended, output_folder, write_config, write_result
+from fedtangent._src.output.tables import clock, console, show_times, show_verdicts
 
 
 @dataclass(frozen=True)
@@ -25,32 +27,38 @@ class CheckTheoryOptions:
     """
 
     scale: str = "default"
-    """Size: default (minutes) or paper (more and wider networks)."""
+    """Size: smoke (the quickest checks of every group), default (minutes) or paper (more and wider networks)."""
     only: tuple[str, ...] = ()
     """Run only these checks (`fedtangent list theorems`), or all of a group, such as fed_ensemble or deep_linear."""
-    strict: bool = option(False, may_differ=True)
-    """Exit with 3 if a verdict is undecided and none fails; without it the last line names that verdict."""
     seed: int = option(0, most=MAX_SEED)
     """Seed of data, partitions, schedules and initialisations."""
     output: Path = Path("results/check-theory")
     """Folder for config.json and result.json."""
 
 
-TheoryJob = tuple[CheckTheoryOptions, dict[str, TheoremEntry]]
+TheoryJob = tuple[CheckTheoryOptions, VerdictOptions, dict[str, TheoremEntry]]
 
 
-def prepare(options: CheckTheoryOptions) -> TheoryJob:
-    """Checks every option; raises ``ValueError``, and writes nothing."""
+def prepare(options: CheckTheoryOptions, verdicts: VerdictOptions) -> TheoryJob:
+    """Checks every option and writes nothing.
+
+    Args:
+        options: Checks and their scale.
+        verdicts: What the verdicts decide.
+
+    Raises:
+        ValueError: A bad option.
+    """
     choice("scale", options.scale, SCALES)
     seed(options.seed)
-    return options, wanted(options.only)
+    return options, verdicts, wanted(options.only, options.scale)
 
 
 def run_job(job: TheoryJob) -> Ended:
     """Performs all checks, writes result.json after each and prints the table; returns the outcome."""
-    (options, checks), screen, start = job, console(), time.perf_counter()
+    (options, outcome, checks), screen, loading = job, console(), cli.seconds()
     say, folder = clock(screen), output_folder(options.output)
-    write_config(folder, "check-theory", options)
+    write_config(folder, "check-theory", asdict(options) | asdict(outcome))
     done: dict[str, list[Verdict]] = {}
     seconds: dict[str, float] = {}
     for place, (name, entry) in enumerate(checks.items(), start=1):
@@ -66,11 +74,11 @@ def run_job(job: TheoryJob) -> Ended:
         write_result(folder, rows, passed=passed, seconds=seconds)
     screen.print()
     every = [v for verdicts in done.values() for v in verdicts]
-    screen.print(f"{time.perf_counter() - start:.0f} s; numbers in {folder / 'result.json'}", highlight=False)
-    screen.print()
     show_verdicts(screen, every, "Theory against simulation")
+    show_times(screen, {"start: programs": loading, **seconds}, cli.seconds())
+    screen.print(f"numbers in {folder / 'result.json'}", highlight=False)
     screen.print(f"[bold]{summary(every)}[/bold]", highlight=False)
-    return ended([] if passed else [summary(every)], undecided=undecided(every), strict=options.strict)
+    return outcome.ended("check-theory", done, seconds, [] if passed else [summary(every)])
 
 
 def _run(entry: TheoremEntry, options: CheckTheoryOptions) -> list[Verdict]:

@@ -27,7 +27,14 @@ from fedtangent._src.engine import description
 from fedtangent._src.engine.description import Description, Descriptions
 from fedtangent._src.entries import Groups, Values, check_limits, lasting
 
-ANEW = ("output", "overwrite", "config", "programs", "resume")  # options of a config.json that do not belong to the run
+ANEW = (
+    "output",
+    "overwrite",
+    "config",
+    "programs",
+    "resume",
+    "junit",
+)  # options of a config.json that do not belong to the run
 DESCRIBED = Description, Descriptions  # types of the argument of ``prepare`` that describes a run, or several runs
 VARIED = ("algorithm", "partition", "schedule")  # choices whose options may have several values, a run for each
 

@@ -6,7 +6,6 @@ fed_avg --help` shows the options of the second form.
 
 from __future__ import annotations
 
-import time
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -15,8 +14,9 @@ from typing import NamedTuple
 import numpy as np
 from rich.console import Console
 
+from fedtangent._src import cli
 from fedtangent._src.checks import MAX_SEED, folder, seed, whole
-from fedtangent._src.cli.arguments import FigureOptions
+from fedtangent._src.cli.arguments import FigureOptions, VerdictOptions
 from fedtangent._src.comparison.cases import DEFAULT_CASES
 from fedtangent._src.comparison.cases import build as case_settings
 from fedtangent._src.comparison.comparing import DRAWS, WIDTHS, Compared, check_widths, compared, comparison_of
@@ -24,7 +24,7 @@ from fedtangent._src.comparison.followed import EVALUATIONS, has_limit
 from fedtangent._src.comparison.outcomes import errors_by_client
 from fedtangent._src.comparison.settings import Problem, Setting
 from fedtangent._src.comparison.side_by_side import Comparison
-from fedtangent._src.comparison.verdicts import as_rows, summary, undecided
+from fedtangent._src.comparison.verdicts import as_rows, summary
 from fedtangent._src.engine.building import build, preview, small_model
 from fedtangent._src.engine.description import Chosen, Description
 from fedtangent._src.engine.loop import Evaluation
@@ -33,8 +33,9 @@ from fedtangent._src.losses import divergence
 from fedtangent._src.measures.uncertainty import metric_of
 from fedtangent._src.output import tables
 from fedtangent._src.output.comparison_plots import draw_each, draw_together
-from fedtangent._src.output.files import Ended, Metric, ended, output_folder, write_config, write_metrics, write_result
+from fedtangent._src.output.files import Ended, Metric, output_folder, write_config, write_metrics, write_result
 from fedtangent._src.output.tables import clock, console
+from fedtangent._src.progress import TimeLeft
 
 NEXT = """Next:
 fedtangent compare --algorithm fed_prox  # another algorithm beside its theory
@@ -56,8 +57,6 @@ class CompareOptions:
     """Size: smoke (small, for CI), default (minutes), paper (needs an accelerator)."""
     seed: int = option(0, most=MAX_SEED)
     """Seed of data, partitions, schedules and initialisations."""
-    strict: bool = option(False, may_differ=True)
-    """Exit with 3 if a verdict is undecided and none fails; without it the last line names that verdict."""
     output: Path = Path("results/compare")
     """Folder for config.json, metrics.csv, result.json and figures/."""
     data_dir: Path | None = None
@@ -76,8 +75,6 @@ class ComparisonOptions:
     """Hidden layers of an mlp."""
     evaluations: int = EVALUATIONS
     """Largest number of rounds, besides the start, at which networks are evaluated."""
-    strict: bool = option(False, may_differ=True)
-    """Exit with 3 if a verdict is undecided and none fails; without it the last line names that verdict."""
     output: Path = Path("results/compare")
     """Folder for config.json, metrics.csv, result.json and figures/."""
 
@@ -90,15 +87,16 @@ class CompareJob(NamedTuple):
     seed: int
     output: Path
     figures: FigureOptions
-    strict: bool
+    verdicts: VerdictOptions
 
 
-def prepare(options: CompareOptions, figures: FigureOptions) -> CompareJob:
+def prepare(options: CompareOptions, figures: FigureOptions, verdicts: VerdictOptions) -> CompareJob:
     """Checks every option and loads the data of the standard cases.
 
     Args:
         options: Cases, scale and output.
         figures: Format of the figures.
+        verdicts: What the verdicts decide.
     """
     if not options.case:
         raise ValueError(f"case: got none, allowed are {', '.join(catalogue('cases'))}")
@@ -108,19 +106,22 @@ def prepare(options: CompareOptions, figures: FigureOptions) -> CompareJob:
         choose("cases", name)  # before any data is loaded
     names, scale = dict.fromkeys(options.case), (options.data_dir, options.scale, options.seed)
     settings = [setting for name in names for setting in case_settings(name, *scale)]
-    values = asdict(options) | asdict(figures)
-    return CompareJob(settings, values, options.seed, options.output, figures, options.strict)
+    values = asdict(options) | asdict(figures) | asdict(verdicts)
+    return CompareJob(settings, values, options.seed, options.output, figures, verdicts)
 
 
-def prepare_run(options: ComparisonOptions, figures: FigureOptions, described: Description) -> CompareJob:
+def prepare_run(
+    options: ComparisonOptions, figures: FigureOptions, verdicts: VerdictOptions, described: Description
+) -> CompareJob:
     """Checks the options of a run, as ``train`` does, and loads its data, to compare the run with theory.
 
     Args:
         options: Options of the comparison.
         figures: Format of the figures.
+        verdicts: What the verdicts decide.
         described: The run.
     """
-    values = described.values() | asdict(options) | asdict(figures)
+    values = described.values() | asdict(options) | asdict(figures) | asdict(verdicts)
     whole("evaluations", options.evaluations)
     described = _of_layers(described, whole("hidden_layers", options.hidden_layers))
     preview(described)
@@ -131,7 +132,7 @@ def prepare_run(options: ComparisonOptions, figures: FigureOptions, described: D
     setting = comparison_of(
         built.algorithm, built.examples, run.num_rounds, run.seed, evaluation, options.widths, options.draws
     )
-    return CompareJob([setting], values, run.seed, options.output, figures, options.strict)
+    return CompareJob([setting], values, run.seed, options.output, figures, verdicts)
 
 
 def _of_layers(described: Description, hidden_layers: int) -> Description:
@@ -149,14 +150,18 @@ def _of_layers(described: Description, hidden_layers: int) -> Description:
 
 def run_job(job: CompareJob) -> Ended:
     """Compares every setting, writes files after each, prints tables and draws figures; returns the outcome."""
-    screen, start = console(), time.perf_counter()
+    screen, times = console(), {"start: programs and data": cli.seconds()}
     say, folder = clock(screen), output_folder(job.output)
     write_config(folder, "compare", job.options)
     results, figures, drawings = list[Compared](), job.figures.within(folder), list[Future[list[Path]]]()
+    time_left = TimeLeft(sum(map(_programs, job.settings)))
     with ThreadPoolExecutor(1) as artist:  # draws while the next setting is computed
         for setting in job.settings:
-            screen.print(f"[bold]{setting.title}[/bold]")
+            left = f", {time_left}" if results else ""
+            place = f" ({len(results) + 1} of {len(job.settings)}{left})" if len(job.settings) > 1 else ""
+            screen.print(f"[bold]{setting.title}[/bold]{place}")
             results.append(compared(setting, progress=True, say=say))
+            time_left.finish(_programs(setting), results[-1].seconds)
             _write(folder, job.seed, results)
             drawings.append(artist.submit(draw_each, results[-1], figures))
             _show(screen, results[-1])
@@ -167,13 +172,23 @@ def run_job(job: CompareJob) -> Ended:
         tables.show_verdicts(screen, verdicts, "Do simulation and theory agree?", tables.COMPARISON_LEGEND)
         screen.print()
     paths = [*(path for drawing in drawings for path in drawing.result()), *draw_together(results, figures)]
-    screen.print(f"[bold]{summary(verdicts)}[/bold] ({time.perf_counter() - start:.0f} s)")
+    for step, taken in (item for r in results for item in r.times.items()):
+        times[step] = times.get(step, 0.0) + taken
+    tables.show_times(screen, times, cli.seconds())
+    screen.print(f"[bold]{summary(verdicts)}[/bold]")
     screen.print(f"{len(paths)} figures in {folder / 'figures'}; numbers in {folder / 'result.json'}", highlight=False)
     if all(setting.is_standard for setting in job.settings):
         screen.print(NEXT, highlight=False)
     failed = any(verdict.passed is False for verdict in verdicts)
     failures = [*_diverged(results), *[summary(verdicts)] * failed]
-    return ended(failures, undecided=undecided(verdicts), strict=job.strict)
+    seconds = {r.setting.name: r.seconds for r in results}
+    return job.verdicts.ended("compare", {r.setting.name: r.verdicts for r in results}, seconds, failures)
+
+
+def _programs(setting: Setting) -> int:
+    """Counts the programs that train networks, which a setting's time follows, compiled or kept."""
+    evolutions = len(setting.size.widths) + (2 if setting.ntk_fl and setting.ntk_fl.exact_draws else 0)
+    return len(setting.size.widths) + evolutions
 
 
 def _diverged(results: list[Compared]) -> list[str]:

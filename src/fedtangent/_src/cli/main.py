@@ -19,7 +19,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
-from fedtangent._src.cli import PROGRAM, summaries
+from fedtangent._src.cli import PROGRAM, begin, summaries
 
 if TYPE_CHECKING:  # they import JAX, which --help and --version do without
     from fedtangent._src.cli.arguments import Option
@@ -71,6 +71,7 @@ def run(arguments: list[str], loaded: Callable[[], None] = lambda: None) -> int:
         arguments: Words of the command line.
         loaded: Function that is called once the modules of the command line are imported.
     """
+    begin()
     import fedtangent
 
     if arguments == ["--version"]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
+import time
 from collections.abc import Sequence
 from typing import Any, TypeAlias
 
@@ -90,13 +92,16 @@ def compared(setting: Setting, progress: bool | None = False, say: Report = lamb
     Raises:
         NotFollowed: No theory follows the algorithm.
     """
+    begun = time.perf_counter()
     if setting.start is not None:
         return compare_from(setting, progress, say)
     if isinstance(setting.rule, str):
         try:
             return compare_on_features(setting, progress, say)
         except followed.NotFollowed as error:
-            return compare_from(at_seed(setting, str(error)), progress, say)
+            tried = {"whether the kernel determines the run": time.perf_counter() - begun}
+            at_start = compare_from(at_seed(setting, str(error)), progress, say)
+            return dataclasses.replace(at_start, times=tried | at_start.times)
     return run(setting, progress, say)
 
 

@@ -16,6 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float, Int, Num
 
+from fedtangent._src import pytrees
 from fedtangent._src.checks import flag, instance, number, real_array, shown, whole
 from fedtangent._src.checks import seed as check_seed
 from fedtangent._src.comparison import followed, from_start
@@ -39,15 +40,17 @@ from fedtangent._src.comparison.simulated import cohorts
 from fedtangent._src.comparison.table import expected_accuracy
 from fedtangent._src.data.dataset import Dataset
 from fedtangent._src.data.examples import Examples, Split
+from fedtangent._src.data.federated import federated_data
 from fedtangent._src.engine.clients import default_mapping, engine_for
 from fedtangent._src.engine.history import History, Measurement, at_start, charge, html_of
 from fedtangent._src.engine.loop import Evaluation
-from fedtangent._src.engine.run import examples_of
+from fedtangent._src.engine.run import examples_of, simulate
 from fedtangent._src.entries import option
 from fedtangent._src.kernels.features import kernel_features
 from fedtangent._src.kernels.gram import KernelBlocks
 from fedtangent._src.kernels.large import LargeKernel, check_file
 from fedtangent._src.measures import uncertainty
+from fedtangent._src.models.linearised import linearised
 from fedtangent._src.progress import progress_of
 from fedtangent._src.theory.checks import require_float64
 from fedtangent._src.theory.flow import Flow
@@ -434,7 +437,9 @@ def forecast(
         plan = runs.plan
         say(f"{name}: learning curve, {runs.draws} starts")
         curve = runs.curve(plan.rate, progress)
-        forecast = Forecast(plan, curve, curve, None, *_traffic(plan, cohorts(plan.setting)), None)
+        is_drawn = plan.setting.algorithm.schedule.poll is None
+        traffic = _traffic(plan, cohorts(plan.setting)) if is_drawn else _polled_traffic(plan, kernels, runs.starts)
+        forecast = Forecast(plan, curve, curve, None, *traffic, None)
         if plan.forecasting.rates:
             say(f"{name}: stable and best rate, {runs.tried} starts")
             rates = _rates(runs, float(curve.values["train", plan.loss][: runs.tried, 0].mean()), progress)
@@ -624,15 +629,37 @@ def _fastest_rate(runs: _Runs, rates: Rates) -> float | None:
 
 def _traffic(plan: Plan, cohorts: Cohort) -> tuple[Num[np.ndarray, "r"], Num[np.ndarray, "r"]]:
     """Computes uplink and downlink bytes until each evaluated round, [r] each, as ``simulate`` counts them."""
-    setting, cost = plan.setting, plan.cost
+    setting = plan.setting
     contacted = followed.contacted_clients(setting.algorithm.schedule, cohorts, setting.seed)
     present = np.asarray(cohorts.weight) > 0
     examples = np.asarray(setting.problem.partition.sizes)[np.asarray(cohorts.client)] * present
-    sent = [at_start(cost)]
-    for r in range(setting.size.num_rounds):
-        cohort = Cohort(cohorts.client[r], cohorts.model[r], cohorts.weight[r])
-        sent.append(charge(cost, {"cohort": cohort, "contacted": contacted[r], "examples": examples[r]}))
-    up, down = np.cumsum(np.array(sent, np.int64), axis=0)[list(setting.size.rounds)].T
+    return _sent(plan, {"cohort": cohorts, "contacted": contacted, "examples": examples})
+
+
+def _polled_traffic(
+    plan: Plan, kernels: KernelBlocks | LargeKernel | None, starts: Starts
+) -> tuple[Num[np.ndarray, "r"], Num[np.ndarray, "r"]]:
+    """Computes the bytes of a run whose cohorts depend on its models, from the first initial functions."""
+    setting, problem, start = plan.setting, plan.setting.problem, plan.setting.start
+    if start is not None:
+        data, model = problem.federated(), linearised(setting.model(1), pytrees.take(start, 0))
+    else:
+        assert isinstance(kernels, KernelBlocks)  # checked with the plan
+        features = kernel_features(kernels, problem.y_train.shape[1])
+        model, start = features.model, features.start(np.concatenate([part[0] for part in starts], axis=1))
+        data = federated_data(features.train, problem.y_train, problem.partition, dtype=jnp.float64)
+    silent, rounds = Evaluation(progress=False), setting.size.num_rounds
+    run = simulate(
+        setting.algorithm.on(model), data, num_rounds=rounds, seed=setting.seed, start=start, evaluation=silent
+    )
+    return _sent(plan, run.history.rounds)
+
+
+def _sent(plan: Plan, infos: dict[str, Any]) -> tuple[Num[np.ndarray, "r"], Num[np.ndarray, "r"]]:
+    """Computes the bytes until each evaluated round from the infos of all rounds, arrays [R, ...]."""
+    of_round = [pytrees.take(infos, r) for r in range(plan.setting.size.num_rounds)]
+    sent = [at_start(plan.cost), *(charge(plan.cost, info) for info in of_round)]
+    up, down = np.cumsum(np.array(sent, np.int64), axis=0)[list(plan.setting.size.rounds)].T
     return up, down
 
 

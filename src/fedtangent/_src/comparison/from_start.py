@@ -8,7 +8,6 @@ tangent kernel at ``w_0`` is the same function to rounding, which a verdict chec
 from __future__ import annotations
 
 import dataclasses
-import time
 from typing import Protocol, runtime_checkable
 
 import jax
@@ -26,6 +25,7 @@ from fedtangent._src.comparison.settings import Report, Setting
 from fedtangent._src.comparison.simulated import cohorts, trained_networks
 from fedtangent._src.comparison.verdicts import Verdict
 from fedtangent._src.engine.run import check_start
+from fedtangent._src.progress import Steps
 from fedtangent._src.theory.flow import Flow
 from fedtangent._src.types import Algorithm, AnyArray, Key, PyTree
 
@@ -36,18 +36,16 @@ STATEMENT = "network linearised at its start = flow of its tangent kernel, every
 class FromStart(BesidePrediction):
     """A run from given weights, simulated, and predicted by its linearisation there.
 
-    It has the fields ``setting``, ``simulated`` and ``gaps``, and the properties ``curve``, ``rows`` and ``history``,
-    of ``BesidePrediction``.
+    It has the fields ``setting``, ``simulated``, ``gaps`` and ``times``, and the properties ``curve``, ``rows``,
+    ``history`` and ``seconds``, of ``BesidePrediction``.
 
     Attributes:
         how: Name of the prediction: the flow, or the trained linearised network, with the reason.
         verdicts: Check that the flow equals the linearised network, with wrong flows as controls; empty without a flow.
-        seconds: Time of the comparison.
     """
 
     method = "linearised at the start"
     how: str
-    seconds: float
 
     def __repr__(self) -> str:
         """Returns one line: distance of network and linearisation, and whether the flow equals the linearisation."""
@@ -90,22 +88,21 @@ def compare_from(setting: Setting, progress: bool | None = False, say: Report = 
         progress: Whether to show progress.
         say: Called with a line of text for each step of the work.
     """
-    weights, problem, begun = setting.start, setting.problem, time.perf_counter()
-    why = linearised_why(setting)
+    weights, problem, why = setting.start, setting.problem, linearised_why(setting)
+    steps = Steps(say, setting.name, "network from the start")
     with jax.default_matmul_precision("highest"):
-        say(f"{setting.name}: network from the start")
         networks, verdicts = trained_networks(setting, 0, progress, start=weights), list[Verdict]()
         if why:
-            say(f"{setting.name}: linearised network")
+            steps("linearised network")
             train, test = linearised_outputs(setting)()
         else:
-            say(f"{setting.name}: tangent kernel at the start, and its flow")
+            steps("tangent kernel at the start, and its flow")
             train, test = from_starts(flows_at_start(setting, weights), starts_of(networks), networks.rounds)
             # all K models are linearised at the first one's start, and each begins with its own weights
             base, at = setting.model(1), pytrees.take(weights, 0)
             verdicts = [linearised_follows(setting, STATEMENT, base, at, cohorts(setting), weights)]
     gap = gap_of(problem, networks, train, test)
-    return FromStart(setting, (networks,), (gap,), tuple(verdicts), how_at_start(setting), time.perf_counter() - begun)
+    return FromStart(setting, (networks,), (gap,), tuple(verdicts), steps.stop(), how_at_start(setting))
 
 
 def at_seed(setting: Setting, why: str) -> Setting:
@@ -142,7 +139,7 @@ def weights_of(
         start: A typed key or parameters, as in ``simulate``; None: the weights that ``simulate`` draws from ``seed``.
     """
     check_start(algorithm, num_clients, start)
-    check_linearisable(algorithm.model, x)
+    check_linearisable(algorithm.model, x, algorithm.schedule)
     if algorithm.params is None:
         raise ValueError(f"algorithm: got {algorithm.name}, must be one of global models")
     weights = algorithm.params(algorithm.init(seed, num_clients, start))

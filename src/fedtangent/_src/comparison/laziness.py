@@ -40,7 +40,7 @@ from fedtangent._src.kernels.gram import KernelBlocks, kernel_blocks
 from fedtangent._src.measures.tangent_kernels import KernelDiagnostics, kernel_diagnostics
 from fedtangent._src.models.linearised import first_order, linearised
 from fedtangent._src.theory.flow import Flow
-from fedtangent._src.types import Algorithm, AnyArray, Array, ArrayLike, FederatedData, Key, Model, PyTree
+from fedtangent._src.types import Algorithm, AnyArray, Array, ArrayLike, FederatedData, Key, Model, PyTree, Schedule
 
 METRICS = ("feature_learning", "initial_kernel", "total", "drift")  # the parts, and the kernel's drift beside them
 
@@ -241,13 +241,16 @@ def linearised_paths(
     return paths
 
 
-def check_linearisable(model: Model, x: Shaped[AnyArray, "m ..."]) -> None:
-    """Raises ``ValueError`` for a model that has no forward-mode derivatives (``jax.jvp``).
+def check_linearisable(model: Model, x: Shaped[AnyArray, "m ..."], schedule: Schedule | None = None) -> None:
+    """Raises ``ValueError`` for a model without forward-mode derivatives (``jax.jvp``), or several that are compared.
 
     Args:
         model: The model.
         x: Some inputs.
+        schedule: Schedule of the run; its clients must not compare models, each of which is linearised in its own run.
     """
+    if schedule is not None and schedule.poll is not None and schedule.num_models > 1:
+        raise ValueError(f"schedule: compares K = {schedule.num_models} models, must be of one for a linearisation")
     shapes = jax.eval_shape(model.init, jax.random.key(0))
     try:
         jax.jit(functools.partial(first_order, model)).lower(shapes, shapes, x)
@@ -347,7 +350,7 @@ def laziness_diagnostics(built: Built, evaluate_every: int, num_examples: int = 
         ValueError: As ``kernel_diagnostics`` raises, or ``jax.jvp`` cannot differentiate the model.
     """
     algorithm, run = built.algorithm, built.description.run
-    check_linearisable(built.model, built.data.x[:2])
+    check_linearisable(built.model, built.data.x[:2], algorithm.schedule)
     kernels = kernel_diagnostics(algorithm, built.model, built.data, run.seed, num_examples, run.seed)
     test = built.examples.train if built.examples.test is None else built.examples.test
     x = jnp.concatenate([kernels.watched.x, test.x[sampled(num_examples, test.x, test.targets)]])

@@ -8,7 +8,6 @@ the same algorithm from the same initial functions.
 from __future__ import annotations
 
 import dataclasses
-import time
 
 import jax
 import numpy as np
@@ -25,6 +24,7 @@ from fedtangent._src.comparison.statistics import relative_errors
 from fedtangent._src.comparison.verdicts import EXACT, Verdict, exact_verdict, summary
 from fedtangent._src.data import partition
 from fedtangent._src.kernels.features import KernelFeatures, kernel_features
+from fedtangent._src.progress import Steps
 from fedtangent._src.types import Partition
 
 WRONG_KERNELS = (0.75, 0.5, 0.25)  # factors of the kernel, as wrong as these factors of the rate
@@ -34,19 +34,17 @@ WRONG_KERNELS = (0.75, 0.5, 0.25)  # factors of the kernel, as wrong as these fa
 class OnFeatures(BesidePrediction):
     """Networks of several widths, and the same runs on the features of their analytic kernel.
 
-    It has the fields ``setting``, ``simulated`` and ``gaps``, and the properties ``curve``, ``rows`` and ``history``,
-    of ``BesidePrediction``.
+    It has the fields ``setting``, ``simulated``, ``gaps`` and ``times``, and the properties ``curve``, ``rows``,
+    ``history`` and ``seconds``, of ``BesidePrediction``.
 
     Attributes:
         rotations: The measurement that the kernel determines the algorithm's runs.
         verdicts: Comparisons with their negative controls; none if the algorithm draws random numbers besides
             minibatches and cohorts, which networks and features do not share.
-        seconds: Time of the comparison.
     """
 
     method = "kernel's features"
     rotations: RotationTest
-    seconds: float
 
     def __repr__(self) -> str:
         """Returns the title, the prediction, the distance at each width, and the outcome, in one line."""
@@ -84,21 +82,23 @@ def compare_on_features(setting: Setting, progress: bool | None = False, say: Re
     Raises:
         NotFollowed: The kernel does not determine the algorithm's runs; the message says by how much they differ.
     """
-    begun, problem, rounds = time.perf_counter(), setting.problem, setting.size.rounds
+    problem, rounds = setting.problem, setting.size.rounds
+    steps = Steps(say, setting.name, "kernel and its features")
     with jax.default_matmul_precision("highest"):
         blocks = setting.blocks(progress)
         features = kernel_features(blocks, problem.y_train.shape[1])
         paths = feature_paths(setting.algorithm, problem.y_train, problem.partition, rounds)
         f0 = features.spanned(np.concatenate(prior_starts(setting, blocks, 1), axis=2)[0])
-        say(f"{setting.name}: whether the kernel determines the run, on rotated features")
+        steps("whether the kernel determines the run, on rotated features")
         rotations = checked_rotations(setting, paths, features, f0)
-        networks = tuple(train([network_training(setting, width) for width in setting.size.widths], progress, say))
-        say(f"{setting.name}: the kernel's features, from the initial functions of the networks")
+        networks = tuple(train([network_training(setting, width) for width in setting.size.widths], progress, steps))
+        steps("the kernel's features, from the initial functions of the networks")
         predicted = [feature_outputs(paths, features, setting, starts_of(of_width)) for of_width in networks]
+        steps("verdicts on networks")
         verdicts = feature_verdicts(setting, paths, features, networks, predicted) if rotations.is_exact else []
     pairs = zip(networks, predicted, strict=True)
     gaps = tuple(gap_of(problem, of_width, *outputs) for of_width, outputs in pairs)
-    return OnFeatures(setting, networks, gaps, tuple(verdicts), rotations, time.perf_counter() - begun)
+    return OnFeatures(setting, networks, gaps, tuple(verdicts), steps.stop(), rotations)
 
 
 def how_on_features(setting: Setting) -> str:

@@ -65,6 +65,7 @@ class BesidePrediction:
         gaps: Predicted outputs from the networks' initial functions, and their distance to the networks, for each
             width.
         verdicts: Comparisons with their negative controls.
+        times: Seconds of each step of the comparison, by its name.
     """
 
     method: ClassVar[str]  # name of the prediction
@@ -73,6 +74,12 @@ class BesidePrediction:
     simulated: tuple[Simulated, ...]
     gaps: tuple[Gap, ...]
     verdicts: tuple[Verdict, ...]
+    times: dict[str, float]
+
+    @property
+    def seconds(self) -> float:
+        """The time of the comparison: the sum of ``times``."""
+        return sum(self.times.values())
 
     @property
     def undecided(self) -> tuple[str, ...]:

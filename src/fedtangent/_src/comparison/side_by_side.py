@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from typing import NamedTuple
 
 import jax
@@ -28,6 +27,7 @@ from fedtangent._src.comparison.verdicts import Verdict, summary, undecided
 from fedtangent._src.engine.history import History, html_of
 from fedtangent._src.engine.memory import DoesNotFit
 from fedtangent._src.losses import targets_of
+from fedtangent._src.progress import Steps
 from fedtangent._src.theory.checks import require_float64
 
 FEWEST_DRAWS = 5  # for the interval of a variance
@@ -47,7 +47,12 @@ class Comparison(NamedTuple):
     rows: tuple[MethodRow, ...]
     verdicts: tuple[Verdict, ...]
     laziness: tuple[Laziness, ...]  # one per width; empty for linear models and for kernels that are too large
-    seconds: float
+    times: dict[str, float]  # seconds of each step, by its name
+
+    @property
+    def seconds(self) -> float:
+        """The time of the comparison: the sum of ``times``."""
+        return sum(self.times.values())
 
     @property
     def setting(self) -> Setting:
@@ -146,27 +151,28 @@ def run(setting: Setting, progress: bool | None = False, say: Report = lambda li
         whole(name, draws, FEWEST_DRAWS)
     if not setting.is_linear and len(set(size.widths)) < FEWEST_WIDTHS:
         raise ValueError(f"widths: got {size.widths}, must be at least {FEWEST_WIDTHS} for the slope against the width")
-    start = time.perf_counter()
+    steps = Steps(say, setting.name, "federated flow and limit")
     with jax.default_matmul_precision("highest"):
-        say(f"{setting.name}: federated flow and limit")
-        flow_start = time.perf_counter()
         theory = predict(setting, cohorts(setting), progress)
-        flow_seconds = time.perf_counter() - flow_start
+        flow_seconds = sum(steps.stop().values())
+        steps("programs of the networks")
         watched = watched_draws(setting)
         trainings = [network_training(setting, width, watched) for width in size.widths]
         trainings += _evolutions(setting, say)
-        simulated = train(trainings, progress, say)
+        simulated = train(trainings, progress, steps)
+        steps("predictions from the networks' initial functions")
         networks, evolved = tuple(simulated[: len(size.widths)]), tuple(simulated[len(size.widths) :])
         predictions = [from_starts(theory.flow, starts_of(of_width), of_width.rounds) for of_width in networks]
         pairs = zip(networks, predictions, strict=True)
         gaps = tuple(gap_of(setting.problem, of_width, *outputs) for of_width, outputs in pairs)
         curve, laziness = _flow_curve(theory, networks[-1]), tuple[Laziness, ...]()
         if watched:
+            steps("linearised networks")
             flows = [at_points(setting.problem, gap.train, gap.test) for gap in gaps]
             laziness = tuple(split(theory, *pair) for pair in zip(networks, flows, strict=True))
-        verdicts = all_verdicts.all_verdicts(theory, networks, evolved, say)
+        verdicts = all_verdicts.all_verdicts(theory, networks, evolved, steps)
     rows = _rows(theory, networks, evolved, gaps, flow_seconds)
-    return Comparison(theory, networks, evolved, gaps, curve, rows, verdicts, laziness, time.perf_counter() - start)
+    return Comparison(theory, networks, evolved, gaps, curve, rows, verdicts, laziness, steps.stop())
 
 
 def _evolutions(setting: Setting, say: Report) -> list[Training]:

@@ -29,6 +29,8 @@ EXACT = 1e-9
 MARGIN = 1e3  # how much farther than an exact bound its controls must be: orders of magnitude, never rounding
 ByWidth = Sequence[np.ndarray]  # [n] errors for each width
 
+CONTROL_WORDS = {True: "fails, as it must", False: "PASSES TOO: inconclusive", None: "undecided"}
+
 
 class Verdict(NamedTuple):
     """One comparison of simulation with theory, and its control: a wrong theory that must fail the same check.
@@ -78,6 +80,12 @@ class Verdict(NamedTuple):
         if self.holds is False or self.control_fails is False:
             return False
         return None if self.holds is None or self.control_fails is None else True
+
+    @property
+    def finding(self) -> str:
+        """Measured and expected value, and what became of the control, in one line."""
+        control = f"{self.control}: {self.control_measured}, {CONTROL_WORDS[self.control_fails]}"
+        return f"measured {self.measured}, expected {self.expected}; control: {control}"
 
 
 def as_rows(verdicts: Sequence[Verdict]) -> list[dict[str, object]]:

@@ -245,10 +245,12 @@ def charge(cost: Cost, infos: dict[str, PyTree]) -> tuple[int, int]:
     A client that drops out has received a model and sends nothing.
 
     Args:
-        cost: Bytes of a message and of a broadcast.
+        cost: Bytes of a message, of a broadcast and of a poll.
         infos: Infos of the rounds, arrays [R, ...].
     """
     active = int(np.sum(infos["cohort"].weight > 0))
     contacted = int(np.sum(infos["contacted"], dtype=np.int64))
     examples = int(np.sum(infos["examples"], dtype=np.int64))
-    return cost.uplink * active + cost.uplink_per_example * examples, cost.downlink * contacted
+    polled = int(np.sum(infos.get("polled", 0), dtype=np.int64))
+    uplink = cost.uplink * active + cost.uplink_per_example * examples + cost.uplink_per_poll * polled
+    return uplink, cost.downlink * contacted + cost.downlink_per_poll * polled

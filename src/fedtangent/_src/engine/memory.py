@@ -73,6 +73,7 @@ class _TracedRound(NamedTuple):
     state: PyTree  # shapes of the state
     server: int
     slot: int
+    slots: int  # of the cohort, or of the questions of a poll if they are more
     outputs: int
     infos: int
     block: int  # copy of the cohort's examples, 0 without one
@@ -89,8 +90,9 @@ def _trace(algorithm: Algorithm, shapes: tuple[Any, ...], max_client_size: int, 
         row = pytrees.take(slots, 0)
         closed = jax.make_jaxpr(train)(shared, row)
         outputs = jax.eval_shape(lambda: scan_clients(train, shared, aggregate, acc, slots)[1])
-        of_slots.update(
-            slot=peak_bytes(closed.jaxpr),
+        of_slots.update(  # training comes after a poll
+            slot=max(peak_bytes(closed.jaxpr), of_slots.get("slot", 0)),
+            slots=max(slots.client.shape[0], of_slots.get("slots", 0)),
             block=pytrees.num_bytes(slots.block),
             message=pytrees.num_bytes(acc) // algorithm.schedule.num_models,
             outputs=pytrees.num_bytes(outputs) // algorithm.schedule.num_slots,
@@ -133,7 +135,7 @@ def plan(
     """
     shapes = tuple((tuple(leaf.shape), str(leaf.dtype)) for leaf in data)
     traced = _trace(algorithm, shapes, max_client_size, data.num_clients)
-    slots = -(-algorithm.schedule.num_slots // mapping.devices)
+    slots = -(-traced.slots // mapping.devices)
     copies = 1 if mapping.kind == "scan" and mapping.devices == 1 else 3  # others arrange the slots
     others = [x for x in evaluated if x is not data.x]
     return MemoryPlan(

@@ -16,9 +16,11 @@ from fedtangent._src.checks import choice, instance, tokens
 from fedtangent._src.federated.aggregate import slots_of, weighted_mean
 from fedtangent._src.federated.faults import num_contacted
 from fedtangent._src.federated.local import client_view
+from fedtangent._src.federated.polling import NUMBER_BYTES, answers
 from fedtangent._src.federated.predict import Personal, mean_of_models
 from fedtangent._src.federated.schedule import WEIGHTINGS
 from fedtangent._src.federated.wire.channel import lossless
+from fedtangent._src.losses import get_loss
 from fedtangent._src.models.rows import check_independent_rows, check_reads
 from fedtangent._src.types import (
     Accept,
@@ -35,7 +37,10 @@ from fedtangent._src.types import (
     FederatedData,
     Key,
     Local,
+    Loss,
     Model,
+    Poll,
+    Polled,
     Prediction,
     PyTree,
     RoundInfo,
@@ -105,6 +110,7 @@ class _Composed(NamedTuple):
     aggregate: Aggregate
     channel: Channel
     shapes: _Shapes
+    loss: Loss  # by which clients train, and which polled clients answer
 
 
 class TrainedSlots(NamedTuple):
@@ -136,18 +142,25 @@ def compose(
         composition: The clients' training and the rule for theory; None if theory has no rule.
 
     Raises:
-        ValueError: A model or schedule of another type, or an unknown ``weighting``.
+        ValueError: A model or schedule of another type, an unknown ``weighting``, or a schedule with a poll that does
+            not fit the other parts.
     """
     instance("model", model, Model)
     instance("schedule", schedule, Schedule)
     instance("parts", parts, Parts)
     choice("weighting", parts.weighting, WEIGHTINGS)
+    composition = Composition(weighting=parts.weighting) if composition is None else composition
+    if schedule.poll is not None:
+        _check_poll(name, schedule.poll, parts)
+        composition = composition._replace(rule=POLLS)
     # jitted so that the shape of a message and the round itself share one trace
     local = local._replace(update=jax.jit(local.update, inline=True))
     aggregate = weighted_mean() if parts.aggregate is None else parts.aggregate
     channel = lossless() if parts.channel is None else parts.channel
     sent = jax.jit(partial(_sent, model, local, server), static_argnames="largest")  # one trace for all runs
-    composed = _Composed(model, local, server, schedule, parts, aggregate, channel, sent.eval_shape)
+    training = composition.training
+    loss = model.loss if training is None else training.loss
+    composed = _Composed(model, local, server, schedule, parts, aggregate, channel, sent.eval_shape, get_loss(loss))
 
     def init(key: Key | int, num_clients: int, start: Key | PyTree | None = None) -> State:
         return _init(composed, streams.keys(key), num_clients, start)
@@ -159,11 +172,8 @@ def compose(
         return _cost(composed, data, engine)
 
     def params(state: State) -> PyTree:
-        of_model = jax.eval_shape(lambda: model.init(jax.random.key(0)))
-        return pytrees.cast_like(jax.vmap(server.params)(state.server), of_model)
+        return _params(composed, state)
 
-    training = None if composition is None else composition.training
-    loss = model.loss if training is None else training.loss
     trained = model._replace(loss=loss if isinstance(loss, str) else "squared_error")  # its ensembles average by loss
 
     def predict_state(state: State, x: Shaped[AnyArray, "n ..."]) -> Prediction:
@@ -188,8 +198,28 @@ def compose(
         schedule,
         None if parts.personal is None else predict_personal,
         params if parts.predict is None else None,
-        Composition(weighting=parts.weighting) if composition is None else composition,
+        composition,
     )
+
+
+POLLS = (  # why theory has no closed form
+    "its schedule chooses clients by what they answer about the models, so that no cohort is known before training; "
+    "nearest is a schedule that draws, such as uniform"
+)
+
+
+def _check_poll(name: str, poll: Poll, parts: Parts) -> None:
+    """Raises ``ValueError`` for a poll that does not fit how an algorithm predicts, or how it averages."""
+    if parts.predict is not None:
+        raise ValueError(f"schedule: polls clients about the global models, but {name} does not predict with them")
+    if poll.inverse_weights and parts.aggregate is not None:
+        raise ValueError(f"schedule: has inverse probabilities as weights, but {name} does not average by weights")
+
+
+def _params(composed: _Composed, state: State) -> PyTree:
+    """Returns the parameters of the K models as clients receive them, [K, ...]."""
+    of_model = jax.eval_shape(lambda: composed.model.init(jax.random.key(0)))
+    return pytrees.cast_like(jax.vmap(composed.server.params)(state.server), of_model)
 
 
 @partial(jax.jit, static_argnames="model")
@@ -264,6 +294,14 @@ def _cost(composed: _Composed, data: FederatedData, engine: Engine) -> Cost:
     message, broadcast = composed.shapes(data, largest=engine.max_client_size)
     uplink, per_example = composed.channel.uplink(message, broadcast)
     cost = Cost(uplink, per_example, pytrees.num_bytes(broadcast))
+    poll = composed.schedule.poll
+    if poll is not None:
+        of_model = pytrees.num_bytes(jax.eval_shape(lambda: composed.model.init(jax.random.key(0))))
+        cost = cost._replace(
+            downlink=max(cost.downlink - of_model, 0),  # a candidate that trains has the parameters already
+            uplink_per_poll=NUMBER_BYTES * poll.num_answers,
+            downlink_per_poll=composed.schedule.num_models * of_model,
+        )
     return cost if composed.parts.ledger is None else composed.parts.ledger(cost, data)
 
 
@@ -293,11 +331,11 @@ def _check_examples(model: Model, data: FederatedData) -> None:
 
 def _step(composed: _Composed, state: State, data: FederatedData, engine: Engine) -> tuple[State, dict[str, PyTree]]:
     """Computes one round: draw the cohort, broadcast, train, settle the clients' states, update the server, report."""
-    cohort, schedule_state = _draw(composed, state, data)
+    cohort, schedule_state, asked = _draw(composed, state, data, engine)
     acc, trained = _train(composed, state, data, engine, cohort)
     client, memory = _settle(composed, state, cohort, trained)
     received, refused = _heard(composed, state, cohort, trained)
-    server, server_info = _update(composed, state, acc, received)
+    server, server_info = _update(composed, state, acc, received, data)
     after = State(state.round + 1, state.key, state.schedule_key, schedule_state, server, client, memory)
     report: dict[str, PyTree] = {
         "cohort": cohort,
@@ -305,17 +343,29 @@ def _step(composed: _Composed, state: State, data: FederatedData, engine: Engine
         "model_weight": received.weight,
         "rejected": jnp.zeros((composed.schedule.num_models,), jnp.int32).at[cohort.model].add(refused),
     }
-    return after, report | trained.info | server_info
+    return after, report | asked | trained.info | server_info
 
 
-def _draw(composed: _Composed, state: State, data: FederatedData) -> tuple[Cohort, PyTree]:
-    """Returns the round's cohort, with its weights, and the schedule's next state."""
+def _draw(
+    composed: _Composed, state: State, data: FederatedData, engine: Engine
+) -> tuple[Cohort, PyTree, dict[str, Array]]:
+    """Returns the round's cohort, with its weights, the schedule's next state, and how many clients were polled."""
     import chex  # here: it is heavy, and needed only when a round is traced
 
-    cohort, schedule_state = composed.schedule.sample(state.schedule_key, state.schedule, state.round)
+    key, poll, asked = state.schedule_key, composed.schedule.poll, dict[str, Array]()
+    if poll is None:
+        cohort, schedule_state = composed.schedule.sample(key, state.schedule, state.round)
+    else:
+        sizes = data.offsets[1:] - data.offsets[:-1]
+        client = poll.candidates(streams.apart(key, streams.CANDIDATES), state.round, sizes)
+        chex.assert_shape(client, (poll.num_candidates,))
+        value = answers(poll.measure, composed.model, composed.loss, _params(composed, state), client, data, engine)
+        weight = _client_weights(composed, data)[client]
+        cohort, schedule_state = poll.choose(key, state.schedule, state.round, Polled(client, weight, value))
+        asked = {"polled": jnp.sum(weight > 0, dtype=jnp.int32)}
     chex.assert_shape(cohort, (composed.schedule.num_slots,))
     chex.assert_type((cohort.client, cohort.model, cohort.weight), (jnp.int32, jnp.int32, float))
-    return _weigh(cohort, data.offsets, composed.parts.weighting), schedule_state
+    return _weigh(cohort, data.offsets, composed.parts.weighting), schedule_state, asked
 
 
 def _train(
@@ -386,6 +436,13 @@ def _weigh(cohort: Cohort, offsets: Array | np.ndarray, weighting: str) -> Cohor
     return cohort._replace(weight=cohort.weight * factor.astype(cohort.weight.dtype))
 
 
+def _client_weights(composed: _Composed, data: FederatedData) -> Array:
+    """Returns the weight of each client in a mean over all clients, [N]."""
+    clients = jnp.arange(composed.schedule.num_clients, dtype=jnp.int32)
+    everyone = Cohort(clients, jnp.zeros_like(clients), jnp.ones(clients.shape, jnp.float32))
+    return _weigh(everyone, data.offsets, composed.parts.weighting).weight
+
+
 def _settle(composed: _Composed, state: State, cohort: Cohort, trained: TrainedSlots) -> tuple[PyTree, PyTree]:
     """Writes the new states and channel memory of the clients that trained; all other clients keep theirs."""
     # Empty and refused slots name a client too: their writes are dropped, so that they cannot overwrite the slot that
@@ -406,9 +463,14 @@ def _heard(composed: _Composed, state: State, cohort: Cohort, trained: TrainedSl
     return RoundInfo(round_, weight, count, streams.server_keys(state.key, state.round, num_models)), refused
 
 
-def _update(composed: _Composed, state: State, acc: PyTree, received: RoundInfo) -> tuple[PyTree, dict[str, Array]]:
+def _update(
+    composed: _Composed, state: State, acc: PyTree, received: RoundInfo, data: FederatedData
+) -> tuple[PyTree, dict[str, Array]]:
     """Returns the server's states after the round, and its report."""
-    aggregated = composed.aggregate.finish(acc)
+    aggregated, poll = composed.aggregate.finish(acc), composed.schedule.poll
+    if poll is not None and poll.inverse_weights:
+        share = received.weight / jnp.sum(_client_weights(composed, data))
+        aggregated = jax.vmap(pytrees.scale)(share, aggregated)
     updated, report = composed.server.map_models(composed.server.update)(state.server, aggregated, received)
     still = state.server
     if composed.server.unheard is not None:

@@ -22,7 +22,7 @@ from jaxtyping import Bool, Float, Float32, Float64, Int, Int32, Num
 
 from fedtangent._src import pytrees, streams
 from fedtangent._src.checks import choice, number, real_array, shown, whole
-from fedtangent._src.types import Accept, Array, ArrayLike, Cohort, Key, PyTree, Schedule
+from fedtangent._src.types import Accept, Array, ArrayLike, Cohort, Key, Polled, PyTree, Schedule
 
 DISTRIBUTIONS = ("lognormal", "exponential")
 MOST_DELAY = 1000  # rounds: a server keeps so many models, and one more
@@ -167,14 +167,22 @@ def _wrapped(
     def init(key: Key) -> Contacted:
         return Contacted(schedule.init(key), jnp.int32(0), jnp.float32(0))
 
-    def sample(key: Key, state: Contacted, round_: Int[Array, ""]) -> tuple[Cohort, Contacted]:
-        cohort, inner = schedule.sample(key, state.inner, round_)
+    def at_fault(key: Key, round_: Int[Array, ""], cohort: Cohort, inner: PyTree) -> tuple[Cohort, Contacted]:
         fault_key = jax.random.fold_in(streams.apart(key, stream), round_)
         before = inner.waited if isinstance(inner, Contacted) else jnp.float32(0)
         picked, waited = pick(jax.random.fold_in(fault_key, _depth(inner)), cohort, before)
         return picked, Contacted(inner, num_contacted(schedule, cohort, inner), waited)
 
-    return Schedule(schedule.num_models, schedule.num_clients, num_slots, init, sample, lambda state: state.contacted)
+    def sample(key: Key, state: Contacted, round_: Int[Array, ""]) -> tuple[Cohort, Contacted]:
+        return at_fault(key, round_, *schedule.sample(key, state.inner, round_))
+
+    def choose(key: Key, state: Contacted, round_: Int[Array, ""], polled: Polled) -> tuple[Cohort, Contacted]:
+        assert schedule.poll is not None
+        return at_fault(key, round_, *schedule.poll.choose(key, state.inner, round_, polled))
+
+    poll = None if schedule.poll is None else schedule.poll._replace(choose=choose)
+    numbers = schedule.num_models, schedule.num_clients, num_slots
+    return Schedule(*numbers, init, sample, lambda state: state.contacted, poll, schedule.slots_per_model)
 
 
 def _depth(state: PyTree) -> int:

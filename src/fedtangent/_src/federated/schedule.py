@@ -3,6 +3,9 @@
 A schedule draws a ``Cohort`` of S slots for each round, with weight 1 in a filled slot and 0 in an empty one; the
 engine multiplies the weights by the clients' sizes, unless the weighting is uniform. Draws depend only on the
 schedule's key, so the cohorts of a run can be drawn without training (``drawn_cohorts``).
+
+Schedules with a ``Poll`` choose by what clients answer about the current models, so their cohorts are known only in a
+run. ``polling.answers`` computes the answers.
 """
 
 from __future__ import annotations
@@ -17,12 +20,14 @@ import numpy as np
 from jaxtyping import Bool, Float, Float32, Int, Int32
 
 from fedtangent._src import streams
-from fedtangent._src.checks import choice, instance, number, whole
+from fedtangent._src.checks import choice, flag, instance, number, whole
 from fedtangent._src.entries import Entry
 from fedtangent._src.federated.graph import Graph, check_stochastic, metropolis_hastings, named_graph
-from fedtangent._src.types import Array, Cohort, Key, Partition, Schedule
+from fedtangent._src.types import Array, Cohort, Key, Partition, Poll, Polled, PyTree, Schedule
 
 WEIGHTINGS = ("examples", "uniform")
+MEASURES = ("loss", "gradient_norm")  # what a poll asks for
+FITS = ("worst", "best")
 
 
 def _memoryless(num_models: int, num_clients: int, num_slots: int, draw: Callable[[Key, Array], Cohort]) -> Schedule:
@@ -329,6 +334,206 @@ def own_models(num_clients: int) -> Schedule:
     return _memoryless(num_clients, num_clients, num_clients, draw)
 
 
+def by_poll(
+    num_models: int,
+    num_clients: int,
+    num_slots: int,
+    poll: Poll,
+    init: Callable[[Key], PyTree] = lambda key: (),
+) -> Schedule:
+    """Builds a schedule that chooses the cohort of each round by what clients answer about the current models.
+
+    Args:
+        num_models: Models K.
+        num_clients: Clients N.
+        num_slots: Slots S of a round's cohort.
+        poll: Which clients are asked what, and the choice by their answers.
+        init: Draws the first state from a key; by default the schedule has no state.
+
+    Raises:
+        ValueError: A number out of range, or an unknown measure.
+    """
+    whole("num_clients", num_clients)
+    whole("num_models", num_models)
+    whole("num_slots", num_slots)
+    instance("poll", poll, Poll)
+    whole("num_candidates", poll.num_candidates, 1, num_clients)
+    choice("measure", poll.measure, MEASURES)
+    whole("num_answers", poll.num_answers)
+
+    def sample(key: Key, state: PyTree, round_: Int[Array, ""]) -> tuple[Cohort, PyTree]:
+        raise ValueError(
+            "schedule: got one that chooses clients by what they answer about the models, must be one that draws its "
+            "cohorts before training, such as uniform_sampling; a run records its cohorts in history.rounds"
+        )
+
+    return Schedule(num_models, num_clients, num_slots, init, sample, poll=poll)
+
+
+def power_of_choice(num_clients: int, candidates: int, clients_per_round: int) -> Schedule:
+    """Builds power-of-choice (Cho et al., 2020, section 4): of some candidates, those with the largest losses train.
+
+    Candidates are drawn one after another without replacement, in proportion to their numbers of examples. Of equal
+    losses the candidate that was drawn first counts as larger. The paper averages the chosen clients uniformly:
+    ``Averaging(weighting="uniform")``.
+
+    Args:
+        num_clients: Clients N.
+        candidates: Clients D that are asked for their losses in a round.
+        clients_per_round: Clients of a round, which is the number S of slots; at most ``candidates``.
+    """
+    whole("candidates", candidates, 1, whole("num_clients", num_clients))
+    whole("clients_per_round", clients_per_round, 1, candidates)
+
+    def drawn(key: Key, round_: Int[Array, ""], sizes: Int[Array, "N"]) -> Int32[Array, "D"]:
+        times = jax.random.exponential(jax.random.fold_in(key, round_), (num_clients,), jnp.float32)
+        first = jnp.argsort(jnp.where(sizes > 0, times / jnp.maximum(sizes, 1), jnp.inf))  # arrivals at rates ``sizes``
+        return first[:candidates].astype(jnp.int32)
+
+    def choose(key: Key, state: PyTree, round_: Int[Array, ""], polled: Polled) -> tuple[Cohort, PyTree]:
+        loss = jnp.where(polled.weight > 0, polled.value[0], -jnp.inf)
+        largest = jnp.argsort(-loss, stable=True)[:clients_per_round]
+        client = polled.client[largest]
+        return _cohort(client, jnp.zeros_like(client), polled.weight[largest] > 0), state
+
+    return by_poll(1, num_clients, clients_per_round, Poll(candidates, drawn, choose))
+
+
+def gradient_norm_sampling(num_clients: int, clients_per_round: int) -> Schedule:
+    """Builds optimal client sampling (Chen et al., 2022, eq. 7): clients train with chances that grow with gradients.
+
+    All clients answer the norm of their gradient at the current model. Each then trains with probability ``min(1, c
+    |w_i g_i|)``, independently, where w_i is its weight and c makes the expected number ``clients_per_round``. Messages
+    are divided by these probabilities and by the weight of all clients, so that their sum estimates the mean over all
+    clients without bias, and with the least variance where updates are gradients (``fed_sgd``). The paper's FedAvg uses
+    norms of whole updates, which clients know only after training. If all gradients are 0, no client trains.
+
+    Args:
+        num_clients: Clients N, which is also the number S of slots.
+        clients_per_round: Expected number of clients of a round.
+    """
+    expected = whole("clients_per_round", clients_per_round, 1, whole("num_clients", num_clients))
+
+    def choose(key: Key, state: PyTree, round_: Int[Array, ""], polled: Polled) -> tuple[Cohort, PyTree]:
+        most = jnp.finfo(polled.value.dtype).max / num_clients**2  # so that sums of infinite norms are finite
+        chance = _chances(jnp.minimum(polled.weight * polled.value[0], most), expected)
+        draws = jax.random.uniform(jax.random.fold_in(key, round_), (num_clients,), jnp.float32)
+        weight = jnp.where(draws < chance, 1 / jnp.where(chance > 0, chance, 1), 0)
+        return Cohort(polled.client, jnp.zeros_like(polled.client), weight), state
+
+    poll = Poll(num_clients, _everyone, choose, "gradient_norm", inverse_weights=True)
+    return by_poll(1, num_clients, num_clients, poll)
+
+
+def _everyone(key: Key, round_: Int[Array, ""], sizes: Int[Array, "N"]) -> Int32[Array, "N"]:
+    return jnp.arange(sizes.shape[0], dtype=jnp.int32)
+
+
+def _some_of(num_clients: int, number: int) -> Callable[[Key, Array, Array], Array]:
+    """Returns the function that draws ``number`` candidates uniformly."""
+    if number == num_clients:
+        return _everyone
+    return lambda key, round_, sizes: _distinct(jax.random.fold_in(key, round_), num_clients, number)
+
+
+def _chances(norms: Float[Array, "N"], expected: int) -> Float[Array, "N"]:
+    """Returns probabilities in proportion to ``norms``, cut at 1, which sum to ``expected`` (Chen et al., eq. 7)."""
+    rising = jnp.sort(norms)
+    total = jnp.cumsum(rising)
+    share = jnp.arange(1, len(norms) + 1) + expected - len(norms)  # of the l smallest norms, l = 1, .., N
+    fits = (share > 0) & (share.astype(total.dtype) * rising <= total)
+    last = len(norms) - 1 - jnp.argmax(fits[::-1])  # l of eq. 7; larger norms have probability 1
+    in_proportion = share[last].astype(total.dtype) * norms / jnp.where(total[last] > 0, total[last], 1)
+    return jnp.where(norms > rising[last], 1, jnp.minimum(in_proportion, 1))
+
+
+def best_fitting(num_clients: int, num_models: int, clients_per_round: int | None = None) -> Schedule:
+    """Builds the schedule of IFCA (Ghosh et al., 2020, algorithm 1): each client trains the model that fits it best.
+
+    In each round clients are drawn uniformly, receive all K models and train the one with the lowest loss at their
+    examples; of equal losses the first. With ``fed_avg`` and ``Averaging(weighting="uniform")`` this is the paper's
+    model averaging. The models must start at different parameters, as they do by default. A client answers one number,
+    the model that it chose.
+
+    Args:
+        num_clients: Clients N.
+        num_models: Models K, the clusters of the paper.
+        clients_per_round: Clients of a round, which is the number S of slots; None for all of them.
+    """
+    slots = whole("num_clients", num_clients) if clients_per_round is None else clients_per_round
+    whole("clients_per_round", slots, 1, num_clients)
+
+    def choose(key: Key, state: PyTree, round_: Int[Array, ""], polled: Polled) -> tuple[Cohort, PyTree]:
+        return _cohort(polled.client, jnp.argmin(polled.value, axis=0)), state
+
+    return by_poll(num_models, num_clients, slots, Poll(slots, _some_of(num_clients, slots), choose))
+
+
+def assigned_by_loss(
+    num_clients: int, num_models: int, clients_per_round: int | None = None, fit: str = "worst"
+) -> Schedule:
+    """Builds the schedule under which models take turns to choose clients by loss, so that all have as many clients.
+
+    In each round clients are drawn uniformly and answer their losses under all K models. The models then choose in
+    turn, from model ``round mod K`` on: each takes, of the clients that no model has taken yet, the one that it fits
+    worst (or best). So each client trains one model, and the models' numbers of clients differ by at most one, as under
+    the schedules of Fed-ensemble, whose authors leave an assignment by loss for the future.
+
+    Args:
+        num_clients: Clients N.
+        num_models: Models K.
+        clients_per_round: Clients of a round, which is the number S of slots; None for all of them.
+        fit: "worst" or "best": which client a model takes.
+
+    Raises:
+        ValueError: A number out of range, or another ``fit``.
+    """
+    slots = whole("num_clients", num_clients) if clients_per_round is None else clients_per_round
+    whole("clients_per_round", slots, 1, num_clients)
+    choice("fit", fit, FITS)
+
+    def choose(key: Key, state: PyTree, round_: Int[Array, ""], polled: Polled) -> tuple[Cohort, PyTree]:
+        wish = polled.value if fit == "worst" else -polled.value
+        # ranks, so that a client without examples comes last, after infinite losses
+        rank = jnp.argsort(jnp.argsort(jnp.where(polled.weight[None] > 0, wish, -jnp.inf), axis=1), axis=1)
+
+        def turn(is_free: Bool[Array, "S"], model: Int[Array, ""]) -> tuple[Bool[Array, "S"], Int[Array, ""]]:
+            taken = jnp.argmax(jnp.where(is_free, rank[model], -1))
+            return is_free.at[taken].set(False), taken
+
+        model = (jnp.arange(slots, dtype=jnp.int32) + round_) % num_models
+        taken = jax.lax.scan(turn, jnp.ones(slots, bool), model)[1]
+        return _cohort(polled.client[taken], model), state
+
+    poll = Poll(slots, _some_of(num_clients, slots), choose, num_answers=num_models)
+    return by_poll(num_models, num_clients, slots, poll)
+
+
+def neighbourhoods(graph: Graph, dynamic: bool = False) -> Schedule:
+    """Builds the schedule of NTK-DFL: in every round client i and its neighbours train model i, so K = N.
+
+    There is a slot for each client and two for each edge of the graph.
+
+    Args:
+        graph: Graph of the clients.
+        dynamic: Whether clients take other places in the graph in every round, uniformly at random; otherwise client i
+            is always node i.
+    """
+    instance("graph", graph, Graph)
+    flag("dynamic", dynamic)
+    nodes = graph.num_nodes
+    model, client = np.nonzero(graph.adjacency | np.eye(nodes, dtype=bool))
+
+    def draw(key: Key, round_: Int[Array, ""]) -> Cohort:
+        places = jnp.arange(nodes)
+        if dynamic:
+            places = jax.random.permutation(jax.random.fold_in(key, round_), places)
+        return _cohort(places[client], places[model])
+
+    schedule = _memoryless(nodes, nodes, len(model), draw)
+    return schedule._replace(slots_per_model=1 + int(graph.degrees.max()))
+
+
 def cumulative(matrix: Float[np.ndarray, "rows columns"]) -> Float32[np.ndarray, "rows columns"]:
     """Returns the cumulative sums of rows of probabilities, exactly 1 from the last nonzero entry on despite rounding.
 
@@ -367,11 +572,45 @@ class StrataOptions(EnsembleOptions):
 
 
 @dataclasses.dataclass(frozen=True)
-class WalkOptions(EnsembleOptions):
-    """Options of schedules of random walks."""
+class GraphOptions:
+    """The option of schedules on a graph of the clients."""
 
     graph: str = "ring"
     """ring, torus, complete or erdos_renyi:<probability>."""
+
+
+@dataclasses.dataclass(frozen=True)
+class CandidatesOptions(SampledOptions):
+    """Options of the schedule ``power_of_choice``."""
+
+    candidates: int | None = None
+    """Clients that are asked for their losses in a round (default: everyone)."""
+
+
+@dataclasses.dataclass(frozen=True)
+class SampledEnsembleOptions(EnsembleOptions, SampledOptions):
+    """Options of the schedule ``best_fitting``."""
+
+
+@dataclasses.dataclass(frozen=True)
+class AssignedOptions(SampledEnsembleOptions):
+    """Options of the schedule ``assigned_by_loss``."""
+
+    fit: str = "worst"
+    """worst or best: the client that a model takes in its turn."""
+
+
+@dataclasses.dataclass(frozen=True)
+class WalkOptions(GraphOptions, EnsembleOptions):
+    """Options of schedules of random walks."""
+
+
+@dataclasses.dataclass(frozen=True)
+class NeighbourhoodOptions(GraphOptions):
+    """Options of the schedule ``neighbourhoods``."""
+
+    dynamic: bool = False
+    """Clients take other places in the graph in every round."""
 
 
 def _cohort_size(options: SampledOptions, num_clients: int) -> int:
@@ -425,6 +664,13 @@ ENTRIES = (
         WalkOptions,
         ("shi2024",),
     ),
+    Entry(
+        "neighbourhoods",
+        "every client and its neighbours on --graph train the client's model (NTK-DFL)",
+        lambda o, num_clients, seed: neighbourhoods(named_graph(o.graph, num_clients, seed), o.dynamic),
+        NeighbourhoodOptions,
+        ("thompson2025",),
+    ),
     Entry("own", "every client trains a separate model", lambda o, num_clients, seed: own_models(num_clients)),
     Entry(
         "random",
@@ -432,5 +678,34 @@ ENTRIES = (
         lambda o, num_clients, seed: random_models(num_clients, o.num_models),
         EnsembleOptions,
         ("shi2024",),
+    ),
+    Entry(
+        "power_of_choice",
+        "of --candidates clients, the --clients-per-round with the largest losses train the one model",
+        lambda o, num_clients, seed: power_of_choice(
+            num_clients, num_clients if o.candidates is None else o.candidates, _cohort_size(o, num_clients)
+        ),
+        CandidatesOptions,
+        ("cho2020",),
+    ),
+    Entry(
+        "gradient_norm",
+        "about --clients-per-round clients, more often those with large gradients, train the one model",
+        lambda o, num_clients, seed: gradient_norm_sampling(num_clients, _cohort_size(o, num_clients)),
+        SampledOptions,
+        ("chen2022",),
+    ),
+    Entry(
+        "best_fitting",
+        "each of --clients-per-round clients trains the model that fits it best (IFCA)",
+        lambda o, num_clients, seed: best_fitting(num_clients, o.num_models, o.clients_per_round),
+        SampledEnsembleOptions,
+        ("ghosh2020",),
+    ),
+    Entry(
+        "assigned_by_loss",
+        "the K models take turns to choose the client that they fit worst, or best (--fit)",
+        lambda o, num_clients, seed: assigned_by_loss(num_clients, o.num_models, o.clients_per_round, o.fit),
+        AssignedOptions,
     ),
 )

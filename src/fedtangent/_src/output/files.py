@@ -70,6 +70,7 @@ class Figures(NamedTuple):
         return self.folder / f"{name}.{self.kind}"
 
 
+ERROR = 2  # exit code of a command that cannot do its work
 UNDECIDED = 3  # exit code of a command with --strict whose verdicts do not fail, but of which one is undecided
 
 

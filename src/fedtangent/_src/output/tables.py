@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import textwrap
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from rich import box
@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from fedtangent._src.comparison.table import MethodRow
-from fedtangent._src.comparison.verdicts import Verdict
+from fedtangent._src.comparison.verdicts import CONTROL_WORDS, Verdict
 
 NARROW = 120  # columns of a screen below which a verdict's cells would be of a few letters
 FOLDED = 24  # columns of a screen into which words are folded where it is narrow
@@ -142,11 +142,7 @@ COMPARISON_LEGEND = (
 
 
 HOLDS = {True: ("holds", "green"), False: ("FAILS", "bold red"), None: ("undecided", "yellow")}
-FAILS = {
-    True: ("fails, as it must", "green"),
-    False: ("PASSES TOO: inconclusive", "bold red"),
-    None: ("undecided", "yellow"),
-}
+FAILS = {outcome: (CONTROL_WORDS[outcome], colour) for outcome, (_, colour) in HOLDS.items()}
 
 
 def show_verdicts(screen: Console, verdicts: Sequence[Verdict], title: str, *legends: str) -> None:
@@ -205,6 +201,19 @@ def console(stderr: bool = False) -> Console:
     """Returns a console for standard output or error; a redirected one is 200 columns wide, to keep tables unfolded."""
     plain = Console(stderr=stderr)
     return plain if plain.is_terminal else Console(stderr=stderr, width=200)
+
+
+def show_times(screen: Console, times: Mapping[str, float], total: float) -> None:
+    """Prints the seconds of each step of a command, which add up to the total.
+
+    Args:
+        screen: Console to print to.
+        times: Seconds of each step.
+        total: Seconds of the whole command; those of no step are the last row before it.
+    """
+    rest = {"tables, figures and files": total - sum(times.values()), "total": total}
+    rows = [(step, f"{seconds:.1f}") for step, seconds in {**times, **rest}.items()]
+    screen.print(TextTable("Time", ("step", "seconds"), rows))
 
 
 def clock(screen: Console) -> Callable[[str], None]:

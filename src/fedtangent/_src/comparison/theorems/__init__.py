@@ -9,6 +9,7 @@ here, and a test. The command line, ``fedtangent list theorems`` and the index o
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from typing import NamedTuple, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
@@ -18,7 +19,7 @@ from fedtangent._src.comparison.statistics import Interval
 from fedtangent._src.comparison.verdicts import EXACT, Verdict, bounded_verdict, exact_verdict
 from fedtangent._src.entries import Entry, catalogue
 
-SCALES = ("default", "paper")
+SCALES = ("smoke", "default", "paper")
 Answer = bool | np.bool | None
 Size = TypeVar("Size")
 
@@ -35,8 +36,8 @@ class TheoryFunction(Protocol):
 class TheoremEntry(Entry):
     """A check of one theorem: ``build(scale, seed)`` returns its verdicts, and needs JAX's 64-bit types.
 
-    ``scale`` is one of ``SCALES``: "default" (a few minutes at most on two cores) or "paper" (larger sizes, more
-    draws). ``seed`` sets every random draw.
+    ``scale`` is one of ``SCALES``: "smoke" and "default" (a few minutes at most on two cores) or "paper" (larger sizes,
+    more draws). ``seed`` sets every random draw.
     """
 
     statement: str = ""
@@ -45,14 +46,22 @@ class TheoremEntry(Entry):
     """The functions of ``theory`` that compute it."""
     figures: tuple[str, ...] = ()
     """The experiments whose figures show it."""
+    is_quick: bool = False
+    """Whether it takes a few seconds, so that scale "smoke" includes it; one check of each group at least does."""
 
 
-def wanted(names: tuple[str, ...]) -> dict[str, TheoremEntry]:
-    """Returns the entries that ``names`` selects, keyed by name; without names, all entries.
+def wanted(names: tuple[str, ...], scale: str = "default") -> dict[str, TheoremEntry]:
+    """Returns the entries that ``names`` selects at a scale, keyed by name; without names, all entries.
 
-    A name is an entry's, or a group's (``ntk_fl``), which selects all its entries. Raises ``ValueError`` for another.
+    Args:
+        names: Names of entries, or of groups (``ntk_fl``), which select all their entries.
+        scale: One of ``SCALES``; "smoke" leaves out the entries that are not quick.
+
+    Raises:
+        ValueError: A name that is neither, at this scale.
     """
-    every = catalogue("theorems")
+    entries: Mapping[str, TheoremEntry] = catalogue("theorems")
+    every = {name: entry for name, entry in entries.items() if entry.is_quick or scale != "smoke"}
     papers = dict.fromkeys(name.split(".")[0] for name in every)
     selected: dict[str, TheoremEntry] = {}
     for wish in names or tuple(every):
@@ -64,13 +73,14 @@ def wanted(names: tuple[str, ...]) -> dict[str, TheoremEntry]:
 
 
 def of_scale(scale: str, default: Size, paper: Size) -> Size:
-    """Returns ``default`` or ``paper``, as ``scale`` says; raises ``ValueError`` for another scale.
+    """Returns ``default`` or ``paper``, as ``scale`` says; raises ``ValueError`` for an unknown scale.
 
     Args:
         scale: One of ``SCALES``.
-        default, paper: Values at the two scales.
+        default: Value at the scales "smoke", which has fewer checks of the same sizes, and "default".
+        paper: Value at the scale "paper".
     """
-    return default if choice("scale", scale, SCALES) == "default" else paper
+    return paper if choice("scale", scale, SCALES) == "paper" else default
 
 
 class Claim(NamedTuple):

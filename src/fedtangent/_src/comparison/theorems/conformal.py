@@ -179,5 +179,6 @@ ENTRIES = (
         papers=("lu2023",),
         statement="coverage under partial exchangeability",
         functions=(conformal_coverage,),
+        is_quick=True,
     ),
 )

@@ -455,6 +455,7 @@ ENTRIES = (
         statement="Theorem IV.2, hypotheses A to C and Lemmas VII.1 to VII.7 of DeepLin",
         functions=(ft.theory.deep_linear_theorem,),
         figures=tuple(f"deep_linear.{name}" for name in ("theorem", "fig2", "fig3", "fig4", "regime_map")),
+        is_quick=True,
     ),
     TheoremEntry(
         "deep_linear.rounds",

@@ -3,11 +3,15 @@
 Every option of the algorithms is one entry of ``OPTIONS``: the arguments that set it in the simulator and in
 ``federated_flow``, and the arguments of a wrong theory that ignores it.
 
+FedAvg and centralised training of infinitely wide networks are equal after equal numbers of steps for one local step,
+and to first order in the rate for several.
+
 The residual ledger on whole runs: each client's residual is the flow's, to rounding or within a network's bound.
 """
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Mapping
 from functools import partial
 from types import MappingProxyType
@@ -24,10 +28,11 @@ from fedtangent._src.comparison.ledger import LedgerRow, ResidualLedger, residua
 from fedtangent._src.comparison.predicted import networks
 from fedtangent._src.comparison.settings import Problem, Scale, Setting
 from fedtangent._src.comparison.simulated import Simulated, train, training_of
-from fedtangent._src.comparison.statistics import Interval, relative_errors, width_slope
+from fedtangent._src.comparison.statistics import Interval, log_slope, relative_distance, relative_errors, width_slope
 from fedtangent._src.comparison.theorems import Claim, TheoremEntry, of_scale
 from fedtangent._src.comparison.verdicts import Verdict, slope_verdict
 from fedtangent._src.data import partition
+from fedtangent._src.data.partition.given import consecutive
 from fedtangent._src.federated import algorithms, graph, schedule
 from fedtangent._src.federated.algorithms.entry import arguments_of
 from fedtangent._src.kernels.gram import KernelBlocks, kernel_blocks
@@ -41,7 +46,7 @@ SLOWER = 0.95  # factor of the learning rate in a wrong theory
 SLOWER_STILL = (0.75, 0.5, 0.25, 0.1)  # the same for networks, which are themselves some percent off their flow
 EXACT_SIZES = Scale((128, 512, 2048), 48, 10), Scale((128, 256, 512, 1024, 2048, 4096), 30, 20)
 LINEAR_ROUNDS = {"default": 30, "paper": 300}
-NUM_CLIENTS = 5
+NUM_CLIENTS, NUM_EXAMPLES = 5, 24
 NUM_STRATA = 2
 DECAY = 0.2
 SHRINKING = (1.0, 0.5, 0.25, 0.125)  # factor of each local step's size
@@ -218,10 +223,17 @@ def _network_case(seed: int, num_rounds: int) -> Case:
     return _case((digits.x_train[:24], digits.y_train[:24, :3], digits.x_test[:20]), model, num_rounds, seed)
 
 
-def _case(points: tuple[np.ndarray, ...], model: ft.types.Model, num_rounds: int, seed: int) -> Case:
+def _case(
+    points: tuple[np.ndarray, ...],
+    model: ft.types.Model,
+    num_rounds: int,
+    seed: int,
+    clients: ft.types.Partition | None = None,
+) -> Case:
     """Builds the case of all options; the learning rate is half the largest step at which every client is stable."""
     x_train, y_train, x_test = points
-    clients = partition.quantity_skew(len(x_train), NUM_CLIENTS, alpha=2.0, seed=seed, min_client_size=2)
+    if clients is None:
+        clients = partition.quantity_skew(len(x_train), NUM_CLIENTS, alpha=2.0, seed=seed, min_client_size=2)
     problem = Problem(x_train, y_train, x_test, np.zeros((len(x_test), y_train.shape[1])), clients)
     theta = Case(problem, model, 0.0, num_rounds, seed).blocks().ntk_train
     rows = [clients.client(i) for i in range(NUM_CLIENTS)]
@@ -264,6 +276,76 @@ def _check_exact(scale: str, seed: int) -> list[Verdict]:
     linear, network = _linear_case(seed, LINEAR_ROUNDS[scale]), _network_case(seed, size.num_rounds)
     verdicts = [_exact(option, linear) for option in OPTIONS]
     return verdicts + [_network_slope(option, network, size.widths, size.draws) for option in OPTIONS if option.lazy]
+
+
+WIDE = "FedAvg and centralised training, infinitely wide (Jian and Liu)"
+HALVED = 2.0 ** -np.arange(3, 7)  # factors of the learning rate; rounds grow by their inverse
+FEW_ROUNDS = 2  # after more of them, both have nearly learned the targets
+FIRST_ORDER = 0.1  # how far the slope may be from 1
+
+
+def _of_classes(case: Case) -> Case:
+    """Divides the examples again among clients of the same sizes, sorted by class."""
+    problem = case.problem
+    order = np.argsort(problem.y_train @ np.arange(1, problem.y_train.shape[1] + 1), kind="stable")
+    clients = problem.partition._replace(indices=order.astype(np.int32))
+    points = problem.x_train, problem.y_train, problem.x_test
+    return _case(points, case.model, case.num_rounds, case.seed, clients)
+
+
+def _central_flow(option: Option, case: Case, blocks: KernelBlocks, changes: Arguments = NONE) -> Flow:
+    """Builds the flow of one client that holds all examples, over as many steps as a client of ``case`` takes."""
+    whole = case._replace(problem=dataclasses.replace(case.problem, partition=consecutive([NUM_EXAMPLES])))
+    return option._flow(whole, blocks, {"schedule": schedule.all_clients(1), **changes})
+
+
+def _from_central(option: Option, case: Case, blocks: KernelBlocks, changes: Arguments = NONE) -> float:
+    """Computes the relative distance of the mean prediction under FedAvg from centralised training's, last round."""
+    central = _central_flow(option, case, blocks, {k: v for k, v in changes.items() if k != "uniform"})
+    means = (flow.mean(case.num_rounds) for flow in (option._flow(case, blocks, changes), central))
+    return relative_distance(*map(np.asarray, means))
+
+
+def _check_centralised(scale: str, seed: int) -> list[Verdict]:
+    """Checks FedAvg beside centralised training at equal numbers of steps: infinitely wide, and at finite width."""
+    size, option = of_scale(scale, *EXACT_SIZES), OPTIONS[0]
+    case = _of_classes(_network_case(seed, FEW_ROUNDS))
+    blocks = case.blocks()
+    one_step, equal = {"local_steps": 1}, {"uniform": True}
+    controls = {
+        "clients weighted equally": _from_central(option, case, blocks, {**one_step, **equal}),
+        f"{LOCAL_STEPS} local steps": _from_central(option, case, blocks),
+    }
+    sizes = f"n = {NUM_EXAMPLES}, N = {NUM_CLIENTS}, {case.num_rounds} rounds"
+    verdicts = [
+        Claim(WIDE, "one local step: prediction of FedAvg = centralised", sizes).exact(
+            _from_central(option, case, blocks, one_step), controls
+        )
+    ]
+
+    def slope(changes: Arguments) -> float:
+        distances = []
+        for factor in HALVED:
+            slower = case._replace(
+                learning_rate=factor * case.learning_rate, num_rounds=round(case.num_rounds / factor)
+            )
+            distances.append(_from_central(option, slower, blocks, changes))
+        return log_slope(HALVED, distances)
+
+    verdicts.append(
+        Claim(WIDE, f"{LOCAL_STEPS} local steps: distance falls as the rate, at equal rate x rounds", sizes).near(
+            slope(NONE), ("clients weighted equally", slope(equal)), FIRST_ORDER, "a distance that stays"
+        )
+    )
+    runs = [option._run(case, width, size.draws, evaluate_every=0) for width in size.widths]
+    last = runs[0].rounds[-1:]
+    right, central = (
+        networks(flow, runs, last) for flow in (option._flow(case, blocks), _central_flow(option, case, blocks))
+    )
+    statement = f"{LOCAL_STEPS} local steps: wide networks under FedAvg tend to its flow, not to the centralised one"
+    widths = f"widths {size.widths[0]} to {size.widths[-1]}, {size.draws} networks each"
+    verdict = slope_verdict(WIDE, size.widths, runs, right, {"the centralised flow": central})
+    return [*verdicts, verdict._replace(statement=statement, sizes=f"{widths}, {case.num_rounds} rounds")]
 
 
 LEDGER = "FE-2021 section 9.4 (residual ledger)"
@@ -412,11 +494,20 @@ ENTRIES = (
         figures=("local_gd.wide_network",),
     ),
     TheoremEntry(
+        "flow.centralised",
+        "FedAvg of infinitely wide networks beside centralised training with the same number of steps",
+        _check_centralised,
+        papers=("jian2025",),
+        statement="FedAvg generalises as centralised training with the same number of iterations",
+        functions=(federated_flow,),
+    ),
+    TheoremEntry(
         "flow.ledger",
         "the residual ledger: simulated minus predicted residuals during training",
         _check_ledger,
         papers=("shi2021",),
         statement="section 9.4 of FE-2021",
         functions=(ft.theory.federated_flow,),
+        is_quick=True,
     ),
 )

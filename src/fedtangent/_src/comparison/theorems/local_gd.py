@@ -455,6 +455,7 @@ ENTRIES = (
         statement="Lemma 1 and Theorem 1 of Local-GD",
         functions=(local_regression, local_theorem_1, minimum_norm),
         figures=("local_gd.fig1a", "local_gd.fig1b", "local_gd.fig1c", "local_gd.participation"),
+        is_quick=True,
     ),
     TheoremEntry(
         "local_gd.max_margin",

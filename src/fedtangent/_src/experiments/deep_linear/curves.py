@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import json
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -26,9 +27,11 @@ from fedtangent._src.comparison.theorems.deep_linear import Size, fed_avg_of
 from fedtangent._src.comparison.verdicts import Verdict, bounded_verdict
 from fedtangent._src.experiments import lab
 from fedtangent._src.experiments.deep_linear.problems import Problem, load
+from fedtangent._src.experiments.lab import harness
 from fedtangent._src.experiments.lab.runner import Study, by_scale, with_changes, within
 from fedtangent._src.experiments.lab.trials import dealt, owners, scheme_name
 from fedtangent._src.output.line_plots import BoundedPanel, bounded
+from fedtangent._src.storage import sha256
 from fedtangent._src.theory.deep_linear.theorem import DeepLinearConstants, stable_learning_rate
 from fedtangent._src.types import Algorithm, Model, Partition, PyTree
 
@@ -250,6 +253,24 @@ def _trained(
     return Trained(initial, np.stack([e.metrics["model"] for e in run.history.evaluations]))
 
 
+def _finished(study: Study, examples: Problem, clients: Partition, setting: Setting, rate: float, seed: int) -> Trained:
+    """Returns the trained networks of a run: read from its file, or trained and written."""
+    settings = study.settings
+    depends_on = harness.decisive(settings, "width depth num_rounds dtype") | {
+        "rate": rate,
+        "steps": setting.local_steps,
+    }
+    text = json.dumps(depends_on, sort_keys=True)
+    digest = sha256(text, examples.x, examples.y, owners(clients))[:16]
+    name = f"fed_avg-N{setting.num_clients}-K{setting.local_steps}-{seed}-{digest}"
+    if (arrays := harness.read_finished(study, name)) is None:
+        network = _trained(examples, clients, settings, setting, rate, seed)
+        layers = {f"layer{i}": layer for i, layer in enumerate(network.initial)}
+        harness.write_finished(study, name, {"models": network.models, **layers})
+        return network
+    return Trained([arrays[f"layer{i}"] for i in range(len(arrays) - 1)], arrays["models"])
+
+
 def _every_curve(study: Study, rate: float) -> tuple[list[Curve], list[Wrong]]:
     """Computes the curves of all runs and seeds, and for the first seed's runs the flows of wrong theories."""
     settings, curves, wrong = study.settings, list[Curve](), list[Wrong]()
@@ -257,7 +278,7 @@ def _every_curve(study: Study, rate: float) -> tuple[list[Curve], list[Wrong]]:
         examples, spectrum = problem(study, seed), None
         for classes, setting in itertools.product(settings.classes_per_client, settings.runs()):
             clients = dealt(examples.labels, setting.num_clients, classes, seed)
-            network = _trained(examples, clients, settings, setting, rate, seed)
+            network = _finished(study, examples, clients, setting, rate, seed)
             if spectrum is None:  # all runs of a seed start at the same network
                 spectrum = theory.deep_linear_spectrum(network.initial, np.diag(examples.singular))
             work = theory.full_batch_work(examples.x, examples.y, clients, rate, setting.local_steps)

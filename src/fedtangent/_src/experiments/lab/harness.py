@@ -185,11 +185,14 @@ def play(bench: Bench, config: Config, seed: int, num_rounds: int) -> Record:
         num_rounds: Number of rounds.
     """
     method, time_left = bench.methods(seed)[config.method], bench.study.time_left
-    path = bench.study.figures.folder.parent / "runs" / f"{config.method}-{_digest(bench, config)}.npz"
-    record = _read(bench.study, path, num_rounds)
+    name = f"{config.method}-{_digest(bench, config)}"
+    kept = read_finished(bench.study, name)
+    record = None if kept is None else _record_of(kept, num_rounds)
     if record is None:
         record = _compute(bench, method, config, seed, num_rounds)
-        _write(path, record)
+        parts = record._asdict()
+        arrays = {**parts.pop("metrics"), **parts}
+        write_finished(bench.study, name, {name: np.asarray(array) for name, array in arrays.items()})
         time_left.finish(num_rounds, record.seconds)
     else:
         time_left.planned -= num_rounds
@@ -225,9 +228,28 @@ def _digest(bench: Bench, config: Config) -> str:
     return sha256(text)[:16]
 
 
-def _read(study: Study, path: Path, num_rounds: int) -> Record | None:
-    """Reads the first ``num_rounds`` rounds of a kept run; None if no run was kept and evaluated at that round."""
-    # A damaged file is reported, and the run computed again.
+def _record_of(arrays: Mapping[str, np.ndarray], num_rounds: int) -> Record | None:
+    """Builds the record of the first ``num_rounds`` rounds; None if the run was not evaluated at that round."""
+    ends = int(np.searchsorted(arrays["rounds"], num_rounds)) + 1
+    if ends > len(arrays["rounds"]) or arrays["rounds"][ends - 1] != num_rounds:
+        return None
+    metrics = {name: values[:ends] for name, values in arrays.items() if "." in name}
+    status, seconds = arrays["status"][:num_rounds], float(arrays["seconds"])
+    return Record(arrays["rounds"][:ends], metrics, arrays["sent"][:ends], status, seconds)
+
+
+def _runs_folder(study: Study) -> Path:
+    return study.figures.folder.parent / "runs"
+
+
+def read_finished(study: Study, name: str) -> dict[str, np.ndarray] | None:
+    """Reads the arrays of a finished run; None if none was kept, or if its file is damaged, which is reported.
+
+    Args:
+        study: The study, next to whose figures the folder ``runs`` lies.
+        name: Name of the run, with a digest of all that it depends on.
+    """
+    path = _runs_folder(study) / f"{name}.npz"
     if not path.exists():
         return None
     try:
@@ -237,19 +259,20 @@ def _read(study: Study, path: Path, num_rounds: int) -> Record | None:
     except ValueError as error:
         study.say(f"{error}; it is computed again")
         return None
-    ends = int(np.searchsorted(arrays["rounds"], num_rounds)) + 1
-    if ends > len(arrays["rounds"]) or arrays["rounds"][ends - 1] != num_rounds:
-        return None
-    metrics = {name: values[:ends] for name, values in arrays.items() if "." in name}
-    status, seconds = arrays["status"][:num_rounds], float(arrays["seconds"])
-    return Record(arrays["rounds"][:ends], metrics, arrays["sent"][:ends], status, seconds)
+    return dict(arrays)
 
 
-def _write(path: Path, record: Record) -> None:
-    """Writes a finished run with its checksum; a kill or a power failure leaves the complete file or none."""
+def write_finished(study: Study, name: str, arrays: Mapping[str, np.ndarray]) -> None:
+    """Writes a finished run with its checksum; a kill or a power failure leaves the complete file or none.
+
+    Args:
+        study: The study.
+        name: Name of the run.
+        arrays: Its arrays.
+    """
+    path = _runs_folder(study) / f"{name}.npz"
     path.parent.mkdir(parents=True, exist_ok=True)
-    content, parts = io.BytesIO(), record._asdict()
-    arrays = {name: np.asarray(value) for name, value in {**parts.pop("metrics"), **parts}.items()}
+    content = io.BytesIO()
     np.savez(content, sha256=np.array(_sum(arrays)), **arrays)  # type: ignore[arg-type]
     write_atomically(path, content.getvalue(), durable=True)
 

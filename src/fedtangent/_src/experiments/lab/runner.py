@@ -23,6 +23,7 @@ from fedtangent._src.engine.sweeps import check_seeds
 from fedtangent._src.entries import Entry, check_limits
 from fedtangent._src.experiments.lab import Outcome, table
 from fedtangent._src.output.files import Figures, Metric
+from fedtangent._src.progress import TimeLeft
 
 PACKAGE = "fedtangent._src.experiments."
 SCALES = ("smoke", "default", "paper")
@@ -133,34 +134,6 @@ class Request(NamedTuple):
     dataset: str | None = None  # None: the experiment's first
     data_dir: Path | None = None
     changes: tuple[str, ...] = ()  # changed settings, such as "num_rounds=20"
-
-
-@dataclass
-class TimeLeft:
-    """The time left of a study, by its finished cells: the mean time of one of their rounds, times the rounds left.
-
-    Attributes:
-        planned: Rounds of all cells that are computed, finished or not; cells that are read again do not count.
-        finished: Rounds of the finished cells.
-        seconds: Time of the finished cells.
-    """
-
-    planned: int = 0
-    finished: int = 0
-    seconds: float = 0.0
-
-    def finish(self, rounds: int, seconds: float) -> None:
-        """Counts a cell of so many rounds, which took so many seconds, as finished.
-
-        Args:
-            rounds: Rounds of the cell.
-            seconds: Time that they took.
-        """
-        self.finished, self.seconds = self.finished + rounds, self.seconds + seconds
-
-    def __str__(self) -> str:
-        remaining = max(self.planned - self.finished, 0) * self.seconds / max(self.finished, 1)
-        return f"{remaining:.0f} s left" if remaining < 100 else f"{remaining / 60:.0f} min left"
 
 
 NOWHERE = Figures(Path())

@@ -186,6 +186,9 @@ def train_and_average(
             or options that exclude each other.
     """
     instance("averaging", averaging, Averaging)
+    instance("schedule", schedule, Schedule)
+    if schedule.poll is not None and schedule.poll.inverse_weights and replaced.server is not None:
+        raise ValueError(f"schedule: has inverse probabilities as weights, but {name} has a special server")
     server = _server(name, averaging, replaced.server)
     loss, descent = get_loss(training.loss), local_descent(training)
     train = local_training(training.model, loss, descent, training.work, **replaced.local)

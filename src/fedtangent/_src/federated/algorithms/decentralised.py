@@ -1,8 +1,9 @@
-"""Learning without a server: models that walk from client to client, and models that neighbours mix."""
+"""Learning without a server: models that walk from client to client, and clients that learn with their neighbours."""
 
 from __future__ import annotations
 
 import dataclasses
+from functools import partial
 from typing import Any
 
 import jax
@@ -11,12 +12,13 @@ import numpy as np
 
 from fedtangent._src import pytrees, types
 from fedtangent._src.checks import choice, instance
-from fedtangent._src.federated.aggregate import OptaxState, optax_server
+from fedtangent._src.federated.aggregate import OptaxState, Stacked, optax_server
 from fedtangent._src.federated.algorithms import common
 from fedtangent._src.federated.algorithms.averaging import check_base, fed_avg
 from fedtangent._src.federated.algorithms.common import DEFAULT_WORK, Averaging
 from fedtangent._src.federated.algorithms.entry import recipe
-from fedtangent._src.federated.compose import Parts
+from fedtangent._src.federated.algorithms.tangent import Pooling, evolving, of_loss
+from fedtangent._src.federated.compose import Parts, sequentially
 from fedtangent._src.federated.graph import (
     Graph,
     check_doubly_stochastic,
@@ -25,12 +27,27 @@ from fedtangent._src.federated.graph import (
     spectral_gap,
 )
 from fedtangent._src.federated.local import Work
+from fedtangent._src.federated.ntk_fl import Evolution
 from fedtangent._src.losses import Loss
 from fedtangent._src.optimizers import Optimizer, Rate, sgd
-from fedtangent._src.types import Algorithm, Array, Cost, FederatedData, Model, PyTree, Recipe, Schedule, ServerUpdate
+from fedtangent._src.types import (
+    Algorithm,
+    Array,
+    Cost,
+    FederatedData,
+    Model,
+    PyTree,
+    Recipe,
+    Schedule,
+    Server,
+    ServerUpdate,
+)
 
 ORDERS = ("train_then_mix", "mix_then_train")
 MIXES = "every client trains a separate model, and neighbours mix theirs; nearest is fed_avg, which mixes all"
+EVOLVES = (
+    "each client evolves a kernel (theory.neighbourhood_round); nearest is fed_avg, with which `compare` compares it"
+)
 
 
 @recipe(papers=("shi2024",), parts="as --base, for K models that walk on a graph", schedule="random_walk")
@@ -67,11 +84,17 @@ def _no_server(name: str, averaging: Averaging | None) -> None:
 
 def _walks(schedule: Schedule, same_client: bool = False) -> bool:
     """Returns whether at most one client trains each model in a round; with ``same_client``, client k model k."""
+    client, model = _first_round(schedule)
+    return len(np.unique(model)) == len(model) and (not same_client or np.array_equal(client, model))
+
+
+def _first_round(schedule: Schedule) -> tuple[np.ndarray, np.ndarray]:
+    """Returns client and model of each slot in a first round, [S] each, whether the slot is filled or not."""
     instance("schedule", schedule, Schedule)
     with jax.ensure_compile_time_eval():
         key = jax.random.key(0)
         client, model = map(np.asarray, schedule.sample(key, schedule.init(key), jnp.int32(0))[0][:2])
-    return len(np.unique(model)) == len(model) and (not same_client or np.array_equal(client, model))
+    return client, model
 
 
 @dataclasses.dataclass(frozen=True)
@@ -158,7 +181,7 @@ def gossip(
         lambda rate: optax_server(sgd(rate))._replace(map_models=map_models),
         parts=Parts(
             common_start=mixing.common_start,
-            check=_everybody_trains,
+            check=partial(_everybody_trains, "gossip"),
             ledger=lambda cost, data: _between_clients(cost, float(neighbours.mean())),
         ),
     )
@@ -166,10 +189,114 @@ def gossip(
     return common.train_and_average("gossip", training, schedule, averaging, replaced, MIXES)
 
 
-def _everybody_trains(data: FederatedData) -> None:
+@recipe(
+    papers=("thompson2025",),
+    parts="Jacobians of neighbours; mixing; kernel evolution",
+    schedule="neighbourhoods",
+    sends="Jacobians",
+    unused=("validation",),
+    python_only=("kernel_bytes", "slots_per_model"),
+)
+def ntk_dfl(
+    model: Model,
+    schedule: Schedule,
+    learning_rate: Rate | None = None,
+    loss: str | None = None,
+    evolution: Evolution = Evolution(),
+    pooling: Pooling = Pooling(),
+) -> Algorithm:
+    """Builds NTK-DFL: each client evolves the kernel of its neighbourhood (Thompson et al., ICML 2025, algorithm 1).
+
+    In a round each client replaces its model by the mean of its own and its neighbours' models. Its neighbours send it
+    their Jacobians, outputs and targets at this mean, and it evolves their kernel and its own as ``ntk_fl``'s server
+    does. On a complete graph NTK-DFL is NTK-FL with all clients. All models start with the same parameters.
+
+    A client that drops out keeps its model and is left out of its neighbours' means. If a message is rejected, the
+    receiver leaves out the sender's model too. A client whose rate is unstable (``info["status"]``) keeps the mean.
+    ``info["consensus_distance"]`` is ``sqrt(1 / N sum_i |x_i - mean|^2)`` after the round.
+
+    The prediction is the mean of the models' outputs, as for every ensemble. The paper's final model has the mean of
+    the models' weights, as in the example. For a model that is linear in its weights the two are equal.
+
+    The ledger charges a client, for each of its neighbours, its model, the mean, and the Jacobians of its examples, all
+    up. It rounds the mean over all messages of a round up to whole bytes.
+
+    Args:
+        model: Network whose kernel is evolved.
+        schedule: Client i must be among the clients of model i, as in ``schedules.neighbourhoods(graph)``.
+        learning_rate: As of ``ntk_fl``.
+        loss: squared_error or cross_entropy (default: the loss of ``evolution``).
+        evolution: Times, kernel and method of the evolution.
+        pooling: Sizes of a neighbourhood's pool, without validation examples.
+
+    Raises:
+        ValueError: Another schedule, validation examples; before a run, data that leave a client without examples; and
+            as ``ntk_fl`` raises.
+
+    Example:
+        >>> import fedtangent as ft, jax
+        >>> ft.enable_x64()
+        >>> data = ft.data.load("digits", num_train=60, num_test=30)
+        >>> clients = ft.partition.iid(60, 4, seed=0)
+        >>> schedule = ft.schedules.neighbourhoods(ft.graphs.ring(4))
+        >>> algorithm = ft.ntk_dfl(ft.models.mlp(data, widths=(8,)), schedule, 1.0)
+        >>> run = ft.simulate(algorithm, data, clients, num_rounds=1)
+        >>> final = jax.tree.map(lambda leaf: leaf.mean(axis=0), algorithm.params(run.state))
+        >>> algorithm.model.apply(final, data.x_test).shape
+        (30, 10)
+    """
+    client, of_model = _first_round(schedule)
+    nodes, own = schedule.num_models, client == of_model
+    if nodes != schedule.num_clients or not np.array_equal(np.unique(client[own]), np.arange(nodes)):
+        raise ValueError("schedule: must train model i on client i and others, as schedules.neighbourhoods does")
+    if pooling.validation is not None:
+        raise ValueError("validation: got examples, but ntk_dfl has no server to hold them: leave it out")
+
+    def changed(server: Server, parts: Parts) -> tuple[Server, Parts]:
+        of_targets = parts.check
+
+        def check(data: FederatedData) -> None:
+            if of_targets is not None:
+                of_targets(data)
+            _everybody_trains("ntk_dfl", data)
+
+        def ledger(cost: Cost, data: FederatedData) -> Cost:
+            sizes = np.diff(np.asarray(data.offsets))[client]
+            sent, of_examples = np.mean(~own), sizes[~own].sum() / sizes.sum()  # a client sends nothing to itself
+            models, jacobians = np.ceil(2 * sent * cost.downlink), np.ceil(of_examples * cost.uplink_per_example)
+            return cost._replace(uplink=int(models), uplink_per_example=int(jacobians), downlink=0)
+
+        parts = parts._replace(weighting="uniform", common_start=True, check=check, ledger=ledger)
+        return server._replace(map_models=_from_neighbours), parts
+
+    evolution = of_loss(evolution, loss)
+    algorithm = evolving("ntk_dfl", model, schedule, learning_rate, evolution, pooling, changed=changed)
+    return algorithm._replace(composition=algorithm.composition._replace(rule=EVOLVES))
+
+
+def _from_neighbours(update: ServerUpdate) -> ServerUpdate:
+    """Maps an update over the clients' models, each of which starts at the mean of those whose messages arrived."""
+    evolve = sequentially(update)
+
+    def updated(before: PyTree, aggregated: Stacked, info: types.RoundInfo) -> tuple[PyTree, dict[str, Array]]:
+        rows = jnp.arange(len(aggregated.weight))[:, None]
+        arrived = jnp.zeros((len(rows),) * 2).at[rows, aggregated.client].add(aggregated.weight)
+        total = jnp.sum(arrived, axis=1, keepdims=True)
+        means = _mix(arrived / jnp.where(total > 0, total, 1), jnp.any(arrived > 0, axis=0), before)
+        present = arrived.diagonal() > 0
+        pooled = aggregated.messages._replace(mask=aggregated.messages.mask & present[:, None, None])
+        aggregated = aggregated._replace(messages=pooled)  # nobody evolves the model of a client that is away
+        after, report = evolve(pytrees.where(present, means, before), aggregated, info)
+        params = pytrees.where(present, after, before)
+        return params, {**report, "consensus_distance": consensus_distance(params)}
+
+    return updated
+
+
+def _everybody_trains(name: str, data: FederatedData) -> None:
     empty = np.flatnonzero(np.diff(np.asarray(data.offsets)) == 0)
     if len(empty):
-        raise ValueError(f"data: client {empty[0]} holds no examples; gossip needs every client to train")
+        raise ValueError(f"data: client {empty[0]} holds no examples; {name} needs every client to train")
 
 
 def consensus_distance(params: PyTree) -> Array:

@@ -558,8 +558,7 @@ def _pool_size(chosen: object, supplied: Supplied) -> int | None:
     """Returns the most examples that one model pools in a round."""
     if supplied.clients is None:
         return None
-    slots = min(supplied.schedule.num_slots, supplied.schedule.num_clients)
-    return largest_sample(supplied.clients, slots, getattr(chosen, "beta", 1.0))
+    return largest_sample(supplied.clients, supplied.schedule.largest_cohort, getattr(chosen, "beta", 1.0))
 
 
 def options_of(entry: AlgorithmEntry, base: str | None = None) -> type[Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -19,7 +20,17 @@ from fedtangent._src.federated.wire.channel import jacobians
 from fedtangent._src.federated.wire.sparsify import check_sparsity
 from fedtangent._src.federated.wire.subsample import subsampled
 from fedtangent._src.optimizers import Rate, check_rate
-from fedtangent._src.types import Accept, Algorithm, AnyArray, Composition, FederatedData, Model, Schedule, Training
+from fedtangent._src.types import (
+    Accept,
+    Algorithm,
+    AnyArray,
+    Composition,
+    FederatedData,
+    Model,
+    Schedule,
+    Server,
+    Training,
+)
 
 EVOLVES = "its server evolves a kernel (theory.ntk_evolution); nearest is fed_avg, with which `compare` compares it"
 
@@ -84,7 +95,7 @@ def ntk_fl(
     Raises:
         ValueError: No rate, or an argument of the wrong type or range.
     """
-    return _evolving("ntk_fl", model, schedule, learning_rate, _of_loss(evolution, loss), pooling, Compression())
+    return evolving("ntk_fl", model, schedule, learning_rate, of_loss(evolution, loss), pooling)
 
 
 @recipe(
@@ -124,23 +135,36 @@ def cp_ntk_fl(
     """
     if evolution.linearise is not None:
         raise ValueError("linearise: is decided by sparsity in cp_ntk_fl: leave it out")
-    return _evolving("cp_ntk_fl", model, schedule, learning_rate, _of_loss(evolution, loss), pooling, compression)
+    return evolving("cp_ntk_fl", model, schedule, learning_rate, of_loss(evolution, loss), pooling, compression)
 
 
-def _of_loss(evolution: Evolution, loss: str | None) -> Evolution:
+def of_loss(evolution: Evolution, loss: str | None) -> Evolution:
+    """Returns the options of the evolution with another loss, unless ``loss`` is None."""
     return evolution if loss is None else dataclasses.replace(evolution, loss=loss)
 
 
-def _evolving(
+def _unchanged(server: Server, parts: Parts) -> tuple[Server, Parts]:
+    return server, parts
+
+
+def evolving(
     name: str,
     model: Model,
     schedule: Schedule,
     learning_rate: Rate | None,
     evolution: Evolution,
     pooling: Pooling,
-    compression: Compression,
+    compression: Compression = Compression(),
+    changed: Callable[[Server, Parts], tuple[Server, Parts]] = _unchanged,
 ) -> Algorithm:
-    """Builds an algorithm whose server pools the Jacobians of the clients' examples and evolves their kernel."""
+    """Builds an algorithm whose server pools the Jacobians of the clients' examples and evolves their kernel.
+
+    Args:
+        name: Name of the algorithm.
+        model, schedule, learning_rate, evolution, pooling: As of ``ntk_fl``.
+        compression: As of ``cp_ntk_fl``.
+        changed: Changes the server, which updates one model at a time, and the further parts.
+    """
     instance("model", model, Model)
     instance("schedule", schedule, Schedule)
     if learning_rate is None:
@@ -152,10 +176,11 @@ def _evolving(
         linearise = sparse_linearise(compression.sparsity, value_bits=compression.value_bits, dtype=dtype)
         evolution = dataclasses.replace(evolution, linearise=linearise)
     most, slots = schedule.num_slots, pooling.slots_per_model
-    slots = min(most, schedule.num_clients) if slots is None else whole("slots_per_model", slots, 1, most)
+    slots = schedule.largest_cohort if slots is None else whole("slots_per_model", slots, 1, most)
 
     def check(data: FederatedData) -> None:
-        probabilities("data: targets", data.y, model.output_size)  # before a run starts: in a round values are traced
+        if evolution.loss == "cross_entropy":  # before a run starts: in a round values are traced
+            probabilities("data: targets", data.y, model.output_size)
 
     server = ntk_server(
         model,
@@ -170,10 +195,10 @@ def _evolving(
         aggregate=stack(slots),
         channel=jacobians(model.output_size, compression.sparsity, compression.value_bits),
         accept=pooling.accept,
-        check=check if evolution.loss == "cross_entropy" else None,
+        check=check,
         ledger=lambda cost, data: cost._replace(uplink_once=once),
     )
     training = Training(model, learning_rate, None, None, evolution.loss)
     local = subsampled(send_examples(), compression.beta)
-    server = server._replace(map_models=sequentially)
-    return compose(name, model, local, server, schedule, parts, Composition(training, "examples", EVOLVES))
+    server, parts = changed(server._replace(map_models=sequentially), parts)
+    return compose(name, model, local, server, schedule, parts, Composition(training, parts.weighting, EVOLVES))

@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float64
 
@@ -85,7 +86,7 @@ def _answers(flow: Flow, law: Float64[np.ndarray, "N ages"], r: int, model: int)
     rounds = rounds._replace(server_learning_rate=np.ones(1), delay=None, oldest=None)
     kind, numbers = (
         flow.kind._replace(algorithm="fed_avg", most_delay=0),
-        flow.numbers._replace(delay_weights=np.ones(1)),
+        flow.numbers._replace(delay_weights=jnp.ones(1)),
     )
     fresh = replace(flow, kind=kind, numbers=numbers, slots=slots)  # one program for all D
     filled = np.flatnonzero((rounds.weight[0] > 0) & (rounds.model[0] == model))

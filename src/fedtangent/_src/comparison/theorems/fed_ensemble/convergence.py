@@ -444,6 +444,7 @@ ENTRIES = (
         papers=("shi2021",),
         statement="Lemmas 9.2 and 9.3, eq. (13) and (14) of FE-2021",
         functions=(theory.expansion, theory.age_operators, theory.exponential_average, theory.exponential_product),
+        is_quick=True,
     ),
     TheoremEntry(
         "fed_ensemble.convergence",
@@ -453,5 +454,6 @@ ENTRIES = (
         statement="Theorem 1 of FE-2024 (4.1 and 9.1, eq. 18, 20, 26 and 27 of FE-2021)",
         functions=(theorem_1,),
         figures=("fed_ensemble.theorem1",),
+        is_quick=True,
     ),
 )

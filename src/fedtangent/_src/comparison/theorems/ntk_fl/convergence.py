@@ -185,5 +185,6 @@ ENTRIES = (
         statement="Theorems 1 and 2, Remark 2 of NTK-FL",
         functions=(ft.theory.ntk_theorem_1, ft.theory.ntk_theorem_2),
         figures=("ntk_fl.theorem1", "ntk_fl.theorem2"),
+        is_quick=True,
     ),
 )

@@ -174,5 +174,6 @@ ENTRIES = (
         papers=("yue2022",),
         statement="Lemmas 1, 3 and 4 of NTK-FL",
         functions=(undecided_bound, drift_bound, sampling_bound, expected_kernel),
+        is_quick=True,
     ),
 )

@@ -1,0 +1,143 @@
+"""``fedtangent check``: the claims of a file, each a run that must agree with its theory, for CI.
+
+A claim is a table of a TOML file: the options of ``fedtangent compare``, and what must agree.
+"""
+
+from __future__ import annotations
+
+import shlex
+import time
+import tomllib
+import traceback
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, NamedTuple
+
+import tyro
+
+from fedtangent._src import cli
+from fedtangent._src.checks import number, shown
+from fedtangent._src.cli import commands
+from fedtangent._src.cli.arguments import FigureOptions, OutputOptions, VerdictOptions, options_of
+from fedtangent._src.comparison.claims import Nearness, claimed_verdicts
+from fedtangent._src.comparison.comparing import compared
+from fedtangent._src.comparison.followed import NotFollowed
+from fedtangent._src.comparison.settings import Report, Setting
+from fedtangent._src.comparison.verdicts import Verdict, summary
+from fedtangent._src.output.files import Ended
+from fedtangent._src.output.tables import clock, console, show_times, show_verdicts
+
+# Options of `fedtangent compare` that a claim does not have.
+NOT_OF_A_CLAIM = options_of({"output": OutputOptions, "figures": FigureOptions, "verdicts": VerdictOptions})
+
+
+@dataclass(frozen=True)
+class CheckOptions:
+    """Claims that runs agree with their theory.
+
+    Exits with 0 if every claim holds, 1 if simulation and theory disagree or a wrong theory passes, 2 if a claim cannot
+    be checked, and 3 with --strict if a verdict is undecided.
+    """
+
+    claims: Annotated[Path, tyro.conf.Positional] = Path("claims.toml")
+    """TOML file with a table for each claim: options of `fedtangent compare`, agree, and within."""
+
+
+class Claim(NamedTuple):
+    """A claim: the runs that are compared with theory, and what must agree."""
+
+    settings: list[Setting]
+    words: list[str]  # of the command line that compares them
+    agree: list[str] | None
+    within: Nearness | None
+
+
+CheckJob = tuple[dict[str, Claim], VerdictOptions]
+
+
+def prepare(options: CheckOptions, verdicts: VerdictOptions) -> CheckJob:
+    """Reads the claims, checks the options of each, and loads their data.
+
+    Args:
+        options: The file of claims.
+        verdicts: What the verdicts decide.
+
+    Raises:
+        ValueError: The file cannot be read, or a claim has a bad option, which the message names.
+    """
+    path = options.claims
+    try:
+        tables = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise ValueError(f"claims: {path} cannot be read: {error}") from error
+    if not tables or not all(isinstance(table, dict) for table in tables.values()):
+        raise ValueError(f"claims: got {path}, must have a table for each claim, such as [fed_avg], and nothing else")
+    claims = {}
+    for name, table in tables.items():
+        try:
+            claims[name] = _claim(table)
+        except ValueError as error:
+            raise ValueError(f"{name}: {error}") from error
+    return claims, verdicts
+
+
+def _claim(table: Mapping[str, Any]) -> Claim:
+    """Returns the claim of a table; raises ``ValueError`` for an option that `fedtangent compare` would refuse."""
+    options = {name.replace("-", "_"): value for name, value in table.items()}
+    agree, within = options.pop("agree", None), options.pop("within", None)
+    if agree is not None and not (isinstance(agree, list) and agree and all(isinstance(one, str) for one in agree)):
+        raise ValueError(f"agree: got {shown(agree)}, must be a list of words of verdicts")
+    if isinstance(within, dict):
+        if not all(width.isdecimal() for width in within):
+            raise ValueError(f"within: got {', '.join(within)}, must be a number for each width, such as 128 = 0.2")
+        within = {int(width): number("within", value, above=0) for width, value in within.items()}
+    elif within is not None:
+        number("within", within, above=0)
+    words = []
+    for name, value in options.items():
+        if name in NOT_OF_A_CLAIM:
+            raise ValueError(f"{name}: is no option of a claim")
+        flag, several = name.replace("_", "-"), value if isinstance(value, list) else [value]
+        words += [f"--{'' if value else 'no-'}{flag}"] if isinstance(value, bool) else [f"--{flag}", *map(str, several)]
+    command = commands.find("compare", *words)
+    job = command.prepare(**commands.read(command, words).arguments)
+    return Claim(job.settings, words, agree, within)
+
+
+def run_job(job: CheckJob) -> Ended:
+    """Compares the runs of every claim with theory, and prints the verdicts; returns the outcome."""
+    (claims, options), screen, loading = job, console(), cli.seconds()
+    say, times = clock(screen), {"start: programs and data": loading}
+    suites, seconds = dict[str, tuple[Verdict, ...] | str](), dict[str, float]()
+    for name, claim in claims.items():
+        begun = time.perf_counter()
+        suites[name] = _outcome(name, claim, say, times)
+        seconds[name] = time.perf_counter() - begun
+    verdicts = [verdict for outcome in suites.values() if not isinstance(outcome, str) for verdict in outcome]
+    screen.print()
+    if verdicts:
+        show_verdicts(screen, verdicts, "Do simulation and theory agree?")
+    show_times(screen, times, cli.seconds())
+    screen.print(f"[bold]{summary(verdicts)}[/bold]", highlight=False)
+    failing = {name: v for name, v in suites.items() if not isinstance(v, str) and any(o.passed is False for o in v)}
+    failures = [f"{name}: {summary(outcome)}" for name, outcome in failing.items()]
+    advice = f"figures: fedtangent compare {shlex.join(claims[next(iter(failing))].words)}" if failing else ""
+    return options.ended("check", suites, seconds, failures, advice)
+
+
+def _outcome(name: str, claim: Claim, say: Report, times: dict[str, float]) -> tuple[Verdict, ...] | str:
+    """Returns the verdicts of a claim, or the text of the error that ended it; adds the seconds of its steps."""
+    verdicts: list[Verdict] = []
+    try:
+        for setting in claim.settings:
+            side = compared(setting, progress=True, say=say)
+            for step, seconds in side.times.items():
+                times[step] = times.get(step, 0.0) + seconds
+            subject = name if len(claim.settings) == 1 else f"{name}: {setting.name}"
+            verdicts += [v._replace(subject=subject) for v in claimed_verdicts(side, claim.agree, claim.within)]
+    except Exception as error:
+        if not isinstance(error, ValueError | NotFollowed | FloatingPointError):
+            traceback.print_exc()
+        return " ".join(f"{type(error).__name__}: {error}".split())
+    return tuple(verdicts)

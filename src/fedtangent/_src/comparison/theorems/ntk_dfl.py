@@ -1,0 +1,133 @@
+"""NTK-DFL (Thompson et al., ICML 2025): its rounds as powers of a matrix, consensus, and NTK-FL on a complete graph."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Float64
+
+import fedtangent as ft
+from fedtangent._src.comparison.statistics import relative_distance
+from fedtangent._src.comparison.theorems import Claim, TheoremEntry, of_scale
+from fedtangent._src.comparison.verdicts import Verdict
+from fedtangent._src.data.partition.given import consecutive
+from fedtangent._src.federated.graph import Graph, complete, metropolis_weights, ring
+from fedtangent._src.theory.ntk_fl.neighbours import neighbourhood_round
+from fedtangent._src.types import Algorithm
+
+SUBJECT = "NTK-DFL"
+CLIENTS = consecutive((2, 3, 4, 2, 3, 4))
+EXAMPLES, DIMENSION, OUTPUTS = 18, 30, 2  # more inputs than points: the kernel is positive definite
+TIME, ROUNDS = 3, 5
+
+
+class Problem(NamedTuple):
+    """Points, of which the first are the clients' examples, for a linear model."""
+
+    x: Float64[np.ndarray, "n d"]
+    y: Float64[np.ndarray, "n C"]
+    start: Float64[np.ndarray, "N d C"]  # different for every client
+    rate: float  # eta, for which no step overshoots
+
+    def matrix(self, graph: Graph, time: int = TIME) -> Float64[np.ndarray, "Nn Nn"]:
+        """Returns the matrix of a round on a regular graph, with a number of steps."""
+        kernel = self.x @ self.x.T
+        return neighbourhood_round(kernel, CLIENTS, metropolis_weights(graph), self.rate / OUTPUTS, time)
+
+
+def problem_of(seed: int, more: int = 0) -> Problem:
+    """Draws a problem with ``more`` points that no client has."""
+    rng = np.random.default_rng(seed)
+    x = rng.standard_normal((EXAMPLES + more, DIMENSION)) / np.sqrt(DIMENSION)
+    y, start = rng.standard_normal((len(x), OUTPUTS)), rng.standard_normal((len(CLIENTS.sizes), DIMENSION, OUTPUTS))
+    # every neighbourhood has 9 examples or more, and no larger eigenvalue than all points together
+    return Problem(x, y, start, OUTPUTS * 9 / float(np.linalg.eigvalsh(x @ x.T)[-1]))
+
+
+def residuals(problem: Problem, graph: Graph, rounds: int, every: int = 1) -> Float64[np.ndarray, "r Nn C"]:
+    """Simulates NTK-DFL; returns the residuals of all models at all points at the start and after ``every`` rounds."""
+    model = ft.models.linear(DIMENSION, OUTPUTS, dtype=jnp.float64)
+    algorithm = ft.ntk_dfl(model, ft.schedules.neighbourhoods(graph), problem.rate, evolution=ft.Evolution((TIME,)))
+    data = ft.data.federated_data(problem.x[:EXAMPLES], problem.y[:EXAMPLES], CLIENTS, dtype=jnp.float64)
+    look = ft.Evaluation(every, lambda of, state: {"members": np.asarray(of.predict(state, problem.x).members)})
+    start = {"weights": jnp.asarray(problem.start)}
+    run = ft.simulate(algorithm, data, num_rounds=rounds, start=start, evaluation=look)
+    members = np.stack([row.metrics["members"] for row in run.history.evaluations])
+    return np.asarray(members - problem.y).reshape(len(members), -1, OUTPUTS)
+
+
+def rounds_verdict(seed: int, rounds: int) -> Verdict:
+    """Checks that all models are the matrix's powers after every round."""
+    problem, graph, num = problem_of(seed, more=4), ring(6), len(CLIENTS.sizes)
+    paths, right, mixing = residuals(problem, graph, rounds), problem.matrix(graph), metropolis_weights(graph)
+    blocks = right.reshape(num, len(problem.x), num, len(problem.x)) / np.maximum(mixing, 0.1)[:, None, :, None]
+    unmixed = (blocks * np.eye(num)[:, None, :, None]).reshape(right.shape)
+    wrong = {
+        "no mixing": unmixed,
+        "mixing after the steps": np.kron(mixing, np.eye(len(problem.x))) @ unmixed,
+        "complete graph": problem.matrix(complete(num)),
+        "one step less": problem.matrix(graph, TIME - 1),
+    }
+
+    def error(matrix: np.ndarray) -> float:
+        predicted = [np.linalg.matrix_power(matrix, r) @ paths[0] for r in range(1, rounds + 1)]
+        return float(max(map(relative_distance, paths[1:], predicted)))
+
+    statement = "residuals of all models = powers of the matrix of a round, every round"
+    claim = Claim(SUBJECT, statement, f"ring of 6, linear model, {EXAMPLES} examples and 4 points more, t = {TIME}")
+    return claim.exact(error(right), {name: error(matrix) for name, matrix in wrong.items()})
+
+
+def consensus_verdict(seed: int, rounds: int) -> Verdict:
+    """Checks that all models come to agree with the targets, and so with each other, as fast as theory says."""
+    problem, num = problem_of(seed), len(CLIENTS.sizes)
+    inverse = np.linalg.inv(problem.x @ problem.x.T)
+    ends = residuals(problem, ring(num), rounds, every=rounds).reshape(2, num, EXAMPLES, OUTPUTS)
+    first, last = (np.sqrt(np.einsum("inc,nm,imc->", end, inverse, end)) for end in ends)
+    right, wrong = (np.abs(np.linalg.eigvals(problem.matrix(graph))).max() for graph in (ring(num), complete(num)))
+    statement = "norm of all models' residuals as functions of the kernel / its bound by the spectral radius"
+    sizes = f"ring of 6, linear model, {EXAMPLES} examples, t = {TIME}, {rounds} rounds, {last / first:.1e} of it left"
+    over, over_wrong = (float(last / first / radius ** (rounds - 1)) for radius in (right, wrong))
+    return Claim(SUBJECT, statement, sizes).bounded(over, "complete graph", over_wrong)
+
+
+def ntk_fl_verdict(seed: int) -> Verdict:
+    """Checks that the mean of the models on a complete graph is the network that NTK-FL trains."""
+    digits = ft.data.load("digits", seed=seed, num_train=60, num_test=20)
+    clients = ft.partition.dirichlet(digits.y_train, 5, 0.5, seed=seed, dirichlet_method="per_class")
+    model = ft.models.mlp(digits, widths=(32,), dtype=jnp.float64)
+    options = {"learning_rate": 1.0, "evolution": ft.Evolution((5, 20, 80))}
+
+    def outputs(algorithm: Algorithm) -> np.ndarray:
+        run = ft.simulate(algorithm, digits, clients, num_rounds=3, seed=seed)
+        assert algorithm.params is not None
+        mean = jax.tree.map(lambda leaf: leaf.mean(axis=0), algorithm.params(run.state))
+        return np.asarray(model.apply(mean, digits.x_test))
+
+    central = outputs(ft.ntk_fl(model, ft.schedules.all_clients(5), **options))
+    around = (ft.ntk_dfl(model, ft.schedules.neighbourhoods(graph), **options) for graph in (complete(5), ring(5)))
+    right, wrong = (relative_distance(outputs(algorithm), central) for algorithm in around)
+    claim = Claim(
+        SUBJECT, "network of the mean weights on a complete graph = NTK-FL's", "digits, width 32, 5 clients, 3 rounds"
+    )
+    return claim.exact(right, {"ring": wrong})
+
+
+def _check(scale: str, seed: int) -> list[Verdict]:
+    rounds = of_scale(scale, ROUNDS, 4 * ROUNDS)
+    return [rounds_verdict(seed, rounds), consensus_verdict(seed, 40 * rounds), ntk_fl_verdict(seed)]
+
+
+ENTRIES = (
+    TheoremEntry(
+        "ntk_dfl.rounds",
+        "every round of clients that evolve kernels with their neighbours, their consensus, and NTK-FL as a case",
+        _check,
+        papers=("thompson2025",),
+        statement="algorithm 1 of NTK-DFL, for linear models",
+        functions=(neighbourhood_round,),
+    ),
+)

@@ -1,0 +1,246 @@
+"""NTK-DFL beside gossip averaging on four graphs, and beside NTK-FL with its server (Thompson et al., 2025).
+
+All methods start from the same network and have the same clients. The model that counts has the mean of the clients'
+weights, as in the paper; beside it stands the mean accuracy of the clients' own models.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import fedtangent as ft
+from fedtangent._src.experiments import lab
+from fedtangent._src.experiments.lab import harness, trials
+from fedtangent._src.experiments.lab.harness import Bench, EvaluationSets, Method, Record, Steps
+from fedtangent._src.experiments.lab.runner import Study, by_scale, experiment, with_changes, within
+from fedtangent._src.experiments.lab.trials import Trial
+from fedtangent._src.federated.graph import Graph, named_graph
+from fedtangent._src.output.run_plots import curves
+from fedtangent._src.types import Algorithm, Array, PyTree, Recipe, Schedule
+
+SERVER, NTK, GOSSIP = "ntk_fl", "ntk_dfl", "gossip"
+LABELS = {SERVER: "NTK-FL", NTK: "NTK-DFL", GOSSIP: "gossip averaging"}
+CLIENTS = "test.accuracy_of_clients"
+MIB = 2**20
+DECISIVE = "graphs graph_seed width last_w_std batch_size loss times"
+COLUMNS = (
+    "graph: {graph} | method: {method} | accuracy: {accuracy:.4f} | minus gossip, 95 % interval: {lead:+.4f} | "
+    "clients' own models: {of_clients:.4f} | seeds at the target: {reached:d} | rounds to it: {rounds:.1f} | "
+    "MiB to it: {mib:.2f} | accuracy after gossip's bytes: {within_bytes:.4f}"
+)
+REMARKS = (
+    "graphs stay the same in all rounds; the paper draws a new one in every round",
+    "a target that is never reached counts as reached one round after the last",
+)
+
+
+@dataclass(frozen=True)
+class TopologySettings:
+    """Clients, graphs, network and the methods' hyper-parameters."""
+
+    graphs: tuple[str, ...] = ("ring", "torus", "erdos_renyi:0.3", "complete")
+    graph_seed: int = within(0, least=0)
+    num_clients: int = 16
+    alpha: float = within(0.1, above=0)
+    num_rounds: int = 15
+    target: float = within(0.8, above=0, below=1)  # test accuracy to reach
+    width: int = 100
+    last_w_std: float = within(0.1, at_least=0)  # last layer's initial deviation times sqrt(width)
+    batch_size: int = 25
+    local_steps: tuple[int, ...] = within((5, 20), increasing=True)
+    learning_rates: tuple[float, ...] = within((0.03, 0.1, 0.3, 1.0), above=0)
+    tangent_rates: tuple[float, ...] = within((0.03, 0.1, 0.3), above=0)
+    times: tuple[int, ...] = within((100, 200, 400, 800, 1400, 2000), increasing=True)
+    loss: str = within("squared_error", of=("squared_error", "cross_entropy"))  # of NTK-FL and NTK-DFL
+    tuning_rounds: int = 5
+    tuning_seed: int = within(1000, least=0)
+    num_train: int = 800
+    num_validation: int = 200
+    num_test: int = within(0, least=0)
+
+
+def _divide(name: str, data_dir: Path | None, seed: int, settings: TopologySettings) -> Trial:
+    """Divides the data of one seed among clients by label skew; pixels are standardised."""
+    loaded = ft.data.load(name, data_dir=data_dir, seed=seed, flatten=True)
+    examples = trials.draw(loaded, seed, settings.num_train, settings.num_validation, settings.num_test)
+    mean, deviation = np.float32(loaded.x_train.mean()), np.float32(loaded.x_train.std())
+    x = {part: (values - mean) / deviation for part, values in examples.x.items()}
+    clients = ft.partition.dirichlet(examples.y["train"], settings.num_clients, settings.alpha, seed)
+    return trials.trial_of(examples._replace(x=x), clients, seed, loaded.num_classes)
+
+
+def methods_of(settings: TopologySettings, trial: Trial) -> dict[str, Method]:
+    """Returns NTK-FL, and both other methods on every graph, on one seed's data.
+
+    Args:
+        settings: The settings.
+        trial: Data and clients of the seed.
+    """
+    count, size = settings.num_clients, int(np.prod(trial.data.x.shape[1:]))
+    model = ft.models.mlp(
+        *(size, trial.num_classes, (settings.width,)),
+        parameterization="standard",
+        b_std=0.0,
+        last_w_std=settings.last_w_std,
+    )
+    evolution = ft.Evolution(settings.times, unstable="clip", loss=settings.loss)
+    targets, sizes = trials.one_hot(trial), np.diff(np.asarray(trial.data.offsets))
+
+    def evolving(recipe: Recipe, label: str, schedule: Schedule, pooled: np.ndarray) -> Method:
+        # room for the largest pool, rounded up, so that seeds whose pools are of similar size share a program
+        pool = -(-int((pooled @ sizes).max()) // 8) * 8
+
+        def build(steps: Steps, rate: float | Array) -> Algorithm:
+            return recipe(model, schedule, rate, evolution=evolution, pooling=ft.Pooling(pool_size=pool))
+
+        return Method(label, settings.tangent_rates, (0,), build, targets, trial.splits, pool)
+
+    def gossiping(graph: Graph) -> Method:
+        def build(steps: Steps, rate: float | Array) -> Algorithm:
+            own, work = ft.schedules.own_models(count), ft.Work(steps, batch_size=settings.batch_size)
+            return ft.gossip(model, own, rate, work, ft.Mixing(graph), "cross_entropy")
+
+        grids = settings.learning_rates, settings.local_steps
+        return Method(LABELS[GOSSIP], *grids, build, trial.data, trial.splits)
+
+    methods = {SERVER: evolving(ft.ntk_fl, LABELS[SERVER], ft.schedules.all_clients(count), np.ones((1, count)))}
+    for text in settings.graphs:
+        graph = named_graph(text, count, settings.graph_seed)
+        near = graph.adjacency | np.eye(count, dtype=bool)
+        methods[_name(NTK, text)] = evolving(ft.ntk_dfl, LABELS[NTK], ft.schedules.neighbourhoods(graph), near)
+        methods[_name(GOSSIP, text)] = gossiping(graph)
+    return methods
+
+
+def _name(method: str, graph: str) -> str:
+    return method if method == SERVER else f"{method}-{graph.replace(':', '')}"
+
+
+def measure(algorithm: Algorithm, state: PyTree, splits: EvaluationSets) -> dict[str, Array]:
+    """Computes the accuracy of the network of mean weights, and the mean accuracy of the models.
+
+    Args:
+        algorithm: The algorithm.
+        state: State of its run.
+        splits: Inputs and labels of each split.
+    """
+    read = algorithm.params
+    assert read is not None
+    mean, metrics = jax.tree.map(lambda leaf: leaf.mean(axis=0), read(state)), dict[str, Array]()
+    for name, (x, labels) in splits.items():
+        members = algorithm.predict(state, x).members
+        of_clients = jnp.stack([harness.finite_accuracy(one[None], labels) for one in members])
+        metrics[f"{name}.accuracy"] = harness.finite_accuracy(algorithm.model.apply(mean, x)[None], labels)
+        metrics[f"{name}.accuracy_of_clients"] = of_clients.mean()
+    return metrics
+
+
+# ---- what is reported ---------------------------------------------------------------------------------------------
+
+
+class Ends(NamedTuple):
+    """Results of a method on a graph, [seeds] each."""
+
+    accuracy: np.ndarray  # after the last round
+    of_clients: np.ndarray  # mean accuracy of the clients' own models
+    rounds: np.ndarray  # to the target; one more than all rounds if never
+    mib: np.ndarray  # until then, infinite if never
+    within_bytes: np.ndarray  # accuracy after as many bytes as gossip averaging sent in all rounds
+
+
+def ends(records: Sequence[Record], others: Sequence[Record], target: float) -> Ends:
+    """Computes the results of a method.
+
+    Args:
+        records: Its runs, one for each seed.
+        others: Runs of gossip averaging on the same graph.
+        target: Test accuracy to reach.
+    """
+    rows = []
+    for record, other in zip(records, others, strict=True):
+        sent, last = record.sent.sum(axis=1), other.sent[-1].sum()
+        first = int(np.argmax(np.append(record.test, np.inf) >= target))
+        mib = np.append(sent / MIB, np.inf)[first]
+        rows.append((record.test[-1], record.metrics[CLIENTS][-1], first, mib, record.test[sent <= last][-1]))
+    return Ends(*np.array(rows, np.float64).T)
+
+
+def _row(method: str, graph: str, own: Ends, gossip: Ends, settings: TopologySettings) -> lab.Row:
+    """Returns means over seeds, and the lead over gossip averaging on the same graph."""
+    reached = int(np.sum(own.rounds <= settings.num_rounds))
+    row: lab.Row = {name: float(values.mean()) for name, values in own._asdict().items()}
+    row |= {"rounds": None, "mib": None} if reached < len(own.rounds) else {}
+    lead = None if method == GOSSIP else lab.interval(own.accuracy - gossip.accuracy)
+    return {"graph": graph, "method": LABELS[method], **row, "reached": reached, "lead": lead}
+
+
+def _claims(of_graph: Mapping[str, Ends], graph: str, settings: TopologySettings) -> Iterator[lab.Claim]:
+    """Judges NTK-DFL beside gossip averaging, its clients' own models and NTK-FL, on a graph."""
+    own, gossip, server = (of_graph[method] for method in (NTK, GOSSIP, SERVER))
+    above, times = "NTK-DFL is above gossip averaging after", "NTK-DFL needs fewer rounds than gossip averaging to"
+    lead = lab.interval(own.accuracy - gossip.accuracy)
+    yield lead.claim_above(f"{graph}: {above} {settings.num_rounds} rounds", "by {:+.4f}")
+    sooner = lab.interval(gossip.rounds / own.rounds)
+    yield sooner.claim_above(f"{graph}: {times} {settings.target:.0%} (the paper: 4.6 times)", "{:.2f} times", 1.0)
+    gain = lab.interval(own.accuracy - own.of_clients)
+    yield gain.claim_above(f"{graph}: the mean of the weights is 0.1 above the clients' own models", "{:+.4f}", 0.1)
+    behind = lab.interval(own.accuracy - server.accuracy)
+    yield behind.claim_above(f"ours: {graph}: NTK-DFL is within 0.02 of NTK-FL", "{:+.4f} from it", -0.02)
+    fair = lab.interval(own.within_bytes - gossip.accuracy)
+    yield fair.claim_above(f"ours: {graph}: {above} as many bytes", "by {:+.4f}")
+
+
+def run(study: Study) -> lab.Outcome:
+    """Tunes and runs every method on every graph with every seed."""
+    settings, bench = study.settings, bench_of(study)
+    harness.plan(bench)
+    tuned = harness.tune_all(bench)
+    runs = harness.repeat_all(bench, tuned)
+    rows, claims, panels = list[lab.Row](), list[lab.Claim](), dict[str, dict[str, np.ndarray]]()
+    for graph in settings.graphs:
+        records = {method: runs[_name(method, graph)] for method in LABELS}
+        of_graph = {method: ends(of, records[GOSSIP], settings.target) for method, of in records.items()}
+        rows += [_row(method, graph, own, of_graph[GOSSIP], settings) for method, own in of_graph.items()]
+        claims += _claims(of_graph, graph, settings)
+        panels[graph] = harness.by_round({LABELS[method]: of for method, of in records.items()})
+    title = f"test accuracy on {study.dataset} after {settings.num_rounds} rounds, mean of {len(study.seeds)} seeds"
+    curves(panels, range(settings.num_rounds + 1), title, study.figures.path("by_round"))
+    losses = f"NTK-FL and NTK-DFL under the {settings.loss.replace('_', ' ')}, gossip averaging under the cross entropy"
+    details = {"tuned": {name: choice.config for name, choice in tuned.items()}}
+    failed = tuple(f"{name}: an evolution failed" for name, of in runs.items() if any(r.status.any() for r in of))
+    remarks = (*REMARKS, losses, *harness.edges(tuned))
+    return lab.Outcome((lab.table(title, rows, COLUMNS),), rows, tuple(claims), details, remarks, failed)
+
+
+def bench_of(study: Study) -> Bench:
+    """Builds the bench of all methods on all graphs."""
+    settings = study.settings
+    of_seed = partial(_divide, study.dataset, study.data_dir, settings=settings)
+    return Bench(study, of_seed, partial(methods_of, settings), harness.decisive(settings, DECISIVE), measure)
+
+
+def _check(study: Study) -> None:
+    """Raises ``ValueError`` for a graph that cannot be drawn, and for settings that a recipe refuses."""
+    settings: TopologySettings = study.settings
+    if settings.tuning_seed in study.seeds:
+        raise ValueError(f"tuning_seed: got {settings.tuning_seed}, which is among the seeds {study.seeds}")
+    trial = _divide(study.dataset, study.data_dir, study.seeds[0], settings)
+    harness.build_all(methods_of(settings, trial))
+
+
+DEFAULT = TopologySettings()
+SMALL = with_changes(
+    DEFAULT,
+    "num_clients=9 num_rounds=6 tuning_rounds=3 width=50 local_steps=20 learning_rates=0.1,0.3,1.0",
+    "tangent_rates=0.1,0.3 times=100,400,1400 num_train=270 num_validation=100",
+)
+SCALES = {"digits": by_scale(SMALL, DEFAULT)}
+ENTRIES = (experiment(__name__, run, SCALES, ("thompson2025",), check=_check, least_seeds=2),)
