@@ -64,7 +64,7 @@ def _check_rounds(scale: str, seed: int) -> list[Verdict]:
 
 
 MOST, FEATURES, STEPS = 4, 3, 2  # the largest delay; weights of the linear model; local steps
-SIDE, LONG = 0.02, 800  # distance of the rates from the edge, and rounds, at constant delays
+SIDE, LONG = 0.02, 480  # distance of the rates from the edge, and rounds (few enough to stay above rounding)
 WIDE_SIDE, SHORT = 0.1, 80  # the same at random delays, whose mean square soon comes from a few runs
 BAND, RANDOM_BAND = (0.98, 1.02), (0.9, 1.1)  # of slopes
 RESAMPLED = 400  # sets of runs
@@ -118,7 +118,7 @@ def _federation(num_clients: int, examples: int, seed: int) -> Federation:
 
 
 def _crossed(growth: Float64[np.ndarray, "*runs 2"], side: float) -> Float64[np.ndarray, "*runs"]:
-    """Interpolates the rate of growth 0, relative to the predicted one, from the growth below and above that."""
+    """Interpolates the rate at which runs neither grow nor shrink, relative to the edge, from both sides of it."""
     below, above = np.log(1 - side), np.log(1 + side)
     share = -growth[..., 0] / (growth[..., 1] - growth[..., 0])
     return np.asarray(np.exp(below + share * (above - below)))
@@ -137,7 +137,7 @@ def _constant(of: Federation, seeds: Sequence[int]) -> list[Verdict]:
         staleness = ft.Staleness(delay, buffered=buffered, discount="constant")
         rates = (float(added[delay]), of.rate) if buffered else (1.0, float(mixed[delay]))
         found = of.distances(staleness, rates, SIDE, LONG, seeds)
-        crossed = _crossed(found[..., -1] - found[..., 2], SIDE)
+        crossed = _crossed(found[..., -1] - found[..., 1], SIDE)
         return crossed * (added if buffered else mixed)[delay]
 
     def off(edges: list[np.ndarray], predicted: np.ndarray) -> float:
