@@ -37,6 +37,8 @@ ELSEWHERE = {
     "conformal_predictor(held_out": "measures/test_conformal.py",
     "own sets": "measures/test_conformal.py",
     "def fed_exp": "federated/test_new_algorithm.py",
+    "def heavy_ball(": "test_own_project.py",
+    "from mine import heavy_ball": "test_own_project.py",
     "def cnn(rngs)": "models/test_nnx.py",
     "adapted = ft": "models/test_trainable.py",
     "ft.kernels.tangent_features(": "kernels/test_tangent_features.py",

@@ -455,7 +455,6 @@ ENTRIES = (
         statement="Theorem IV.2, hypotheses A to C and Lemmas VII.1 to VII.7 of DeepLin",
         functions=(ft.theory.deep_linear_theorem,),
         figures=tuple(f"deep_linear.{name}" for name in ("theorem", "fig2", "fig3", "fig4", "regime_map")),
-        is_quick=True,
     ),
     TheoremEntry(
         "deep_linear.rounds",
@@ -465,5 +464,6 @@ ENTRIES = (
         statement="eq. (6) to (8), (16) and (17) of DeepLin",
         functions=(ft.theory.deep_linear_limit, ft.theory.residual_terms),
         figures=("deep_linear.theorem",),
+        is_quick=True,
     ),
 )
