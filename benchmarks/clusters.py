@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import functools
 import json
 from pathlib import Path
 from typing import NamedTuple
@@ -24,7 +25,7 @@ import numpy as np
 from tqdm import tqdm
 
 import fedtangent as ft
-from fedtangent._src.kernels.features import KernelFeatures
+from fedtangent._src.kernels.features import KernelFeatures, feature_model
 from fedtangent._src.output.tables import TextTable, console
 from fedtangent.types import Algorithm, Model, Run
 
@@ -71,6 +72,19 @@ def problem_of(seed: int) -> Problem:
     return Problem(points[:n], targets[cluster, np.arange(n)], points[n:], targets[:, n:], clients)
 
 
+@functools.cache
+def network(width: int) -> Model:
+    """The network of a width, one object for all seeds, so that they share compiled programs."""
+    return ft.models.mlp(INPUTS, 1, (width,), "erf", dtype="float64")
+
+
+@functools.cache
+def of_size(size: int) -> Model:
+    """The linear model of so many features."""
+    return feature_model(size, np.eye(1), False)
+
+
+@functools.cache
 def ifca(model: Model) -> Algorithm:
     """IFCA with all clients in every round."""
     schedule, work = ft.schedules.best_fitting(CLIENTS, MODELS), ft.Work(steps=STEPS, batch_size=None)
@@ -87,11 +101,12 @@ def run_of(algorithm: Algorithm, x: np.ndarray, problem: Problem, start: object)
 
 def row_of(width: int, seed: int) -> Row:
     """Networks of one width and seed beside the features of their kernel."""
-    problem, model = problem_of(seed), ft.models.mlp(INPUTS, 1, (width,), "erf", dtype="float64")
+    problem, model = problem_of(seed), network(width)
     n, both = len(problem.x), np.concatenate([problem.x, problem.x_test])
+    assert model.kernel is not None
     kernels = ft.kernels.kernel_blocks(model.kernel, problem.x, problem.x_test)
     features, algorithm = ft.models.kernel_features(kernels), ifca(model)
-    of_features = ifca(features.model)
+    of_features = ifca(of_size(features.train.shape[1]))
     networks = run_of(algorithm, problem.x, problem, jax.random.key(seed))
 
     def on_features(of: KernelFeatures, f0: np.ndarray) -> tuple[np.ndarray, np.ndarray, Run]:

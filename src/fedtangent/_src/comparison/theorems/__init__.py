@@ -9,6 +9,7 @@ here, and a test. The command line, ``fedtangent list theorems`` and the index o
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from typing import NamedTuple, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
@@ -59,7 +60,7 @@ def wanted(names: tuple[str, ...], scale: str = "default") -> dict[str, TheoremE
     Raises:
         ValueError: A name that is neither, at this scale.
     """
-    entries: dict[str, TheoremEntry] = catalogue("theorems")
+    entries: Mapping[str, TheoremEntry] = catalogue("theorems")
     every = {name: entry for name, entry in entries.items() if entry.is_quick or scale != "smoke"}
     papers = dict.fromkeys(name.split(".")[0] for name in every)
     selected: dict[str, TheoremEntry] = {}

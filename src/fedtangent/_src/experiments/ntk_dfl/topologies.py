@@ -85,19 +85,23 @@ def methods_of(settings: TopologySettings, trial: Trial) -> dict[str, Method]:
         trial: Data and clients of the seed.
     """
     count, size = settings.num_clients, int(np.prod(trial.data.x.shape[1:]))
-    network = {"parameterization": "standard", "b_std": 0.0, "last_w_std": settings.last_w_std}
-    model = ft.models.mlp(size, trial.num_classes, (settings.width,), **network)
+    model = ft.models.mlp(
+        *(size, trial.num_classes, (settings.width,)),
+        parameterization="standard",
+        b_std=0.0,
+        last_w_std=settings.last_w_std,
+    )
     evolution = ft.Evolution(settings.times, unstable="clip", loss=settings.loss)
     targets, sizes = trials.one_hot(trial), np.diff(np.asarray(trial.data.offsets))
 
-    def evolving(recipe: Recipe, schedule: Schedule, pooled: np.ndarray) -> Method:
+    def evolving(recipe: Recipe, label: str, schedule: Schedule, pooled: np.ndarray) -> Method:
         # room for the largest pool, rounded up, so that seeds whose pools are of similar size share a program
         pool = -(-int((pooled @ sizes).max()) // 8) * 8
 
         def build(steps: Steps, rate: float | Array) -> Algorithm:
             return recipe(model, schedule, rate, evolution=evolution, pooling=ft.Pooling(pool_size=pool))
 
-        return Method(LABELS[recipe.__name__], settings.tangent_rates, (0,), build, targets, trial.splits, pool)
+        return Method(label, settings.tangent_rates, (0,), build, targets, trial.splits, pool)
 
     def gossiping(graph: Graph) -> Method:
         def build(steps: Steps, rate: float | Array) -> Algorithm:
@@ -107,11 +111,11 @@ def methods_of(settings: TopologySettings, trial: Trial) -> dict[str, Method]:
         grids = settings.learning_rates, settings.local_steps
         return Method(LABELS[GOSSIP], *grids, build, trial.data, trial.splits)
 
-    methods = {SERVER: evolving(ft.ntk_fl, ft.schedules.all_clients(count), np.ones((1, count)))}
+    methods = {SERVER: evolving(ft.ntk_fl, LABELS[SERVER], ft.schedules.all_clients(count), np.ones((1, count)))}
     for text in settings.graphs:
         graph = named_graph(text, count, settings.graph_seed)
         near = graph.adjacency | np.eye(count, dtype=bool)
-        methods[_name(NTK, text)] = evolving(ft.ntk_dfl, ft.schedules.neighbourhoods(graph), near)
+        methods[_name(NTK, text)] = evolving(ft.ntk_dfl, LABELS[NTK], ft.schedules.neighbourhoods(graph), near)
         methods[_name(GOSSIP, text)] = gossiping(graph)
     return methods
 
@@ -172,7 +176,7 @@ def ends(records: Sequence[Record], others: Sequence[Record], target: float) -> 
 def _row(method: str, graph: str, own: Ends, gossip: Ends, settings: TopologySettings) -> lab.Row:
     """Returns means over seeds, and the lead over gossip averaging on the same graph."""
     reached = int(np.sum(own.rounds <= settings.num_rounds))
-    row = {name: float(values.mean()) for name, values in own._asdict().items()}
+    row: lab.Row = {name: float(values.mean()) for name, values in own._asdict().items()}
     row |= {"rounds": None, "mib": None} if reached < len(own.rounds) else {}
     lead = None if method == GOSSIP else lab.interval(own.accuracy - gossip.accuracy)
     return {"graph": graph, "method": LABELS[method], **row, "reached": reached, "lead": lead}

@@ -253,9 +253,11 @@ def ntk_dfl(
         raise ValueError("validation: got examples, but ntk_dfl has no server to hold them: leave it out")
 
     def changed(server: Server, parts: Parts) -> tuple[Server, Parts]:
+        of_targets = parts.check
+
         def check(data: FederatedData) -> None:
-            if parts.check is not None:
-                parts.check(data)
+            if of_targets is not None:
+                of_targets(data)
             _everybody_trains("ntk_dfl", data)
 
         def ledger(cost: Cost, data: FederatedData) -> Cost:
@@ -264,8 +266,8 @@ def ntk_dfl(
             models, jacobians = np.ceil(2 * sent * cost.downlink), np.ceil(of_examples * cost.uplink_per_example)
             return cost._replace(uplink=int(models), uplink_per_example=int(jacobians), downlink=0)
 
-        more = {"weighting": "uniform", "common_start": True, "check": check, "ledger": ledger}
-        return server._replace(map_models=_from_neighbours), parts._replace(**more)
+        parts = parts._replace(weighting="uniform", common_start=True, check=check, ledger=ledger)
+        return server._replace(map_models=_from_neighbours), parts
 
     evolution = of_loss(evolution, loss)
     algorithm = evolving("ntk_dfl", model, schedule, learning_rate, evolution, pooling, changed=changed)

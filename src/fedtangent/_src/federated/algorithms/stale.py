@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -32,7 +31,7 @@ from fedtangent._src.types import Algorithm, Array, Client, Key, Local, Model, P
 
 @dataclasses.dataclass(frozen=True)
 class Staleness:
-    """The delays of the clients' answers in rounds, the weights of late answers, and what the server does with them.
+    """The delays of the clients' answers in rounds, the weights of late answers, and the step that the server takes.
 
     An answer of delay d in round r, counted from 0, is to the model that the server had d rounds ago. If d is above r,
     it is to the initial model, and its delay counts as r.
@@ -41,7 +40,7 @@ class Staleness:
     delay: int | Sequence[int] | np.ndarray = 1
     """Rounds by which every answer is late. In Python also one number for each client [N], such as its measured speed.
     """
-    probabilities: Sequence[Any] | np.ndarray | None = None
+    probabilities: Sequence[float] | Sequence[Sequence[float]] | np.ndarray | None = None
     """Probabilities of the delays 0 to D in place of ``delay``: of all clients [D + 1], or of each client [N, D + 1]. A
     client draws a new delay in every round, the same for all models.
     """

@@ -40,7 +40,7 @@ class FlowState(NamedTuple):
 
     @property
     def models(self) -> Float[Array, "q _ D"]:
-        """The models that clients may start from, the newest first, then those of earlier rounds: [q, ages K, D]."""
+        """The models that clients may start from, from the newest to the oldest: [q, ages K, D]."""
         return self.a if self.past is None else jnp.concatenate([self.a, self.past], axis=1)
 
 

@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float64
 
@@ -83,11 +84,8 @@ def _answers(flow: Flow, law: Float64[np.ndarray, "N ages"], r: int, model: int)
     slots = RunSlots(*(part[r : r + 1] for part in flow.slots))
     rounds = jax.tree.map(lambda leaf: np.asarray(leaf)[r : r + 1], flow.rounds)
     rounds = rounds._replace(server_learning_rate=np.ones(1), delay=None, oldest=None)
-    kind, numbers = (
-        flow.kind._replace(algorithm="fed_avg", most_delay=0),
-        flow.numbers._replace(delay_weights=np.ones(1)),
-    )
-    fresh = replace(flow, kind=kind, numbers=numbers, slots=slots)  # one program for all D
+    kind, weights = flow.kind._replace(algorithm="fed_avg", most_delay=0), jnp.ones(1)  # one program for all D
+    fresh = replace(flow, kind=kind, numbers=flow.numbers._replace(delay_weights=weights), slots=slots)
     filled = np.flatnonzero((rounds.weight[0] > 0) & (rounds.model[0] == model))
     values, vectors = known_modes(np.asarray(flow.theta))
     down = (np.sqrt(values) * vectors)[:, values > 0].T
