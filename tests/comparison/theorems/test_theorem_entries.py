@@ -56,7 +56,7 @@ def test_checks_are_chosen_by_name_or_paper_each_once() -> None:
         wanted(("flow", "x"))
 
 
-def test_a_scale_is_default_or_paper() -> None:
-    assert (of_scale("default", 1, 2), of_scale("paper", 1, 2)) == (1, 2)
-    with pytest.raises(ValueError, match="scale: got 'huge', allowed are default, paper"):
+def test_a_scale_is_smoke_default_or_paper() -> None:
+    assert [of_scale(scale, 1, 2) for scale in ("smoke", "default", "paper")] == [1, 1, 2]
+    with pytest.raises(ValueError, match="scale: got 'huge', allowed are smoke, default, paper"):
         of_scale("huge", 1, 2)

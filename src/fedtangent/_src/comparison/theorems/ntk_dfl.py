@@ -129,5 +129,6 @@ ENTRIES = (
         papers=("thompson2025",),
         statement="algorithm 1 of NTK-DFL, for linear models",
         functions=(neighbourhood_round,),
+        is_quick=True,
     ),
 )

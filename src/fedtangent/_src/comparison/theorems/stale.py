@@ -221,6 +221,7 @@ ENTRIES = (
         papers=("xie2019", "nguyen2022"),
         statement="algorithm 1 of FedAsync and of FedBuff",
         functions=(federated_flow,),
+        is_quick=True,
     ),
     TheoremEntry(
         "stale.stability",
