@@ -35,20 +35,34 @@ def distances(result: Comparison, width: int) -> list[float]:
     return found
 
 
+def at_distances(result: Comparison, errors: np.ndarray) -> Comparison:
+    """The result with its widest networks [K, E] moved to these distances from their predictions at the last round."""
+    networks, gap, rng = result.simulated[-1], result.gaps[-1], np.random.default_rng(0)
+    moved, away = gap.test[-1] - networks.test[0], rng.normal(size=gap.test[-1].shape)
+    norm, unit = (np.sqrt(np.sum(array**2, axis=(-2, -1), keepdims=True)) for array in (moved, away))
+    test, error = networks.test.copy(), gap.error.copy()
+    test[-1], error[-1] = gap.test[-1] + away / unit * norm * errors[..., None, None], errors
+    simulated = *result.simulated[:-1], networks._replace(test=test)
+    return result._replace(simulated=simulated, gaps=(*result.gaps[:-1], gap._replace(error=error)))
+
+
 def test_how_near_networks_of_a_width_are(network_result: Comparison) -> None:
-    width = network_result.simulated[-1].width
-    errors = np.array(distances(network_result, width))
+    models, draws = network_result.gaps[-1].error.shape[1:]
+    side = at_distances(having(network_result), np.linspace(0.09, 0.11, models * draws).reshape(models, draws))
+    width = side.simulated[-1].width
+    errors = np.array(distances(side, width))
     middle = float(errors.mean())
+    assert middle == pytest.approx(0.1, rel=1e-6)
     radius = float(scipy.stats.t.ppf(1 - 5e-5, len(errors) - 1) * errors.std(ddof=1) / np.sqrt(len(errors)))
-    (verdict,) = claimed_verdicts(having(network_result), within=middle + 1.01 * radius)
+    (verdict,) = claimed_verdicts(side, within=middle + 1.01 * radius)
     assert verdict.measured == f"{middle:.3f} ({middle - radius:.3f} to {middle + radius:.3f})"
     assert verdict.statement.endswith(f"width {width}")
     assert verdict.holds and verdict.control_fails and verdict.passed, verdict
-    (wrong,) = claimed_verdicts(having(network_result), within=0.99 * (middle - radius))
+    (wrong,) = claimed_verdicts(side, within=0.99 * (middle - radius))
     assert wrong.holds is False
-    (unclear,) = claimed_verdicts(having(network_result), within=middle)
+    (unclear,) = claimed_verdicts(side, within=middle)
     assert unclear.holds is None
-    (lax,) = claimed_verdicts(having(network_result), within=2.0)  # so is an untrained network: it shows nothing
+    (lax,) = claimed_verdicts(side, within=2.0)  # so is an untrained network: it shows nothing
     assert lax.holds and lax.control_fails is None and lax.passed is None
 
 
