@@ -1,4 +1,4 @@
-"""``fedtangent check``: the claims of a file, each a run that must agree with its theory, for CI.
+"""``fedtangent check``: the claims of a file, runs that must agree with theory.
 
 A claim is a table of a TOML file: the options of ``fedtangent compare``, and what must agree.
 """

@@ -47,16 +47,6 @@ def assert_follows_theory(
         AssertionError: A verdict fails, or its control passes; the message says by how much, and names the control.
         ValueError: The comparison has no such verdict or width, or no verdict at all.
         unittest.SkipTest: All verdicts are undecided.
-
-    Example:
-        >>> import fedtangent as ft
-        >>> ft.enable_x64()
-        >>> data = ft.data.load("digits", num_train=20, num_test=10)
-        >>> clients = ft.partition.iid(20, num_clients=2, seed=0)
-        >>> model, schedule = ft.models.logistic(data), ft.schedules.all_clients(2)
-        >>> fed_avg = ft.fed_avg(model, schedule, client_learning_rate=0.1, work=ft.Work(steps=2))
-        >>> side = ft.compare(fed_avg, data, clients, num_rounds=2, draws=5)
-        >>> verdicts = ft.testing.assert_follows_theory(side, agree=["simulation = flow"])
     """
     verdicts = claimed_verdicts(compared, agree, within)
     failed = [f"{v.statement}: {v.finding}" for v in verdicts if v.passed is False]
