@@ -225,5 +225,5 @@ def test_steps_alone_are_the_same_work_in_python_and_on_the_command_line(name: s
 
 
 def test_the_command_line_trains_every_algorithm_of_local_steps() -> None:
-    others = {"cp_ntk_fl", "fed_sgd", "ntk_fl"}
+    others = {"cp_ntk_fl", "fed_sgd", "ntk_dfl", "ntk_fl"}
     assert catalogue("algorithms").keys() - set(TRAINED) == others

@@ -52,9 +52,9 @@ class Choices:
     partition: str = "dirichlet"
     """How examples are divided among clients."""
     model: str = "mlp"
-    """The network, by name, or package.module:function of your own."""
+    """Name, or package.module:function of your own."""
     schedule: str = "uniform"
-    """Which client trains which model in which round."""
+    """Who trains which model."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,7 +74,7 @@ class CommonOptions:
     keep_first: int | None = None
     """Close a round after this many clients have answered."""
     completion_time: str = option("lognormal", used_with="keep_first")
-    """lognormal or exponential times, on average as a client's examples."""
+    """lognormal or exponential times, by numbers of examples."""
     completion_spread: float = option(1.0, used_with="keep_first")
     """Standard deviation of the log of a lognormal time."""
     projection: int | None = None

@@ -17,7 +17,6 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-import scipy
 from jaxtyping import Bool, Float, Float32, Float64, Int, Int32, Num
 
 from fedtangent._src import pytrees, streams
@@ -132,6 +131,8 @@ def delay_probabilities(
         raise ValueError(f"mean_time: got {shown(mean_time)}, must be positive and finite, one number or [N]")
     ends = np.arange(1, whole("most", most, 0, MOST_DELAY) + 1) / mean[..., None]
     lognormal = distribution == "lognormal"
+    import scipy.special  # here: it is heavy, and few runs need it
+
     below = scipy.special.ndtr((np.log(ends) + spread**2 / 2) / spread) if lognormal else -np.expm1(-ends)
     return np.diff(below, axis=-1, prepend=0.0, append=1.0)
 

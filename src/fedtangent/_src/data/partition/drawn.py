@@ -42,7 +42,7 @@ class DirichletOptions(SkewOptions):
     """Options of the partition ``dirichlet``."""
 
     dirichlet_method: str = "per_client"
-    """per_client or hsu (each client draws its label shares), or per_class (each class is divided among clients)."""
+    """per_client or hsu (clients draw label shares), or per_class (classes are divided)."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -224,8 +224,8 @@ class LossOptions:
     """Options of the loss."""
 
     loss: str = "squared_error"
-    """squared_error (classes as centred one-hot targets), cross_entropy, exponential or logistic (classes as -1 and 1,
-    one output against the rest); a mean over examples, or their sum with _sum after the name."""
+    """squared_error (classes as centred one-hot targets), cross_entropy, exponential or logistic (one output); mean, or
+    sum with _sum added."""
 
 
 @dataclasses.dataclass(frozen=True)

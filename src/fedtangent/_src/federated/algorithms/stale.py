@@ -45,7 +45,7 @@ class Staleness:
     client draws a new delay in every round, the same for all models.
     """
     buffered: bool = False
-    """The server adds the updates that clients made to late models (FedBuff); it does not move towards their models."""
+    """Add the updates that clients made to late models (FedBuff)."""
     discount: str = "polynomial"
     """Weight of an answer of delay d: constant, polynomial or hinge. These are 1, (1 + d)^-a, and 1 up to the delay b
     and then 1 / (1 + a (d - b))."""
@@ -54,7 +54,7 @@ class Staleness:
     grace: int = 4
     """The number b of the discount hinge."""
     mu: float | Array = 0.0
-    """Strength of the proximal term, which holds clients near the model that they received (FedAsync's rho)."""
+    """Strength of the proximal term, rho of FedAsync."""
 
     def __post_init__(self) -> None:
         """Raises ``ValueError`` for an unknown discount, or a number that is out of range."""
