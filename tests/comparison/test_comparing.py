@@ -14,7 +14,7 @@ import pytest
 import fedtangent as ft
 from fedtangent._src.cli import compare as cli_compare
 from fedtangent._src.cli import predict as cli_predict
-from fedtangent._src.cli.arguments import FigureOptions
+from fedtangent._src.cli.arguments import FigureOptions, VerdictOptions
 from fedtangent._src.comparison import comparing, linear_models
 from fedtangent._src.comparison.comparing import compare, comparison_of
 from fedtangent._src.comparison.predicted import predict, run_flow
@@ -233,7 +233,17 @@ def test_every_algorithm_has_a_rule_or_says_what_is_nearest() -> None:
         else:
             followed.add(name)
     assert followed == {
-        *("data_sharing", "fed_avg", "fed_avg_m", "fed_dyn", "fed_ensemble", "fed_nova", "fed_prox", "fed_sgd"),
+        *(
+            "data_sharing",
+            "fed_async",
+            "fed_avg",
+            "fed_avg_m",
+            "fed_dyn",
+            "fed_ensemble",
+            "fed_nova",
+            "fed_prox",
+            "fed_sgd",
+        ),
         *("modified_local_gd", "random_walk", "scaffold"),
     }
 
@@ -273,7 +283,9 @@ def test_refuses_runs_before_anything_is_loaded(
     for command in (cli_compare, cli_predict):
         monkeypatch.setattr(command, "build", lambda described: pytest.fail("the data were loaded"))
     for prepare in (
-        lambda described: cli_compare.prepare_run(cli_compare.ComparisonOptions(), FigureOptions(), described),
+        lambda described: cli_compare.prepare_run(
+            cli_compare.ComparisonOptions(), FigureOptions(), VerdictOptions(), described
+        ),
         lambda described: cli_predict.prepare(
             cli_predict.PredictOptions(), FigureOptions(), Descriptions((described,))
         ),
@@ -304,7 +316,9 @@ def test_refuses_widths_before_anything_is_loaded(
 ) -> None:
     monkeypatch.setattr(cli_compare, "build", lambda described: pytest.fail("the data were loaded"))
     with pytest.raises(ValueError) as caught:
-        cli_compare.prepare_run(cli_compare.ComparisonOptions(**given), FigureOptions(), describe(**model))
+        cli_compare.prepare_run(
+            cli_compare.ComparisonOptions(**given), FigureOptions(), VerdictOptions(), describe(**model)
+        )
     assert said in str(caught.value)
 
 

@@ -216,7 +216,7 @@ def sending(name: str) -> Algorithm:
 @pytest.mark.parametrize("name", CHANNELS)
 def test_bytes_of_a_message(name: str) -> None:
     data = in_float32()
-    assert sending(name).cost(data, engine_for(data, "scan")) == (BYTES[name], 0, 4 * P, 0, 0)
+    assert sending(name).cost(data, engine_for(data, "scan")) == (BYTES[name], 0, 4 * P, 0, 0, 0, 0)
 
 
 @pytest.mark.parametrize("name", ["chain", "feedback"])

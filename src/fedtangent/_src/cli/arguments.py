@@ -118,7 +118,7 @@ class MachineOptions:
     host_devices: int = option(0, may_differ=True)
     """Without an accelerator: number of cores in use (0: all)."""
     distributed: bool = option(False, may_differ=True)
-    """Run as one of several processes with a shared output folder; Slurm and Open MPI need no further option."""
+    """One of several processes; Slurm and Open MPI need no more options."""
     coordinator: str | None = option(None, may_differ=True, used_with="distributed")
     """Process 0, host:port (default: $JAX_COORDINATOR_ADDRESS)."""
     num_processes: int | None = option(None, may_differ=True, used_with="distributed")

@@ -41,7 +41,7 @@ LATE: dict[str, tuple[Schedule, ft.Staleness]] = {
     ),
     "FedAsync, 1 of 5 clients, 0 to 3 rounds late": (
         ft.schedules.uniform_sampling(5, 1),
-        ft.Staleness(probabilities=ft.faults.delay_probabilities(1.5, 3), mu=0.2),
+        ft.Staleness(probabilities=(0.5, 0.25, 0.15, 0.1), mu=0.2),
     ),
 }
 
