@@ -145,7 +145,7 @@ def leaves(tree: PyTree) -> list[np.ndarray]:
 
 def models_of(algorithm: Algorithm, state: PyTree) -> list[dict[str, np.ndarray]]:
     """The K models' parameters (of a ``two_layer`` model) as NumPy dictionaries."""
-    params = state.server if algorithm.params is None else algorithm.params(state)
+    params = getattr(state.server, "params", state.server) if algorithm.params is None else algorithm.params(state)
     stacked = {name: np.asarray(leaf) for name, leaf in params.items()}
     return [{name: leaf[k] for name, leaf in stacked.items()} for k in range(algorithm.schedule.num_models)]
 
