@@ -188,10 +188,8 @@ def _random(of: Federation, seeds: Sequence[int]) -> Verdict:
         return edges * _crossed(means[..., -1] - means[..., 1], WIDE_SIDE)
 
     rng, count = np.random.default_rng(0), len(seeds)
-    measured, resampled = (
-        simulated(np.arange(count)),
-        [simulated(rng.integers(0, count, count)) for _ in range(RESAMPLED)],
-    )
+    measured = simulated(np.arange(count))
+    resampled = [simulated(rng.integers(0, count, count)) for _ in range(RESAMPLED)]
     slope, late = (
         Interval(log_slope(x, measured), *np.quantile([log_slope(x, y) for y in resampled], (0.025, 0.975)))
         for x in (edges, latest)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -40,7 +41,7 @@ class Staleness:
     delay: int | Sequence[int] | np.ndarray = 1
     """Rounds by which every answer is late. In Python also one number for each client [N], such as its measured speed.
     """
-    probabilities: Sequence[float] | Sequence[Sequence[float]] | np.ndarray | None = None
+    probabilities: Sequence[Any] | np.ndarray | None = None
     """Probabilities of the delays 0 to D in place of ``delay``: of all clients [D + 1], or of each client [N, D + 1]. A
     client draws a new delay in every round, the same for all models.
     """

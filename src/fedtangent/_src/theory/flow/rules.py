@@ -85,7 +85,7 @@ class Rule:
     """Modified Local-GD's alpha: the share of the clients' mean in the next model, with the initial model as the rest;
     a number from 0 to 1, or one per round [R].
     """
-    delays: ArrayLike | None = None
+    delays: Any = None
     """Delays of the answers of "fed_async" and "fed_buff", in rounds: a whole number, or one per slot [R, S]. An answer
     of delay d is to the model of d rounds ago, or to the initial one if there were fewer rounds. None: no delay.
     """
@@ -171,7 +171,7 @@ def read_rule(rule: Rule, local_steps: Int[np.ndarray, "N"], stepwise: bool = Fa
     if by_steps:  # else a closed form serves, however many steps there are
         kind = kind._replace(most_steps=int(local_steps.max()))
     weights = _step_weights(rule, kind.most_steps)
-    of_ages = np.ones(1) if rule.delay_weights is None else rule.delay_weights
+    of_ages: Any = np.ones(1) if rule.delay_weights is None else rule.delay_weights
     if is_concrete(of_ages):
         of_ages = real_array("delay_weights", of_ages)
         if of_ages.ndim != 1 or of_ages.size == 0 or not np.all(np.isfinite(of_ages) & (of_ages >= 0)):
