@@ -32,8 +32,8 @@ class Bar(tqdm):
 class Steps:
     """Reports each step of some work, and measures its seconds.
 
-    An instance is called with a line of text when a step begins, which ends the step before it. So the seconds of all
-    steps add up to those of the whole work. The line is the name of the step, with or without the subject before it.
+    An instance is called with a line of text when a step begins; this ends the step before. So the seconds of all steps
+    add up to the seconds of the whole work. The line is the name of the step, with or without the subject before it.
     """
 
     def __init__(self, say: Callable[[str], None], subject: str, first: str) -> None:
@@ -41,7 +41,7 @@ class Steps:
 
         Args:
             say: Called with a line of text for each step.
-            subject: What the work is about, which begins each line.
+            subject: Name of the work, with which each line begins.
             first: Name of the first step.
         """
         self._say, self._subject, self._times = say, f"{subject}: ", dict[str, float]()
@@ -60,6 +60,15 @@ class Steps:
         self._times[self._step] = self._times.get(self._step, 0.0) + now - self._begun
         self._begun = now
         return dict(self._times)
+
+
+def added(times: Mapping[str, float], more: Mapping[str, float]) -> dict[str, float]:
+    """Adds the seconds of equal steps.
+
+    Args:
+        times, more: Seconds of steps by their names.
+    """
+    return {step: times.get(step, 0.0) + more.get(step, 0.0) for step in {**times, **more}}
 
 
 @runtime_checkable

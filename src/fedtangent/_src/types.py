@@ -423,7 +423,7 @@ class Poll(NamedTuple):
 
     The server sends all K models to the candidates, and each of them measures the models at all of its examples. The
     wire ledger charges these models, and 4 bytes for every number that a candidate answers. A candidate that then
-    trains has the models already, so only what a broadcast holds besides the parameters is charged again.
+    trains has the models already: it is charged only for the rest of a broadcast, beyond the parameters.
 
     Attributes:
         num_candidates: Clients D that are asked in a round.

@@ -27,6 +27,7 @@ from fedtangent._src.comparison.settings import Report, Setting
 from fedtangent._src.comparison.verdicts import Verdict, summary
 from fedtangent._src.output.files import Ended
 from fedtangent._src.output.tables import clock, console, show_times, show_verdicts
+from fedtangent._src.progress import added
 
 # Options of `fedtangent compare` that a claim does not have.
 NOT_OF_A_CLAIM = options_of({"output": OutputOptions, "figures": FigureOptions, "verdicts": VerdictOptions})
@@ -44,8 +45,8 @@ class CheckOptions:
     """TOML file with a table for each claim: options of `fedtangent compare`, agree, and within."""
 
 
-class Claim(NamedTuple):
-    """A claim: the runs that are compared with theory, and what must agree."""
+class ClaimedRuns(NamedTuple):
+    """The runs of a claim, which are compared with theory, and what must agree."""
 
     settings: list[Setting]
     words: list[str]  # of the command line that compares them
@@ -53,7 +54,7 @@ class Claim(NamedTuple):
     within: Nearness | None
 
 
-CheckJob = tuple[dict[str, Claim], VerdictOptions]
+CheckJob = tuple[dict[str, ClaimedRuns], VerdictOptions]
 
 
 def prepare(options: CheckOptions, verdicts: VerdictOptions) -> CheckJob:
@@ -61,7 +62,7 @@ def prepare(options: CheckOptions, verdicts: VerdictOptions) -> CheckJob:
 
     Args:
         options: The file of claims.
-        verdicts: What the verdicts decide.
+        verdicts: Whether undecided verdicts count, and the file of JUnit XML.
 
     Raises:
         ValueError: The file cannot be read, or a claim has a bad option, which the message names.
@@ -82,7 +83,7 @@ def prepare(options: CheckOptions, verdicts: VerdictOptions) -> CheckJob:
     return claims, verdicts
 
 
-def _claim(table: Mapping[str, Any]) -> Claim:
+def _claim(table: Mapping[str, Any]) -> ClaimedRuns:
     """Returns the claim of a table; raises ``ValueError`` for an option that `fedtangent compare` would refuse."""
     options = {name.replace("-", "_"): value for name, value in table.items()}
     agree, within = options.pop("agree", None), options.pop("within", None)
@@ -102,7 +103,7 @@ def _claim(table: Mapping[str, Any]) -> Claim:
         words += [f"--{'' if value else 'no-'}{flag}"] if isinstance(value, bool) else [f"--{flag}", *map(str, several)]
     command = commands.find("compare", *words)
     job = command.prepare(**commands.read(command, words).arguments)
-    return Claim(job.settings, words, agree, within)
+    return ClaimedRuns(job.settings, words, agree, within)
 
 
 def run_job(job: CheckJob) -> Ended:
@@ -120,20 +121,20 @@ def run_job(job: CheckJob) -> Ended:
         show_verdicts(screen, verdicts, "Do simulation and theory agree?")
     show_times(screen, times, cli.seconds())
     screen.print(f"[bold]{summary(verdicts)}[/bold]", highlight=False)
-    failing = {name: v for name, v in suites.items() if not isinstance(v, str) and any(o.passed is False for o in v)}
-    failures = [f"{name}: {summary(outcome)}" for name, outcome in failing.items()]
+    decided = {name: outcome for name, outcome in suites.items() if not isinstance(outcome, str)}
+    failing = {name: of_claim for name, of_claim in decided.items() if any(v.passed is False for v in of_claim)}
+    failures = [f"{name}: {summary(of_claim)}" for name, of_claim in failing.items()]
     advice = f"figures: fedtangent compare {shlex.join(claims[next(iter(failing))].words)}" if failing else ""
     return options.ended("check", suites, seconds, failures, advice)
 
 
-def _outcome(name: str, claim: Claim, say: Report, times: dict[str, float]) -> tuple[Verdict, ...] | str:
+def _outcome(name: str, claim: ClaimedRuns, say: Report, times: dict[str, float]) -> tuple[Verdict, ...] | str:
     """Returns the verdicts of a claim, or the text of the error that ended it; adds the seconds of its steps."""
     verdicts: list[Verdict] = []
     try:
         for setting in claim.settings:
             side = compared(setting, progress=True, say=say)
-            for step, seconds in side.times.items():
-                times[step] = times.get(step, 0.0) + seconds
+            times |= added(times, side.times)
             subject = name if len(claim.settings) == 1 else f"{name}: {setting.name}"
             verdicts += [v._replace(subject=subject) for v in claimed_verdicts(side, claim.agree, claim.within)]
     except Exception as error:

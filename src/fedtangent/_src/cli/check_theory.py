@@ -44,7 +44,7 @@ def prepare(options: CheckTheoryOptions, verdicts: VerdictOptions) -> TheoryJob:
 
     Args:
         options: Checks and their scale.
-        verdicts: What the verdicts decide.
+        verdicts: Whether undecided verdicts count, and the file of JUnit XML.
 
     Raises:
         ValueError: A bad option.

@@ -35,7 +35,7 @@ from fedtangent._src.output import tables
 from fedtangent._src.output.comparison_plots import draw_each, draw_together
 from fedtangent._src.output.files import Ended, Metric, output_folder, write_config, write_metrics, write_result
 from fedtangent._src.output.tables import clock, console
-from fedtangent._src.progress import TimeLeft
+from fedtangent._src.progress import TimeLeft, added
 
 NEXT = """Next:
 fedtangent compare --algorithm fed_prox  # another algorithm beside its theory
@@ -157,8 +157,8 @@ def run_job(job: CompareJob) -> Ended:
     time_left = TimeLeft(sum(map(_programs, job.settings)))
     with ThreadPoolExecutor(1) as artist:  # draws while the next setting is computed
         for setting in job.settings:
-            left = f", {time_left}" if results else ""
-            place = f" ({len(results) + 1} of {len(job.settings)}{left})" if len(job.settings) > 1 else ""
+            estimate = f", {time_left}" if results else ""
+            place = f" ({len(results) + 1} of {len(job.settings)}{estimate})" if len(job.settings) > 1 else ""
             screen.print(f"[bold]{setting.title}[/bold]{place}")
             results.append(compared(setting, progress=True, say=say))
             time_left.finish(_programs(setting), results[-1].seconds)
@@ -172,8 +172,8 @@ def run_job(job: CompareJob) -> Ended:
         tables.show_verdicts(screen, verdicts, "Do simulation and theory agree?", tables.COMPARISON_LEGEND)
         screen.print()
     paths = [*(path for drawing in drawings for path in drawing.result()), *draw_together(results, figures)]
-    for step, taken in (item for r in results for item in r.times.items()):
-        times[step] = times.get(step, 0.0) + taken
+    for result in results:
+        times = added(times, result.times)
     tables.show_times(screen, times, cli.seconds())
     screen.print(f"[bold]{summary(verdicts)}[/bold]")
     screen.print(f"{len(paths)} figures in {folder / 'figures'}; numbers in {folder / 'result.json'}", highlight=False)

@@ -41,7 +41,7 @@ def assert_follows_theory(
             width, whose control is the prediction of an earlier round.
 
     Returns:
-        The claimed verdicts, none of which fails.
+        The claimed verdicts. None of them fails.
 
     Raises:
         AssertionError: A verdict fails, or its control passes; the message says by how much, and names the control.

@@ -242,12 +242,12 @@ def linearised_paths(
 
 
 def check_linearisable(model: Model, x: Shaped[AnyArray, "m ..."], schedule: Schedule | None = None) -> None:
-    """Raises ``ValueError`` for a model without forward-mode derivatives (``jax.jvp``), or several that are compared.
+    """Raises ``ValueError`` for a model without forward-mode derivatives (``jax.jvp``), or clients that compare models.
 
     Args:
         model: The model.
         x: Some inputs.
-        schedule: Schedule of the run; its clients must not compare models, each of which is linearised in its own run.
+        schedule: Schedule of the run. Models are linearised in separate runs, so its clients must not compare them.
     """
     if schedule is not None and schedule.poll is not None and schedule.num_models > 1:
         raise ValueError(f"schedule: compares K = {schedule.num_models} models, must be of one for a linearisation")

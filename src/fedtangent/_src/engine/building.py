@@ -165,8 +165,7 @@ def _at_server(described: Description, loaded: data.Dataset, clients: Partition)
         number = max(1, round(share * len(loaded.x_train)))
         shared = sharing.class_balanced(loaded.y_train, number, run.seed, "shared_fraction")
         return sharing.with_shared(clients, shared), {"shared": shared}
-    chosen_by = getattr(how.options, "ntk_choose", None)  # ntk_dfl has no server that could hold examples
-    if chosen_by is not None and checks.choice("ntk_choose", chosen_by, CHOOSE) == "validation":
+    if "validation" in how.entry.needs and checks.choice("ntk_choose", how.options.ntk_choose, CHOOSE) == "validation":
         rows = _drawn(how.options.server_examples, run.seed, clients)
         return sharing.without(clients, rows, "server_examples"), {"validation": rows}
     return clients, {}

@@ -331,7 +331,7 @@ def _check_examples(model: Model, data: FederatedData) -> None:
 
 def _step(composed: _Composed, state: State, data: FederatedData, engine: Engine) -> tuple[State, dict[str, PyTree]]:
     """Computes one round: draw the cohort, broadcast, train, settle the clients' states, update the server, report."""
-    cohort, schedule_state, asked = _draw(composed, state, data, engine)
+    cohort, schedule_state, poll_report = _draw(composed, state, data, engine)
     acc, trained = _train(composed, state, data, engine, cohort)
     client, memory = _settle(composed, state, cohort, trained)
     received, refused = _heard(composed, state, cohort, trained)
@@ -343,7 +343,7 @@ def _step(composed: _Composed, state: State, data: FederatedData, engine: Engine
         "model_weight": received.weight,
         "rejected": jnp.zeros((composed.schedule.num_models,), jnp.int32).at[cohort.model].add(refused),
     }
-    return after, report | asked | trained.info | server_info
+    return after, report | poll_report | trained.info | server_info
 
 
 def _draw(
@@ -352,7 +352,7 @@ def _draw(
     """Returns the round's cohort, with its weights, the schedule's next state, and how many clients were polled."""
     import chex  # here: it is heavy, and needed only when a round is traced
 
-    key, poll, asked = state.schedule_key, composed.schedule.poll, dict[str, Array]()
+    key, poll, report = state.schedule_key, composed.schedule.poll, dict[str, Array]()
     if poll is None:
         cohort, schedule_state = composed.schedule.sample(key, state.schedule, state.round)
     else:
@@ -362,10 +362,10 @@ def _draw(
         value = answers(poll.measure, composed.model, composed.loss, _params(composed, state), client, data, engine)
         weight = _client_weights(composed, data)[client]
         cohort, schedule_state = poll.choose(key, state.schedule, state.round, Polled(client, weight, value))
-        asked = {"polled": jnp.sum(weight > 0, dtype=jnp.int32)}
+        report = {"polled": jnp.sum(weight > 0, dtype=jnp.int32)}
     chex.assert_shape(cohort, (composed.schedule.num_slots,))
     chex.assert_type((cohort.client, cohort.model, cohort.weight), (jnp.int32, jnp.int32, float))
-    return _weigh(cohort, data.offsets, composed.parts.weighting), schedule_state, asked
+    return _weigh(cohort, data.offsets, composed.parts.weighting), schedule_state, report
 
 
 def _train(

@@ -447,6 +447,12 @@ def _chances(norms: Float[Array, "N"], expected: int) -> Float[Array, "N"]:
     return jnp.where(norms > rising[last], 1, jnp.minimum(in_proportion, 1))
 
 
+def _slots_of(num_clients: int, clients_per_round: int | None) -> int:
+    """Returns the clients of a round, all of them for None."""
+    slots = whole("num_clients", num_clients) if clients_per_round is None else clients_per_round
+    return whole("clients_per_round", slots, 1, num_clients)
+
+
 def best_fitting(num_clients: int, num_models: int, clients_per_round: int | None = None) -> Schedule:
     """Builds the schedule of IFCA (Ghosh et al., 2020, algorithm 1): each client trains the model that fits it best.
 
@@ -460,8 +466,7 @@ def best_fitting(num_clients: int, num_models: int, clients_per_round: int | Non
         num_models: Models K, the clusters of the paper.
         clients_per_round: Clients of a round, which is the number S of slots; None for all of them.
     """
-    slots = whole("num_clients", num_clients) if clients_per_round is None else clients_per_round
-    whole("clients_per_round", slots, 1, num_clients)
+    slots = _slots_of(num_clients, clients_per_round)
 
     def choose(key: Key, state: PyTree, round_: Int[Array, ""], polled: Polled) -> tuple[Cohort, PyTree]:
         return _cohort(polled.client, jnp.argmin(polled.value, axis=0)), state
@@ -475,9 +480,9 @@ def assigned_by_loss(
     """Builds the schedule under which models take turns to choose clients by loss, so that all have as many clients.
 
     In each round clients are drawn uniformly and answer their losses under all K models. The models then choose in
-    turn, from model ``round mod K`` on: each takes, of the clients that no model has taken yet, the one that it fits
-    worst (or best). So each client trains one model, and the models' numbers of clients differ by at most one, as under
-    the schedules of Fed-ensemble, whose authors leave an assignment by loss for the future.
+    turn, from model ``round mod K`` on. Each takes the client that it fits worst (or best) of the clients that are
+    still free. So each client trains one model, and the models' numbers of clients differ by at most one, as under the
+    schedules of Fed-ensemble. Its authors leave an assignment by loss for the future.
 
     Args:
         num_clients: Clients N.
@@ -488,8 +493,7 @@ def assigned_by_loss(
     Raises:
         ValueError: A number out of range, or another ``fit``.
     """
-    slots = whole("num_clients", num_clients) if clients_per_round is None else clients_per_round
-    whole("clients_per_round", slots, 1, num_clients)
+    slots = _slots_of(num_clients, clients_per_round)
     choice("fit", fit, FITS)
 
     def choose(key: Key, state: PyTree, round_: Int[Array, ""], polled: Polled) -> tuple[Cohort, PyTree]:
@@ -498,12 +502,12 @@ def assigned_by_loss(
         rank = jnp.argsort(jnp.argsort(jnp.where(polled.weight[None] > 0, wish, -jnp.inf), axis=1), axis=1)
 
         def turn(is_free: Bool[Array, "S"], model: Int[Array, ""]) -> tuple[Bool[Array, "S"], Int[Array, ""]]:
-            taken = jnp.argmax(jnp.where(is_free, rank[model], -1))
-            return is_free.at[taken].set(False), taken
+            candidate = jnp.argmax(jnp.where(is_free, rank[model], -1))
+            return is_free.at[candidate].set(False), candidate
 
         model = (jnp.arange(slots, dtype=jnp.int32) + round_) % num_models
-        taken = jax.lax.scan(turn, jnp.ones(slots, bool), model)[1]
-        return _cohort(polled.client[taken], model), state
+        chosen = jax.lax.scan(turn, jnp.ones(slots, bool), model)[1]
+        return _cohort(polled.client[chosen], model), state
 
     poll = Poll(slots, _some_of(num_clients, slots), choose, num_answers=num_models)
     return by_poll(num_models, num_clients, slots, poll)

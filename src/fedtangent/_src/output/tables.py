@@ -209,7 +209,7 @@ def show_times(screen: Console, times: Mapping[str, float], total: float) -> Non
     Args:
         screen: Console to print to.
         times: Seconds of each step.
-        total: Seconds of the whole command; those of no step are the last row before it.
+        total: Seconds of the whole command. The seconds outside of all steps have a row before it.
     """
     rest = {"tables, figures and files": total - sum(times.values()), "total": total}
     rows = [(step, f"{seconds:.1f}") for step, seconds in {**times, **rest}.items()]

@@ -24,8 +24,8 @@ EXAMPLES, DIMENSION, OUTPUTS = 18, 30, 2  # more inputs than points: the kernel 
 TIME, ROUNDS = 3, 5
 
 
-class Problem(NamedTuple):
-    """Points, of which the first are the clients' examples, for a linear model."""
+class LinearProblem(NamedTuple):
+    """Points for a linear model; the first are the clients' examples."""
 
     x: Float64[np.ndarray, "n d"]
     y: Float64[np.ndarray, "n C"]
@@ -33,22 +33,39 @@ class Problem(NamedTuple):
     rate: float  # eta, for which no step overshoots
 
     def matrix(self, graph: Graph, time: int = TIME) -> Float64[np.ndarray, "Nn Nn"]:
-        """Returns the matrix of a round on a regular graph, with a number of steps."""
+        """Returns the matrix of a round on a regular graph.
+
+        Args:
+            graph: The graph.
+            time: Number of steps.
+        """
         kernel = self.x @ self.x.T
         return neighbourhood_round(kernel, CLIENTS, metropolis_weights(graph), self.rate / OUTPUTS, time)
 
 
-def problem_of(seed: int, more: int = 0) -> Problem:
-    """Draws a problem with ``more`` points that no client has."""
+def problem_of(seed: int, more: int = 0) -> LinearProblem:
+    """Draws a problem.
+
+    Args:
+        seed: Seed of points, targets and start.
+        more: Number of points that no client has.
+    """
     rng = np.random.default_rng(seed)
     x = rng.standard_normal((EXAMPLES + more, DIMENSION)) / np.sqrt(DIMENSION)
     y, start = rng.standard_normal((len(x), OUTPUTS)), rng.standard_normal((len(CLIENTS.sizes), DIMENSION, OUTPUTS))
     # every neighbourhood has 9 examples or more, and no larger eigenvalue than all points together
-    return Problem(x, y, start, OUTPUTS * 9 / float(np.linalg.eigvalsh(x @ x.T)[-1]))
+    return LinearProblem(x, y, start, OUTPUTS * 9 / float(np.linalg.eigvalsh(x @ x.T)[-1]))
 
 
-def residuals(problem: Problem, graph: Graph, rounds: int, every: int = 1) -> Float64[np.ndarray, "r Nn C"]:
-    """Simulates NTK-DFL; returns the residuals of all models at all points at the start and after ``every`` rounds."""
+def residuals(problem: LinearProblem, graph: Graph, rounds: int, every: int = 1) -> Float64[np.ndarray, "r Nn C"]:
+    """Simulates NTK-DFL, and returns the residuals of all models at all points.
+
+    Args:
+        problem: The problem.
+        graph: The graph.
+        rounds: Number of rounds.
+        every: Rounds between two rows of the result; the first row is the start.
+    """
     model = ft.models.linear(DIMENSION, OUTPUTS, dtype=jnp.float64)
     algorithm = ft.ntk_dfl(model, ft.schedules.neighbourhoods(graph), problem.rate, evolution=ft.Evolution((TIME,)))
     data = ft.data.federated_data(problem.x[:EXAMPLES], problem.y[:EXAMPLES], CLIENTS, dtype=jnp.float64)
@@ -60,7 +77,12 @@ def residuals(problem: Problem, graph: Graph, rounds: int, every: int = 1) -> Fl
 
 
 def rounds_verdict(seed: int, rounds: int) -> Verdict:
-    """Checks that all models are the matrix's powers after every round."""
+    """Checks that the residuals of all models are the matrix's powers times those at the start, after every round.
+
+    Args:
+        seed: Seed of the problem.
+        rounds: Number of rounds.
+    """
     problem, graph, num = problem_of(seed, more=4), ring(6), len(CLIENTS.sizes)
     paths, right, mixing = residuals(problem, graph, rounds), problem.matrix(graph), metropolis_weights(graph)
     blocks = right.reshape(num, len(problem.x), num, len(problem.x)) / np.maximum(mixing, 0.1)[:, None, :, None]
@@ -82,7 +104,12 @@ def rounds_verdict(seed: int, rounds: int) -> Verdict:
 
 
 def consensus_verdict(seed: int, rounds: int) -> Verdict:
-    """Checks that all models come to agree with the targets, and so with each other, as fast as theory says."""
+    """Checks that all models come to agree with the targets, and so with each other, as fast as theory says.
+
+    Args:
+        seed: Seed of the problem.
+        rounds: Number of rounds.
+    """
     problem, num = problem_of(seed), len(CLIENTS.sizes)
     inverse = np.linalg.inv(problem.x @ problem.x.T)
     ends = residuals(problem, ring(num), rounds, every=rounds).reshape(2, num, EXAMPLES, OUTPUTS)

@@ -186,8 +186,8 @@ def play(bench: Bench, config: Config, seed: int, num_rounds: int) -> Record:
     """
     method, time_left = bench.methods(seed)[config.method], bench.study.time_left
     name = f"{config.method}-{_digest(bench, config)}"
-    kept = read_finished(bench.study, name)
-    record = None if kept is None else _record_of(kept, num_rounds)
+    finished = read_finished(bench.study, name)
+    record = None if finished is None else _record_of(finished, num_rounds)
     if record is None:
         record = _compute(bench, method, config, seed, num_rounds)
         parts = record._asdict()

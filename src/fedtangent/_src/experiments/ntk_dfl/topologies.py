@@ -105,8 +105,8 @@ def methods_of(settings: TopologySettings, trial: Trial) -> dict[str, Method]:
 
     def gossiping(graph: Graph) -> Method:
         def build(steps: Steps, rate: float | Array) -> Algorithm:
-            own, work = ft.schedules.own_models(count), ft.Work(steps, batch_size=settings.batch_size)
-            return ft.gossip(model, own, rate, work, ft.Mixing(graph), "cross_entropy")
+            schedule, work = ft.schedules.own_models(count), ft.Work(steps, batch_size=settings.batch_size)
+            return ft.gossip(model, schedule, rate, work, ft.Mixing(graph), "cross_entropy")
 
         grids = settings.learning_rates, settings.local_steps
         return Method(LABELS[GOSSIP], *grids, build, trial.data, trial.splits)
@@ -173,28 +173,28 @@ def ends(records: Sequence[Record], others: Sequence[Record], target: float) -> 
     return Ends(*np.array(rows, np.float64).T)
 
 
-def _row(method: str, graph: str, own: Ends, gossip: Ends, settings: TopologySettings) -> lab.Row:
+def _row(method: str, graph: str, results: Ends, gossip: Ends, settings: TopologySettings) -> lab.Row:
     """Returns means over seeds, and the lead over gossip averaging on the same graph."""
-    reached = int(np.sum(own.rounds <= settings.num_rounds))
-    row: lab.Row = {name: float(values.mean()) for name, values in own._asdict().items()}
-    row |= {"rounds": None, "mib": None} if reached < len(own.rounds) else {}
-    lead = None if method == GOSSIP else lab.interval(own.accuracy - gossip.accuracy)
+    reached = int(np.sum(results.rounds <= settings.num_rounds))
+    row: lab.Row = {name: float(values.mean()) for name, values in results._asdict().items()}
+    row |= {"rounds": None, "mib": None} if reached < len(results.rounds) else {}
+    lead = None if method == GOSSIP else lab.interval(results.accuracy - gossip.accuracy)
     return {"graph": graph, "method": LABELS[method], **row, "reached": reached, "lead": lead}
 
 
 def _claims(of_graph: Mapping[str, Ends], graph: str, settings: TopologySettings) -> Iterator[lab.Claim]:
     """Judges NTK-DFL beside gossip averaging, its clients' own models and NTK-FL, on a graph."""
-    own, gossip, server = (of_graph[method] for method in (NTK, GOSSIP, SERVER))
+    decentral, gossip, server = (of_graph[method] for method in (NTK, GOSSIP, SERVER))
     above, times = "NTK-DFL is above gossip averaging after", "NTK-DFL needs fewer rounds than gossip averaging to"
-    lead = lab.interval(own.accuracy - gossip.accuracy)
+    lead = lab.interval(decentral.accuracy - gossip.accuracy)
     yield lead.claim_above(f"{graph}: {above} {settings.num_rounds} rounds", "by {:+.4f}")
-    sooner = lab.interval(gossip.rounds / own.rounds)
+    sooner = lab.interval(gossip.rounds / decentral.rounds)
     yield sooner.claim_above(f"{graph}: {times} {settings.target:.0%} (the paper: 4.6 times)", "{:.2f} times", 1.0)
-    gain = lab.interval(own.accuracy - own.of_clients)
+    gain = lab.interval(decentral.accuracy - decentral.of_clients)
     yield gain.claim_above(f"{graph}: the mean of the weights is 0.1 above the clients' own models", "{:+.4f}", 0.1)
-    behind = lab.interval(own.accuracy - server.accuracy)
+    behind = lab.interval(decentral.accuracy - server.accuracy)
     yield behind.claim_above(f"ours: {graph}: NTK-DFL is within 0.02 of NTK-FL", "{:+.4f} from it", -0.02)
-    fair = lab.interval(own.within_bytes - gossip.accuracy)
+    fair = lab.interval(decentral.within_bytes - gossip.accuracy)
     yield fair.claim_above(f"ours: {graph}: {above} as many bytes", "by {:+.4f}")
 
 
@@ -208,7 +208,7 @@ def run(study: Study) -> lab.Outcome:
     for graph in settings.graphs:
         records = {method: runs[_name(method, graph)] for method in LABELS}
         of_graph = {method: ends(of, records[GOSSIP], settings.target) for method, of in records.items()}
-        rows += [_row(method, graph, own, of_graph[GOSSIP], settings) for method, own in of_graph.items()]
+        rows += [_row(method, graph, results, of_graph[GOSSIP], settings) for method, results in of_graph.items()]
         claims += _claims(of_graph, graph, settings)
         panels[graph] = harness.by_round({LABELS[method]: of for method, of in records.items()})
     title = f"test accuracy on {study.dataset} after {settings.num_rounds} rounds, mean of {len(study.seeds)} seeds"

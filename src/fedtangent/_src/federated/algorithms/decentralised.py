@@ -246,8 +246,8 @@ def ntk_dfl(
         (30, 10)
     """
     client, of_model = _first_round(schedule)
-    nodes, own = schedule.num_models, client == of_model
-    if nodes != schedule.num_clients or not np.array_equal(np.unique(client[own]), np.arange(nodes)):
+    nodes, is_own = schedule.num_models, client == of_model
+    if nodes != schedule.num_clients or not np.array_equal(np.unique(client[is_own]), np.arange(nodes)):
         raise ValueError("schedule: must train model i on client i and others, as schedules.neighbourhoods does")
     if pooling.validation is not None:
         raise ValueError("validation: got examples, but ntk_dfl has no server to hold them: leave it out")
@@ -262,7 +262,7 @@ def ntk_dfl(
 
         def ledger(cost: Cost, data: FederatedData) -> Cost:
             sizes = np.diff(np.asarray(data.offsets))[client]
-            sent, of_examples = np.mean(~own), sizes[~own].sum() / sizes.sum()  # a client sends nothing to itself
+            sent, of_examples = np.mean(~is_own), sizes[~is_own].sum() / sizes.sum()  # a client sends nothing to itself
             models, jacobians = np.ceil(2 * sent * cost.downlink), np.ceil(of_examples * cost.uplink_per_example)
             return cost._replace(uplink=int(models), uplink_per_example=int(jacobians), downlink=0)
 
@@ -275,7 +275,7 @@ def ntk_dfl(
 
 
 def _from_neighbours(update: ServerUpdate) -> ServerUpdate:
-    """Maps an update over the clients' models, each of which starts at the mean of those whose messages arrived."""
+    """Maps an update over the clients' models; a model starts at the mean of the models whose messages arrived."""
     evolve = sequentially(update)
 
     def updated(before: PyTree, aggregated: Stacked, info: types.RoundInfo) -> tuple[PyTree, dict[str, Array]]:

@@ -224,8 +224,8 @@ class LossOptions:
     """Options of the loss."""
 
     loss: str = "squared_error"
-    """squared_error (classes as centred one-hot targets), cross_entropy, exponential or logistic (one output); mean, or
-    sum with _sum added."""
+    """squared_error (classes as centred one-hot targets), cross_entropy, exponential or logistic (one output); add
+    _sum for sums, not means."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -286,10 +286,15 @@ class AlgorithmEntry(Entry):
     @property
     def needs(self) -> tuple[str, ...]:
         """Names of the arguments that a run must supply."""
-        parameters = inspect.signature(self.recipe).parameters.values() if self.recipe is not None else ()
+        if self.recipe is None:
+            return ()
+        parameters, unused = (
+            inspect.signature(self.recipe).parameters.values(),
+            vars(self.recipe)["about"]["layout"].unused,
+        )
         records = [p.default for p in parameters if dataclasses.is_dataclass(p.default)]
         names = {p.name for p in parameters} | {f.name for record in records for f in dataclasses.fields(record)}
-        return tuple(name for name in OF_RUN if name in names)
+        return tuple(name for name in OF_RUN if name in names - set(unused))
 
 
 def recipe(
@@ -307,7 +312,8 @@ def recipe(
 
     Args:
         function: The function; its first two parameters are the model and the schedule.
-        unused: Fields of ``Averaging`` that have no meaning for the algorithm and are refused.
+        unused: Fields of records, such as ``Averaging``, that have no meaning for the algorithm. A field of
+            ``Averaging`` is refused.
         python_only: Parameters, or fields of records, that are no options of the command line.
         options: A frozen dataclass, with a ``check()``, of further options of the command line.
         about: Fields of ``AlgorithmEntry``, such as ``papers``.

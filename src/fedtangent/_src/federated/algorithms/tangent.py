@@ -139,7 +139,12 @@ def cp_ntk_fl(
 
 
 def of_loss(evolution: Evolution, loss: str | None) -> Evolution:
-    """Returns the options of the evolution with another loss, unless ``loss`` is None."""
+    """Returns the options of the evolution with another loss.
+
+    Args:
+        evolution: Options of the evolution.
+        loss: Name of the loss; None for the loss of ``evolution``.
+    """
     return evolution if loss is None else dataclasses.replace(evolution, loss=loss)
 
 
