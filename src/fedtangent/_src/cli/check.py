@@ -98,7 +98,7 @@ def _claim(table: Mapping[str, Any]) -> ClaimedRuns:
     words = []
     for name, value in options.items():
         if name in NOT_OF_A_CLAIM:
-            raise ValueError(f"{name}: is no option of a claim")
+            raise ValueError(f"{name}: is no option of a claim: leave it out")
         flag, several = name.replace("_", "-"), value if isinstance(value, list) else [value]
         words += [f"--{'' if value else 'no-'}{flag}"] if isinstance(value, bool) else [f"--{flag}", *map(str, several)]
     command = commands.find("compare", *words)

@@ -250,7 +250,9 @@ def check_linearisable(model: Model, x: Shaped[AnyArray, "m ..."], schedule: Sch
         schedule: Schedule of the run. Models are linearised in separate runs, so its clients must not compare them.
     """
     if schedule is not None and schedule.poll is not None and schedule.num_models > 1:
-        raise ValueError(f"schedule: compares K = {schedule.num_models} models, must be of one for a linearisation")
+        raise ValueError(
+            f"schedule: its clients compare K = {schedule.num_models} models, but a linearisation follows one model"
+        )
     shapes = jax.eval_shape(model.init, jax.random.key(0))
     try:
         jax.jit(functools.partial(first_order, model)).lower(shapes, shapes, x)

@@ -211,9 +211,11 @@ POLLS = (  # why theory has no closed form
 def _check_poll(name: str, poll: Poll, parts: Parts) -> None:
     """Raises ``ValueError`` for a poll that does not fit how an algorithm predicts, or how it averages."""
     if parts.predict is not None:
-        raise ValueError(f"schedule: polls clients about the global models, but {name} does not predict with them")
+        raise ValueError(f"schedule: polls clients about the global models, but {name} has none: take one that draws")
     if poll.inverse_weights and parts.aggregate is not None:
-        raise ValueError(f"schedule: has inverse probabilities as weights, but {name} does not average by weights")
+        raise ValueError(
+            f"schedule: has inverse probabilities as weights, but {name} does not average by weights: take another"
+        )
 
 
 def _params(composed: _Composed, state: State) -> PyTree:
