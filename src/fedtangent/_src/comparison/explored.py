@@ -331,13 +331,13 @@ def _start(explored: Explored, num_models: int) -> Float[np.ndarray, "K points D
 
 
 @functools.lru_cache(maxsize=4)
-def _theta(explored: Explored) -> Float[np.ndarray, "points n"]:
-    """Returns the tangent kernel of all points with the training points."""
-    return np.concatenate([explored.kernels.ntk_train, explored.kernels.ntk_test_train])
+def _theta(explored: Explored) -> Float[np.ndarray, "n points"]:
+    """Returns the tangent kernel of the training points with all points."""
+    return np.concatenate([explored.kernels.ntk_train, np.asarray(explored.kernels.ntk_test_train).T], axis=1)
 
 
 def _follow(
-    theta: Float[np.ndarray, "points n"],
+    theta: Float[np.ndarray, "n points"],
     rows: list[Int[np.ndarray, "s"]],
     answers: list[Float[np.ndarray, "s s"]],
     cohorts: Cohort,
@@ -352,10 +352,8 @@ def _follow(
         for k in np.unique(model):
             slots = model == k
             shares = weight[slots] / weight[slots].sum()
-            moves = [
-                share * (answers[i] @ old[k, rows[i]]) for i, share in zip(client[slots], shares, strict=True)
-            ]
-            new[k] -= theta[:, np.concatenate([rows[i] for i in client[slots]])] @ np.concatenate(moves)
+            moves = [share * (answers[i] @ old[k, rows[i]]) for i, share in zip(client[slots], shares, strict=True)]
+            new[k] -= theta[np.concatenate([rows[i] for i in client[slots]])].T @ np.concatenate(moves)
         past.append(new)
         if r in rounds:
             kept.append(new)
