@@ -11,13 +11,13 @@ import dataclasses
 import functools
 import math
 from collections import deque
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Float, Int
 
 from fedtangent._src.checks import instance, number, whole
-from fedtangent._src.comparison.forecast import BAND, Forecasting, Plan, plan_of
+from fedtangent._src.comparison.forecast import Forecasting, Plan, plan_of
 from fedtangent._src.comparison.predicted import prior_starts
 from fedtangent._src.data.dataset import Dataset
 from fedtangent._src.data.named import chosen, load
@@ -36,10 +36,13 @@ from fedtangent._src.theory.flow.clients import response
 from fedtangent._src.types import Algorithm, Cohort, Partition, Schedule
 
 MOST_POINTS = 2500  # training and test examples together
-LOADED = {"num_train": 500, "num_test": 200}  # examples of a data set that is named
+LOADED = {"num_train": 500, "num_test": 200, "gap": True}  # options of a data set that is named, if it has them
 EVALUATIONS = 15  # rounds at which a run is measured, besides the start
 DRAWS, MANY_DRAWS = 8, 64  # initial functions of several outputs, and of one
 BINS = 10  # groups of inputs that take the place of classes in regression
+CURVE = {"activation": "erf", "w_std": 8.0, "b_std": 4.0, "last_w_std": 1.0}  # networks of one input, as in ``cases``
+ALPHAS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 100.0)
+STEPS = (1, 2, 3, 5, 7, 10, 15, 20, 30, 50, 100)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,11 +53,12 @@ class Controls:
     local_steps: int = 10
     alpha: float = 1.0
     """Concentration of the Dirichlet distribution of the clients' labels."""
-    clients_per_stratum: int = 1
+    clients_per_round: int = 20
     num_models: int = 1
-    width: int = 256
     staleness: int = 0
     """Rounds by which every answer is late."""
+    width: int = 256
+    """Width of the trained networks; the prediction is of infinite width."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -66,7 +70,7 @@ class Explored:
     num_clients: int
     num_rounds: int
     seed: int
-    plan: Plan  # of the first controls
+    plan: Plan  # of the first controls, at rate 1
     kernels: KernelBlocks
 
     @property
@@ -75,24 +79,27 @@ class Explored:
         return _num_strata(self.num_clients)
 
     @property
-    def draws(self) -> int:
-        """The number of initial functions of a model."""
-        return self.plan.forecasting.draws
-
-    @property
-    def every(self) -> int:
-        """The number of rounds between evaluations."""
-        return self.plan.setting.size.evaluate_every
-
-    @property
     def is_curve(self) -> bool:
         """Whether examples have one input and one output."""
-        return math.prod(self.data.x_train.shape[1:]) == self.plan.setting.problem.y_train.shape[1] == 1
+        return bool(_of_curve(self.data)) and self.plan.setting.problem.y_train.shape[1] == 1
 
     def first(self) -> Controls:
         """Returns the first controls: half of the rate at which every client is stable, and all clients."""
         rate = float(f"{_clients(self, Controls.alpha).stable / 2:.2g}")
-        return Controls(rate, clients_per_stratum=self.num_clients // self.num_strata)
+        return Controls(rate, clients_per_round=self.num_clients)
+
+    def positions(self) -> dict[str, list[float]]:
+        """Returns the positions of each control."""
+        rates = self.first().learning_rate * 10 ** (np.arange(-40, 25) / 20)
+        return {
+            "learning_rate": sorted({float(f"{rate:.2g}") for rate in rates}),
+            "local_steps": list(STEPS),
+            "alpha": list(ALPHAS),
+            "clients_per_round": list(range(self.num_strata, self.num_clients + 1, self.num_strata)),
+            "num_models": list(range(1, 9)),
+            "staleness": list(range(9)),
+            "width": [2**power for power in range(3, 12)],
+        }
 
 
 class Curves(NamedTuple):
@@ -154,9 +161,9 @@ def explored(data: Dataset | str, num_clients: int = 20, num_rounds: int = 30, s
         raise ValueError(f"data: got {points} training and test examples, must be at most {MOST_POINTS} to explore")
     whole("num_clients", num_clients, 1, len(data.x_train))
     whole("num_rounds", num_rounds)
-    clients, first = _partition(data, num_clients, Controls.alpha, seed), Controls()
-    algorithm = _algorithm(data, num_clients, first)
-    examples, evaluation = run.examples_of(algorithm, data, clients), Evaluation(-(-num_rounds // EVALUATIONS))
+    clients = _partition(data, num_clients, Controls.alpha, seed)
+    algorithm = _algorithm(data, num_clients, Controls(clients_per_round=num_clients))
+    examples, evaluation = run.examples_of(algorithm, data, clients), Evaluation(_every(num_rounds))
     draws = MANY_DRAWS if algorithm.model.output_size == 1 else DRAWS
     plan = plan_of(algorithm, examples, num_rounds, seed, evaluation, Forecasting(draws=draws, rates=False))
     return Explored(data, source, num_clients, num_rounds, seed, plan, plan.setting.blocks())
@@ -164,32 +171,31 @@ def explored(data: Dataset | str, num_clients: int = 20, num_rounds: int = 30, s
 
 def python_call(explored: Explored, controls: Controls) -> str:
     """Returns the Python code that predicts and trains the same run."""
-    c, every = controls, explored.every
-    data = explored.source or "data  # as it was given to ft.explore"
-    schedule = f"num_models={c.num_models}, num_strata={explored.num_strata}"
-    recipe, options = "fed_avg", f"client_learning_rate={c.learning_rate}"
-    options += f", work=ft.Work(steps={c.local_steps}, batch_size=None)"
-    if c.num_models > 1:
-        recipe = "fed_ensemble"
+    c, n, seed = controls, explored.num_clients, explored.seed
+    recipe, options, forecasting = "fed_avg", "", explored.plan.forecasting
     if c.staleness:
         late = f'ft.Staleness(delay={c.staleness}, buffered=True, discount="constant")'
-        options += f',\n    staleness={late}, averaging=ft.Averaging(weighting="examples")'
-        options += ", base=ft.fed_async" if c.num_models > 1 else ""
-        recipe = "fed_ensemble" if c.num_models > 1 else "fed_async"
-    labels = "data.y_train" if explored.data.num_classes else f"x.argsort().argsort() * {BINS} // len(x)"
-    inputs = "" if explored.data.num_classes else "x = data.x_train.reshape(len(data.x_train), -1)[:, 0]\n"
+        recipe, options = "fed_async", f'    staleness={late},\n    averaging=ft.Averaging(weighting="examples"),\n'
+    if c.num_models > 1:
+        recipe, options = "fed_ensemble", f"    base=ft.{recipe},\n{options}"
+    by_class = explored.data.num_classes > 0
+    inputs = "" if by_class else "x = data.x_train.reshape(len(data.x_train), -1)[:, 0]\n"
+    labels = "data.y_train" if by_class else f"x.argsort().argsort() * {BINS} // len(x)"
+    network = "".join(f", {name}={value!r}" for name, value in _of_curve(explored.data).items())
     return f"""import fedtangent as ft
 
 ft.enable_x64()
-data = {data}
-{inputs}clients = ft.partition.dirichlet({labels}, num_clients={explored.num_clients}, alpha={c.alpha}, seed={explored.seed})
-schedule = ft.schedules.strata({explored.num_clients}, {schedule}, clients_per_stratum={c.clients_per_stratum})
-model = ft.models.mlp(data, widths=({c.width},))
+data = {explored.source or "data  # as ft.explore got it"}
+{inputs}clients = ft.partition.dirichlet({labels}, num_clients={n}, alpha={c.alpha}, seed={seed})
+model = ft.models.mlp(data, widths=({c.width},){network})
 algorithm = ft.{recipe}(
-    model, schedule, {options}
-)
-forecasting = ft.Forecasting(draws={explored.draws}, rates=False)
-run = dict(num_rounds={explored.num_rounds}, seed={explored.seed}, evaluation=ft.Evaluation({every}))
+    model,
+    ft.schedules.strata({n}, {c.num_models}, {explored.num_strata}, {c.clients_per_round // explored.num_strata}),
+    client_learning_rate={c.learning_rate},
+    work=ft.Work(steps={c.local_steps}, batch_size=None),
+{options})
+run = dict(num_rounds={explored.num_rounds}, seed={seed}, evaluation=ft.Evaluation({_every(explored.num_rounds)}))
+forecasting = ft.Forecasting(draws={forecasting.draws}, rates=False)
 theory = ft.predict(algorithm, data, clients, forecasting=forecasting, **run)
 trained = ft.simulate(algorithm, data, clients, **run)
 """
@@ -213,12 +219,13 @@ def moved(explored: Explored, controls: Controls) -> Moved:
         np.cumsum([len(rows) for rows in clients.rows])[:-1],
     )
     answers = [(vectors * gain) @ vectors.T for vectors, gain in zip(clients.vectors, gains, strict=True)]
-    weighted = Cohort(*(part[:, :, : controls.clients_per_stratum].reshape(len(part), -1) for part in cohorts))
+    size = controls.clients_per_round // explored.num_strata
+    weighted = Cohort(*(part[:, :, :size].reshape(len(part), -1) for part in cohorts))
     weighted = weighted._replace(weight=np.asarray(clients.partition.sizes)[weighted.client])
     rounds = np.array(explored.plan.setting.size.rounds)
     with np.errstate(over="ignore", invalid="ignore"):
         errors = _follow(_theta(explored), clients.rows, answers, weighted, controls.staleness, start, rounds)
-        errors = errors.reshape(*errors.shape[:3], explored.draws, -1)
+        errors = errors.reshape(*errors.shape[:3], explored.plan.forecasting.draws, -1)
         curves = _measured(explored, clients, rounds, errors)
         before = _residuals(clients, errors[0].mean(axis=0))
     return Moved(
@@ -244,7 +251,7 @@ def trained(explored: Explored, controls: Controls, report: Reported) -> Curves:
     """
     check_controls(explored, controls)
     algorithm, clients = _algorithm(explored.data, explored.num_clients, controls), _clients(explored, controls.alpha)
-    evaluation = Evaluation(explored.every, report=report, progress=False, stop_on_divergence=True)
+    evaluation = Evaluation(_every(explored.num_rounds), report=report, progress=False, stop_on_divergence=True)
     examples, problem = run.examples_of(algorithm, explored.data, clients.partition), explored.plan.setting.problem
     finished = run.simulate(
         algorithm, examples, num_rounds=explored.num_rounds, seed=explored.seed, evaluation=evaluation
@@ -260,12 +267,23 @@ def trained(explored: Explored, controls: Controls, report: Reported) -> Curves:
     return at_end._replace(rounds=finished.history.evaluated, errors=errors)
 
 
+def warm(explored: Explored) -> None:
+    """Draws cohorts and initial functions of every number of models in advance, which takes a second or two."""
+    for num_models in explored.positions()["num_models"]:
+        _cohorts(explored, int(num_models))
+        _start(explored, int(num_models))
+
+
 def check_controls(explored: Explored, controls: Controls) -> None:
     """Raises ``ValueError`` for a control of the wrong type or range."""
     instance("controls", controls, Controls)
     number("learning_rate", controls.learning_rate, above=0)
     number("alpha", controls.alpha, **ALPHA)
-    whole("clients_per_stratum", controls.clients_per_stratum, 1, explored.num_clients // explored.num_strata)
+    whole("clients_per_round", controls.clients_per_round, 1, explored.num_clients)
+    if controls.clients_per_round % explored.num_strata:
+        raise ValueError(
+            f"clients_per_round: got {controls.clients_per_round}, must be a multiple of {explored.num_strata}"
+        )
     for name in ("local_steps", "num_models", "width"):
         whole(name, getattr(controls, name))
     whole("staleness", controls.staleness, 0)
@@ -276,13 +294,24 @@ def _num_strata(num_clients: int) -> int:
     return max(q for q in range(1, max(num_clients // 4, 1) + 1) if num_clients % q == 0)
 
 
+def _every(num_rounds: int) -> int:
+    return -(-num_rounds // EVALUATIONS)
+
+
+def _of_curve(data: Dataset) -> dict[str, Any]:
+    """Returns the options of networks whose examples have one input; none for other data."""
+    return CURVE if math.prod(data.x_train.shape[1:]) == 1 else {}
+
+
 def _schedule(num_clients: int, controls: Controls) -> Schedule:
-    return strata(num_clients, controls.num_models, _num_strata(num_clients), controls.clients_per_stratum)
+    number = _num_strata(num_clients)
+    return strata(num_clients, controls.num_models, number, controls.clients_per_round // number)
 
 
 def _algorithm(data: Dataset, num_clients: int, controls: Controls) -> Algorithm:
     """Builds the algorithm of ``python_call``."""
-    model, schedule = mlp(data, widths=(controls.width,)), _schedule(num_clients, controls)
+    model = mlp(data, widths=(controls.width,), **_of_curve(data))
+    schedule = _schedule(num_clients, controls)
     options = {"client_learning_rate": controls.learning_rate, "work": Work(controls.local_steps, batch_size=None)}
     base = fed_avg
     if controls.staleness:
@@ -315,17 +344,20 @@ def _clients(explored: Explored, alpha: float) -> _Clients:
 def _cohorts(explored: Explored, num_models: int) -> Cohort:
     """Returns the cohorts of all clients, [R, Q, N / Q], of which a smaller cohort is the first of each stratum."""
     size = explored.num_clients // explored.num_strata
-    schedule = _schedule(explored.num_clients, Controls(clients_per_stratum=size, num_models=num_models))
+    everyone = Controls(clients_per_round=explored.num_clients, num_models=num_models)
+    schedule = _schedule(explored.num_clients, everyone)
     drawn = drawn_cohorts(schedule, None, explored.num_rounds, explored.seed, None)
     return Cohort(*(np.asarray(part).reshape(explored.num_rounds, explored.num_strata, size) for part in drawn))
 
 
-@functools.lru_cache(maxsize=4)
+@functools.lru_cache(maxsize=16)
 def _start(explored: Explored, num_models: int) -> Float[np.ndarray, "K points D"]:
     """Returns the initial residuals at the training and then the test points, D columns of E draws and C outputs."""
-    algorithm = _algorithm(explored.data, explored.num_clients, Controls(num_models=num_models))
+    algorithm = _algorithm(
+        explored.data, explored.num_clients, Controls(clients_per_round=explored.num_clients, num_models=num_models)
+    )
     setting = dataclasses.replace(explored.plan.setting, algorithm=algorithm)
-    drawn = np.concatenate(prior_starts(setting, explored.kernels, explored.draws), axis=2)
+    drawn = np.concatenate(prior_starts(setting, explored.kernels, explored.plan.forecasting.draws), axis=2)
     residuals = drawn - np.concatenate([setting.problem.y_train, setting.problem.y_test])
     return np.ascontiguousarray(residuals.transpose(1, 2, 0, 3)).reshape(*drawn.shape[1:3], -1)
 
@@ -345,7 +377,7 @@ def _follow(
     start: Float[np.ndarray, "K points D"],
     rounds: Int[np.ndarray, "r"],
 ) -> Float[np.ndarray, "r K points D"]:
-    """Computes the residuals after ``rounds``: client i answers to the residual g at its examples by ``answers[i] g``."""
+    """Computes the residuals after ``rounds``; client i answers ``answers[i] g`` to the residual g at its examples."""
     past, kept = deque([start], maxlen=staleness + 1), [start]
     for r, (client, model, weight) in enumerate(zip(*cohorts, strict=True), start=1):
         old, new = past[0], past[-1].copy()
@@ -386,11 +418,10 @@ def _residuals(clients: _Clients, mean: Float[np.ndarray, "points E C"]) -> Floa
 def _remark(controls: Controls, stable: float, errors: Float[np.ndarray, "E r"]) -> str:
     """Returns in words whether the run is stable."""
     by_round = errors.mean(axis=0)
-    grows = divergence([errors[:, -1]], by_round) or by_round[-1] > by_round[0]
-    if grows:
+    if divergence([errors[:, -1]], by_round) or by_round[-1] > by_round[0]:
         return f"unstable: the training error grows at rate {controls.learning_rate:g}"
     if controls.learning_rate > stable:
-        return f"the error falls, but above rate {stable:.3g} local steps of some clients overshoot"
+        return f"the error falls, but above rate {stable:.3g} local steps of some clients overshoot and grow"
     if controls.staleness:
-        return f"the error falls; local steps are stable up to rate {stable:.3g}, but late answers may need less"
-    return f"stable: local steps are, up to rate {stable:.3g}"
+        return f"the error falls; local steps are stable up to rate {stable:.3g}, with late answers rounds to less"
+    return f"stable: local steps are stable up to rate {stable:.3g}"

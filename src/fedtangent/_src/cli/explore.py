@@ -1,0 +1,49 @@
+"""``fedtangent explore``: a predicted run in the browser, computed anew as one moves its settings."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from fedtangent._src.checks import flag, whole
+from fedtangent._src.comparison.explored import explored
+from fedtangent._src.output.explorer import check_installed, server
+from fedtangent._src.output.files import Ended
+from fedtangent._src.output.tables import console
+
+
+@dataclass(frozen=True)
+class ExploreOptions:
+    """A page with controls, served on this machine until Ctrl-C."""
+
+    dataset: str = "sine"
+    """Data set, of which at most 500 training and 200 test examples are used."""
+    num_clients: int = 20
+    """Clients."""
+    num_rounds: int = 30
+    """Communication rounds."""
+    seed: int = 0
+    """Seed of data, clients, schedule and initial functions."""
+    port: int = 5006
+    """Port of the page on 127.0.0.1; 0 for any that is free."""
+    browser: bool = True
+    """Open the page in a browser."""
+
+
+def prepare(options: ExploreOptions) -> tuple[Any, bool]:
+    """Checks the options, loads the data, computes their kernel, and starts the server."""
+    check_installed("bokeh")
+    whole("port", options.port, 0, 65535)
+    flag("browser", options.browser)
+    run = explored(options.dataset, options.num_clients, options.num_rounds, options.seed)
+    return server(run, options.port), options.browser
+
+
+def run_job(job: tuple[Any, bool]) -> Ended:
+    """Serves the page until it is interrupted; returns the outcome."""
+    page, in_browser = job
+    console().print(f"http://localhost:{page.port}/ shows the page; Ctrl-C ends it", highlight=False)
+    if in_browser:
+        page.show("/")
+    page.run_until_shutdown()
+    return Ended()
