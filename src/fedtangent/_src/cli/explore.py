@@ -27,7 +27,7 @@ class ExploreOptions:
     port: int = 5006
     """Port of the page on 127.0.0.1; 0 for any that is free."""
     browser: bool = True
-    """Open the page in a browser."""
+    """Off: print the page's address, and open no browser."""
 
 
 def prepare(options: ExploreOptions) -> tuple[Any, bool]:

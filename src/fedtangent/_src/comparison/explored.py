@@ -424,4 +424,4 @@ def _remark(controls: Controls, stable: float, errors: Float[np.ndarray, "E r"])
         return f"the error falls, but above rate {stable:.3g} local steps of some clients overshoot and grow"
     if controls.staleness:
         return f"the error falls; local steps are stable up to rate {stable:.3g}, with late answers rounds to less"
-    return f"stable: local steps are stable up to rate {stable:.3g}"
+    return f"stable: the local steps of every client are, up to rate {stable:.3g}"

@@ -45,7 +45,7 @@ WIDE, WRAP = {"sizing_mode": "stretch_width"}, {"flex-wrap": "wrap"}
 
 @runtime_checkable
 class Later(Protocol):
-    """A function that calls another one a moment later, on the thread of the page."""
+    """A function that may be called on any thread, and calls another one a moment later on the thread of the page."""
 
     def __call__(self, function: Any, /) -> Any:
         """Arranges the call.
@@ -83,8 +83,8 @@ def explore(data: Dataset | str = "sine", num_clients: int = 20, num_rounds: int
     from jupyter_bokeh.widgets import BokehModel
 
     output_notebook(INLINE, hide_banner=True)
-    loop = asyncio.get_event_loop()
-    return BokehModel(page(run, lambda function: loop.call_later(SOON / 1000, function)))
+    loop = asyncio.get_running_loop()
+    return BokehModel(page(run, lambda function: loop.call_soon_threadsafe(loop.call_later, SOON / 1000, function)))
 
 
 def check_installed(package: str) -> None:
@@ -106,8 +106,9 @@ def server(run: Explored, port: int = 0) -> Any:
     from bokeh.server.server import Server
 
     def fill(document: Document) -> None:
-        document.title, document.template = "fedtangent explore", PAGE
-        document.add_root(page(run, lambda function: document.add_timeout_callback(function, SOON)))
+        document.title, document.template, loop = "fedtangent explore", PAGE, asyncio.get_running_loop()
+        soon = document.add_timeout_callback
+        document.add_root(page(run, lambda function: loop.call_soon_threadsafe(soon, function, SOON)))
 
     try:
         return Server({"/": fill}, address="127.0.0.1", port=port)
@@ -124,7 +125,7 @@ def page(run: Explored, later: Later) -> LayoutDOM:
     """
     from bokeh.models import Button, Column, Div, Row
 
-    loop, view, status = asyncio.get_event_loop(), _View(run), Div(**WIDE)
+    view, status = _View(run), Div(**WIDE)
     button, trainings, waiting = Button(button_type="primary"), dict[Controls, Curves](), threading.Event()
 
     def draw() -> None:
@@ -140,7 +141,7 @@ def page(run: Explored, later: Later) -> LayoutDOM:
             later(draw)
 
     def tell(text: str) -> None:
-        loop.call_soon_threadsafe(later, lambda: status.update(text=f"<div role=status>{html.escape(text)}</div>"))
+        later(lambda: status.update(text=f"<div role=status>{html.escape(text)}</div>"))
 
     def train(controls: Controls) -> None:
         try:
@@ -151,7 +152,7 @@ def page(run: Explored, later: Later) -> LayoutDOM:
             tell("trained: blue, as long as the controls stand where they stood")
         except Exception as error:  # on a thread, where nobody would see it
             tell(f"training failed: {' '.join(str(error).split()) or type(error).__name__}")
-        loop.call_soon_threadsafe(later, finish)
+        later(finish)
 
     def start() -> None:
         button.disabled = True
@@ -209,6 +210,7 @@ class _View:
         at = {name: type(getattr(self.first, name))(slider.value) for name, slider in self.sliders.items()}
         return Controls(**vars(self.first) | at)
 
+    @np.errstate(all="ignore")  # of a run that is not stable
     def draw(self, controls: Controls, networks: Curves | None) -> None:
         """Shows the prediction at ``controls``, beside trained networks if there are any."""
         run, now = self.run, runs.moved(self.run, controls)
@@ -236,8 +238,7 @@ class _View:
         every = np.concatenate(list(curves.errors.values()))
         self.panels[0].y_range.update(start=np.nanmin(_drawn(every)) / 1.2, end=every[:, 0].max() * 1.2)
         mark = "&#9888; " if now.remark.startswith("unstable") else ""
-        low, high = np.percentile(curves.errors["test"][:, -1], BAND)
-        told = f"Test error after round {run.num_rounds}: {_score(curves)}, of 90 % of starts {low:.3g} to {high:.3g}."
+        told = f"Test error after round {run.num_rounds}: {_score(curves)}."
         told += f" Trained: {_score(networks)}." if networks is not None else ""
         self.summary.text = f"<div role=status><b>{mark}{now.remark[0].upper()}{now.remark[1:]}.</b> {told}</div>"
         code = html.escape(runs.python_call(run, controls))
@@ -257,7 +258,7 @@ class _View:
     def _learning(self) -> Figure:
         from bokeh.models import Range1d
 
-        log = {"y_axis_type": "log", "y_range": Range1d(0.1, 1)}
+        log = {"y_axis_type": "log", "x_range": (0, self.run.num_rounds), "y_range": Range1d(0.1, 1)}
         panel = self._figure("Learning curve, 90 % of starts", "round", "mean squared error", **log)
         for split, dash, fill in (("test", "solid", SIMULATED), ("train", "dashed", "white")):
             curve, dots = ({"x": "round", "source": self.sources[name]} for name in ("curve", "networks"))
@@ -309,7 +310,7 @@ def _below(panel: Figure) -> Figure:
     """Returns the panel with its legend below it."""
     legend = panel.legend[0]
     panel.add_layout(legend, "below")
-    legend.update(orientation="horizontal", ncols=2, border_line_color=None, padding=0, margin=0)
+    legend.update(orientation="horizontal", ncols=2, border_line_color=None, padding=0, margin=0, spacing=14)
     return panel
 
 
@@ -328,6 +329,12 @@ def _bands(errors: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
 
 
 def _score(curves: Curves) -> str:
-    """Returns error and accuracy of the test examples at the end, in words."""
-    error = f"{curves.errors['test'][:, -1].mean():.3g}"
-    return error if np.isnan(curves.accuracy) else f"{error} (accuracy {curves.accuracy:.1%})"
+    """Returns error, its band and accuracy of the test examples at the end, in words."""
+    errors = curves.errors["test"][:, -1]
+    if not np.isfinite(errors).all():
+        return "beyond all numbers"
+    low, high = np.percentile(errors, BAND)
+    of_starts = "" if len(errors) == 1 else f" (of 90 % of starts {low:.3g} to {high:.3g})"
+    return f"{errors.mean():.3g}{of_starts}" + (
+        "" if np.isnan(curves.accuracy) else f", accuracy {curves.accuracy:.1%}"
+    )
