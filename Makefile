@@ -131,7 +131,7 @@ lock: $(CREATED) ## write constraints.txt anew from setup.cfg (LOCK_ARGS=--upgra
 	$(BIN)/python -m venv build/lock
 	build/lock/bin/python -m pip install --quiet --disable-pip-version-check 'uv>=0.10'
 	printf '%s\n' tensorflow tf2jax > build/lock/excludes.txt
-	build/lock/bin/uv pip compile setup.cfg --extra notebooks --extra tensorboard --extra test --extra docs --extra dev \
+	build/lock/bin/uv pip compile setup.cfg --extra notebooks --extra explore --extra tensorboard --extra test --extra docs --extra dev \
 	  --output-file constraints.txt --universal --python-version 3.11 --fork-strategy fewest \
 	  --excludes build/lock/excludes.txt --generate-hashes --no-annotate --no-emit-index-url --custom-compile-command 'make lock' --quiet $(LOCK_ARGS)
 
