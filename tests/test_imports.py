@@ -54,7 +54,7 @@ DRAWN = {
 }  # a record's figure, when it is asked for
 SOLE_IMPORTER = {"neural_tangents": "fedtangent._src.kernels.neural_tangents", "tensorflow": None, "tf2jax": None}
 HEAVY = ("tensorflow", "tensorflow_datasets", "neural_tangents", "matplotlib", "sklearn", "tf2jax", "torch", "keras")
-HEAVY += ("tensorboardX", "pandas")
+HEAVY += ("tensorboardX", "pandas", "bokeh", "ipywidgets")
 IMPORT_SECONDS = 1.5
 MOST_ARGUMENTS = 8
 
@@ -259,7 +259,8 @@ print(json.dumps([seconds, sorted({{name.partition(".")[0] for name in sys.modul
 """
 
 
-BESIDE = "('compare', 'compare_case', 'predict', 'Forecasting', 'testing', 'measures', 'types')"  # by their comparison
+# by their comparison
+BESIDE = "('compare', 'compare_case', 'predict', 'Forecasting', 'explore', 'testing', 'measures', 'types')"
 ALL = f"import fedtangent\nfor name in fedtangent.__all__:\n    name in {BESIDE} or getattr(fedtangent, name)"
 
 

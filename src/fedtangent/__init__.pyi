@@ -72,6 +72,7 @@ from ._src.federated.algorithms.stale import Staleness
 from ._src.federated.algorithms.tangent import Compression, Pooling
 from ._src.federated.local import Work
 from ._src.federated.ntk_fl.options import Evolution
+from ._src.output.explorer import explore
 from ._src.papers import cite
 
 __version__: str
@@ -108,6 +109,7 @@ __all__ = [
     "ditto",
     "dp_fed_avg",
     "enable_x64",
+    "explore",
     "faults",
     "fed_adagrad",
     "fed_adam",

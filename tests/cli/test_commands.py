@@ -71,10 +71,12 @@ def needs_files(kind: str, name: str) -> bool:
 
 
 ENTRIES = [command_of(kind, name) for kind in KINDS for name in catalogue(kind) if not needs_files(kind, name)]
-# Those of `check` need a file of claims: by ``test_check.py``, and whole by ``test_own_project.py``.
-LINES = [line for line in dict.fromkeys([*lines_of_the_documents(), *ENTRIES]) if line.split()[0] != "check"]
+# Those of `check` need a file of claims: by ``test_check.py``, and whole by ``test_own_project.py``. Those of `explore`
+# serve a page until they are interrupted: by ``test_explore.py``.
+ELSEWHERE = ("check", "explore")
+LINES = [line for line in dict.fromkeys([*lines_of_the_documents(), *ENTRIES]) if line.split()[0] not in ELSEWHERE]
 COMPARE = [line for line in LINES if line.startswith("compare") and "--help" not in line]  # by ``test_compare.py``
-WHOLE = [line for line in lines_of_the_documents() if not re.search("^list|^check|--help|--distributed", line)]
+WHOLE = [line for line in lines_of_the_documents() if not re.search("^list|^check|^explore|--help|--distributed", line)]
 
 
 def test_the_documents_have_lines_of_every_command() -> None:

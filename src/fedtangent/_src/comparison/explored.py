@@ -13,15 +13,16 @@ import math
 from collections import deque
 from typing import Any, NamedTuple
 
+import jax
 import numpy as np
 from jaxtyping import Float, Int
 
-from fedtangent._src.checks import instance, number, whole
+from fedtangent._src.checks import instance, whole
 from fedtangent._src.comparison.forecast import Forecasting, Plan, plan_of
 from fedtangent._src.comparison.predicted import prior_starts
 from fedtangent._src.data.dataset import Dataset
 from fedtangent._src.data.named import chosen, load
-from fedtangent._src.data.partition.drawn import ALPHA, dirichlet
+from fedtangent._src.data.partition.drawn import dirichlet
 from fedtangent._src.engine import run
 from fedtangent._src.engine.loop import Evaluation, Reported
 from fedtangent._src.federated.algorithms.averaging import fed_avg, fed_ensemble
@@ -36,7 +37,11 @@ from fedtangent._src.theory.flow.clients import response
 from fedtangent._src.types import Algorithm, Cohort, Partition, Schedule
 
 MOST_POINTS = 2500  # training and test examples together
-LOADED = {"num_train": 500, "num_test": 200, "gap": True}  # options of a data set that is named, if it has them
+LOADED: dict[str, Any] = {
+    "num_train": 500,
+    "num_test": 200,
+    "gap": True,
+}  # options of a data set that is named, if it has them
 EVALUATIONS = 15  # rounds at which a run is measured, besides the start
 DRAWS, MANY_DRAWS = 8, 64  # initial functions of several outputs, and of one
 BINS = 10  # groups of inputs that take the place of classes in regression
@@ -118,7 +123,6 @@ class Moved(NamedTuple):
     curves: Curves
     before: Float[np.ndarray, "N"]  # the clients' residuals before training
     curvatures: Float[np.ndarray, "n"]  # rate times eigenvalue of each mode of each client; stable up to 2
-    stable: float  # the largest rate at which every client's local steps are stable
     remark: str  # whether the run is stable, in words
 
 
@@ -126,8 +130,8 @@ class _Clients(NamedTuple):
     """The clients at one heterogeneity."""
 
     partition: Partition
-    rows: list[Int[np.ndarray, "s"]]
-    vectors: list[Float[np.ndarray, "s s"]]  # modes of each client's kernel
+    rows: list[Int[np.ndarray, "_"]]
+    vectors: list[Float[np.ndarray, "_ _"]]  # modes of each client's kernel
     values: Float[np.ndarray, "n"]  # eigenvalues of all clients, one client after the other
     sizes: Float[np.ndarray, "n"]  # number of examples of the client of each eigenvalue
 
@@ -207,34 +211,22 @@ def moved(explored: Explored, controls: Controls) -> Moved:
     Args:
         explored: The run.
         controls: Position of the controls.
-
-    Raises:
-        ValueError: A control is out of range.
     """
-    check_controls(explored, controls)
-    clients, cohorts = _clients(explored, controls.alpha), _cohorts(explored, controls.num_models)
-    start = _start(explored, controls.num_models)
-    gains = np.split(
-        np.asarray(response(clients.values, controls.learning_rate, clients.sizes, controls.local_steps)),
-        np.cumsum([len(rows) for rows in clients.rows])[:-1],
-    )
-    answers = [(vectors * gain) @ vectors.T for vectors, gain in zip(clients.vectors, gains, strict=True)]
-    size = controls.clients_per_round // explored.num_strata
-    weighted = Cohort(*(part[:, :, :size].reshape(len(part), -1) for part in cohorts))
-    weighted = weighted._replace(weight=np.asarray(clients.partition.sizes)[weighted.client])
-    rounds = np.array(explored.plan.setting.size.rounds)
+    clients, rate = _clients(explored, controls.alpha), controls.learning_rate
+    factors = np.asarray(response(clients.values, rate, clients.sizes, controls.local_steps))
+    of_clients = np.split(factors, np.cumsum([len(rows) for rows in clients.rows])[:-1])
+    answers = [(vectors * gains) @ vectors.T for vectors, gains in zip(clients.vectors, of_clients, strict=True)]
+    everyone, size = _cohorts(explored, controls.num_models), controls.clients_per_round // explored.num_strata
+    cohorts = jax.tree.map(lambda part: part[:, :, :size].reshape(len(part), -1), everyone)
+    cohorts = cohorts._replace(weight=np.asarray(clients.partition.sizes)[cohorts.client])
+    rounds, start = np.array(explored.plan.setting.size.rounds), _start(explored, controls.num_models)
     with np.errstate(over="ignore", invalid="ignore"):
-        errors = _follow(_theta(explored), clients.rows, answers, weighted, controls.staleness, start, rounds)
-        errors = errors.reshape(*errors.shape[:3], explored.plan.forecasting.draws, -1)
-        curves = _measured(explored, clients, rounds, errors)
-        before = _residuals(clients, errors[0].mean(axis=0))
-    return Moved(
-        curves,
-        before,
-        controls.learning_rate * clients.values / clients.sizes,
-        clients.stable,
-        _remark(controls, clients.stable, curves.errors["train"]),
-    )
+        residuals = _follow(_theta(explored), clients.rows, answers, cohorts, controls.staleness, start, rounds)
+        residuals = residuals.reshape(*residuals.shape[:3], explored.plan.forecasting.draws, -1)
+        curves = _measured(explored, clients, rounds, residuals)
+        before = _residuals(clients, residuals[0].mean(axis=0))
+    remark = _remark(controls, clients.stable, curves.errors["train"])
+    return Moved(curves, before, rate * clients.values / clients.sizes, remark)
 
 
 def trained(explored: Explored, controls: Controls, report: Reported) -> Curves:
@@ -246,10 +238,8 @@ def trained(explored: Explored, controls: Controls, report: Reported) -> Curves:
         report: Called with each ``Measurement`` of the run.
 
     Raises:
-        ValueError: A control is out of range.
         FloatingPointError: The networks diverge.
     """
-    check_controls(explored, controls)
     algorithm, clients = _algorithm(explored.data, explored.num_clients, controls), _clients(explored, controls.alpha)
     evaluation = Evaluation(_every(explored.num_rounds), report=report, progress=False, stop_on_divergence=True)
     examples, problem = run.examples_of(algorithm, explored.data, clients.partition), explored.plan.setting.problem
@@ -258,10 +248,11 @@ def trained(explored: Explored, controls: Controls, report: Reported) -> Curves:
     )
     if finished.history.evaluations[-1].round < explored.num_rounds:
         raise FloatingPointError(finished.status)
-    points = (problem.x_train, problem.x_test)
-    outputs = [np.asarray(run.predict(algorithm, finished.state, x).members, np.float64) for x in points]  # [K, ., C]
-    targets = np.concatenate([problem.y_train, problem.y_test])
-    at_end = _measured(explored, clients, np.zeros(1), (np.concatenate(outputs, axis=1) - targets)[None, :, :, None])
+    inputs, targets = (
+        np.concatenate(ends) for ends in ((problem.x_train, problem.x_test), (problem.y_train, problem.y_test))
+    )
+    left = np.asarray(run.predict(algorithm, finished.state, inputs).members, np.float64) - targets  # [K, points, C]
+    at_end = _measured(explored, clients, finished.history.evaluated[-1:], left[None, :, :, None])
     curves = finished.history.curves()
     errors = {split: curves.get(f"{split}.mse", curves["train.mse"])[None] for split in at_end.errors}
     return at_end._replace(rounds=finished.history.evaluated, errors=errors)
@@ -272,21 +263,6 @@ def warm(explored: Explored) -> None:
     for num_models in explored.positions()["num_models"]:
         _cohorts(explored, int(num_models))
         _start(explored, int(num_models))
-
-
-def check_controls(explored: Explored, controls: Controls) -> None:
-    """Raises ``ValueError`` for a control of the wrong type or range."""
-    instance("controls", controls, Controls)
-    number("learning_rate", controls.learning_rate, above=0)
-    number("alpha", controls.alpha, **ALPHA)
-    whole("clients_per_round", controls.clients_per_round, 1, explored.num_clients)
-    if controls.clients_per_round % explored.num_strata:
-        raise ValueError(
-            f"clients_per_round: got {controls.clients_per_round}, must be a multiple of {explored.num_strata}"
-        )
-    for name in ("local_steps", "num_models", "width"):
-        whole(name, getattr(controls, name))
-    whole("staleness", controls.staleness, 0)
 
 
 def _num_strata(num_clients: int) -> int:
@@ -347,7 +323,7 @@ def _cohorts(explored: Explored, num_models: int) -> Cohort:
     everyone = Controls(clients_per_round=explored.num_clients, num_models=num_models)
     schedule = _schedule(explored.num_clients, everyone)
     drawn = drawn_cohorts(schedule, None, explored.num_rounds, explored.seed, None)
-    return Cohort(*(np.asarray(part).reshape(explored.num_rounds, explored.num_strata, size) for part in drawn))
+    return jax.tree.map(lambda part: part.reshape(explored.num_rounds, explored.num_strata, size), drawn)
 
 
 @functools.lru_cache(maxsize=16)
@@ -370,8 +346,8 @@ def _theta(explored: Explored) -> Float[np.ndarray, "n points"]:
 
 def _follow(
     theta: Float[np.ndarray, "n points"],
-    rows: list[Int[np.ndarray, "s"]],
-    answers: list[Float[np.ndarray, "s s"]],
+    rows: list[Int[np.ndarray, "_"]],
+    answers: list[Float[np.ndarray, "_ _"]],
     cohorts: Cohort,
     staleness: int,
     start: Float[np.ndarray, "K points D"],

@@ -149,10 +149,11 @@ def page(run: Explored, later: Later) -> LayoutDOM:
             trainings[controls] = runs.trained(
                 run, controls, lambda now: tell(f"training: round {now.round} of {run.num_rounds}")
             )
-            tell("trained: blue, as long as the controls stand where they stood")
+            ended = "trained: blue, as long as the controls stand where they stood"
         except Exception as error:  # on a thread, where nobody would see it
-            tell(f"training failed: {' '.join(str(error).split()) or type(error).__name__}")
+            ended = f"training failed: {' '.join(str(error).split()) or type(error).__name__}"
         later(finish)
+        tell(ended)
 
     def start() -> None:
         button.disabled = True
@@ -321,7 +322,7 @@ def _drawn(values: np.ndarray) -> np.ndarray:
 
 def _bands(errors: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     """Returns mean and ends of the band of each split's errors, by column of the learning curve."""
-    columns = {}
+    columns = dict[str, np.ndarray]()
     for split, of_split in errors.items():
         low, high = np.percentile(of_split, BAND, axis=0)
         columns |= {split: of_split.mean(axis=0), f"{split}_low": low, f"{split}_high": high}
