@@ -1,7 +1,7 @@
-"""How fast the explorer answers: one control at a time is moved at random, and the prediction is computed and drawn anew.
+"""How fast the explorer answers as one moves its controls.
 
-Each move changes one control of the page, which computes the run and fills the panels that the browser then draws.
-Before the moves the page is warm: it has drawn the cohorts and the initial functions of every number of models.
+A move changes one control of the page, drawn at random, to a random position. The page computes the prediction and
+fills the panels, which the browser then draws. The page is warm: every number of models was shown once.
 
     python benchmarks/explore.py --output results/bench
 """
@@ -20,8 +20,8 @@ import numpy as np
 from bokeh.models import CategoricalSlider
 
 import fedtangent as ft
-from fedtangent._src.comparison.explored import explored, warm
-from fedtangent._src.output.explorer import page
+from fedtangent._src.comparison.explored import explored
+from fedtangent._src.output.explorer import NAMES, page
 
 
 def main() -> int:
@@ -38,9 +38,12 @@ def main() -> int:
     for name in options.datasets:
         run, rng, later = explored(name), np.random.default_rng(0), Queue[Callable[[], None]]()
         root = page(run, later.put)
-        warm(run)
         sliders = sorted(root.select({"type": CategoricalSlider}), key=lambda slider: slider.title)
-        times = []
+        models = next(slider for slider in sliders if slider.title == NAMES["num_models"])
+        for position in (*models.categories[1:], models.categories[0]):
+            models.value = position
+            later.get()()
+        times = list[tuple[float, float]]()
         while len(times) < options.moves:
             slider = sliders[rng.integers(len(sliders))]
             others = [position for position in slider.categories if position != slider.value]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Callable
@@ -61,13 +62,12 @@ def test_bad_options_are_refused_in_one_line(run: Callable, words: tuple[str, ..
     assert ended.code == 2 and ended.err.startswith(f"fedtangent: error: {message}") and ended.err.count("\n") == 1
 
 
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # Tornado leaves the socket to Python
 def test_a_port_in_use_is_refused_in_one_line(run: Callable) -> None:
-    with_one = explore.prepare(**asked("explore", *TINY).arguments)[0]
-    try:
-        ended = run("explore", *TINY[:4], "--port", with_one.port, "--no-browser")
-    finally:
-        with_one.stop()
-    assert ended.code == 2 and f"port: got {with_one.port}, which cannot be used" in ended.err
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        ended = run("explore", *TINY[:4], "--port", port, "--no-browser")
+    assert ended.code == 2 and f"port: got {port}, which cannot be used" in ended.err and ended.err.count("\n") == 1
 
 
 def test_without_its_packages_one_line_says_what_to_install(run: Callable, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -58,6 +58,8 @@ class Browser:
         return self
 
     async def __aexit__(self, *error: object) -> None:
+        self.socket.close()
+        await self.socket.read_message()  # closed
         self.process.terminate()
         self.process.wait()
 

@@ -34,11 +34,6 @@ def sine() -> Explored:
         return explored("sine", num_clients=8, num_rounds=4)
 
 
-@pytest.fixture(autouse=True)
-def nothing_is_warmed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(runs, "warm", lambda run: None)
-
-
 class Page:
     """A page whose late calls run when ``work`` is called."""
 
@@ -54,26 +49,25 @@ class Page:
         """Makes one late call."""
         self.later.get(timeout=seconds or None, block=bool(seconds))()
 
-    def column(self, name: str) -> list[np.ndarray]:
-        """The columns of a name in all panels, once each."""
-        sources = {id(line.data_source): line.data_source for line in self.lines()}
-        return [source.data[name] for source in sources.values() if name in source.data]
+    def curve(self) -> np.ndarray:
+        """The test errors of the learning curve."""
+        return next(line.data_source.data["test"] for line in self.lines() if "test_low" in line.data_source.data)
 
 
 def test_a_move_is_shown_and_several_at_once_are_one(sine: Explored) -> None:
     page = Page(sine)
     assert page.sliders.keys() == set(explorer.NAMES.values())
     assert "client_learning_rate=" in page.texts() and "Stable" in page.texts()
-    before = page.column("test")[0]
+    before = page.curve()
     for title, value in (
         (explorer.NAMES["learning_rate"], page.sliders["learning rate"].categories[0]),
         ("models K", "3"),
     ):
         page.sliders[title].value = value
-    assert page.later.qsize() == 1 and page.column("test")[0] is before
+    assert page.later.qsize() == 1 and page.curve() is before
     page.work()
     assert "3 networks of width 256" in page.button.label and "fed_ensemble" in page.texts()
-    assert page.column("test")[0][-1] > before[-1]  # a hundredth of the rate learns less
+    assert page.curve()[-1] > before[-1]  # a hundredth of the rate learns less
 
 
 def test_an_unstable_run_is_said_to_be_and_drawn_as_far_as_it_can_be(sine: Explored) -> None:

@@ -258,13 +258,6 @@ def trained(explored: Explored, controls: Controls, report: Reported) -> Curves:
     return at_end._replace(rounds=finished.history.evaluated, errors=errors)
 
 
-def warm(explored: Explored) -> None:
-    """Draws cohorts and initial functions of every number of models in advance, which takes a second or two."""
-    for num_models in explored.positions()["num_models"]:
-        _cohorts(explored, int(num_models))
-        _start(explored, int(num_models))
-
-
 def _num_strata(num_clients: int) -> int:
     """Returns the largest divisor of the number of clients that leaves at least four clients in a stratum."""
     return max(q for q in range(1, max(num_clients // 4, 1) + 1) if num_clients % q == 0)

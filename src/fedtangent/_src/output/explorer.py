@@ -157,7 +157,7 @@ def page(run: Explored, later: Later) -> LayoutDOM:
 
     def start() -> None:
         button.disabled = True
-        threading.Thread(target=train, args=(view.controls,), daemon=True).start()
+        threading.Thread(target=train, args=(view.controls,)).start()
 
     def finish() -> None:
         button.disabled = False
@@ -167,7 +167,6 @@ def page(run: Explored, later: Later) -> LayoutDOM:
         slider.on_change("value", move)
     button.on_click(start)
     draw()
-    threading.Thread(target=runs.warm, args=(run,), daemon=True).start()
     title = "<h1 style='font-size: 1.3em; margin: 0'>A federated run, as theory predicts it</h1>"
     return Column(
         Div(text=title + html.escape(run.plan.setting.title), **WIDE),
