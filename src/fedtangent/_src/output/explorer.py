@@ -73,17 +73,22 @@ def explore(data: Dataset | str = "sine", num_clients: int = 20, num_rounds: int
         The widget.
 
     Raises:
-        ValueError: An argument of the wrong type or range, 64-bit types are off, more than 2,500 examples, or the
-            packages of the extra ``explore`` are not installed.
+        ValueError: An argument of the wrong type or range, 64-bit types are off, more than 2,500 examples, the packages
+            of the extra ``explore`` are not installed, or the call is not in Jupyter.
     """
     check_installed("jupyter_bokeh")
+    try:
+        loop = asyncio.get_running_loop()
+    except RuntimeError as error:
+        raise ValueError(
+            "explore: must be called in Jupyter; in the browser it is the command fedtangent explore"
+        ) from error
     run = runs.explored(data, num_clients, num_rounds, seed)
     from bokeh.io import output_notebook
     from bokeh.resources import INLINE
     from jupyter_bokeh.widgets import BokehModel
 
     output_notebook(INLINE, hide_banner=True)
-    loop = asyncio.get_running_loop()
     return BokehModel(page(run, lambda function: loop.call_soon_threadsafe(loop.call_later, SOON / 1000, function)))
 
 
