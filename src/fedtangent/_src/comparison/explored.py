@@ -221,10 +221,9 @@ def moved(explored: Explored, controls: Controls) -> Moved:
     cohorts = cohorts._replace(weight=np.asarray(clients.partition.sizes)[cohorts.client])
     rounds, start = np.array(explored.plan.setting.size.rounds), _start(explored, controls.num_models)
     with np.errstate(over="ignore", invalid="ignore"):
-        residuals = _follow(_theta(explored), clients.rows, answers, cohorts, controls.staleness, start, rounds)
-        residuals = residuals.reshape(*residuals.shape[:3], explored.plan.forecasting.draws, -1)
-        curves = _measured(explored, clients, rounds, residuals)
-        before = _residuals(clients, residuals[0].mean(axis=0))
+        parts = _follow(_theta(explored), clients.rows, answers, cohorts, controls.staleness, start, rounds)
+        means, models = (part.reshape(*part.shape[:2], explored.plan.forecasting.draws, -1) for part in parts)
+        curves, before = _measured(explored, clients, rounds, means, models), _residuals(clients, means[0])
     remark = _remark(controls, clients.stable, curves.errors["train"])
     return Moved(curves, before, rate * clients.values / clients.sizes, remark)
 
@@ -252,7 +251,8 @@ def trained(explored: Explored, controls: Controls, report: Reported) -> Curves:
         np.concatenate(ends) for ends in ((problem.x_train, problem.x_test), (problem.y_train, problem.y_test))
     )
     left = np.asarray(run.predict(algorithm, finished.state, inputs).members, np.float64) - targets  # [K, points, C]
-    at_end = _measured(explored, clients, finished.history.evaluated[-1:], left[None, :, :, None])
+    left = left[:, :, None]  # of one start
+    at_end = _measured(explored, clients, finished.history.evaluated[-1:], left.mean(axis=0, keepdims=True), left)
     curves = finished.history.curves()
     errors = {split: curves.get(f"{split}.mse", curves["train.mse"])[None] for split in at_end.errors}
     return at_end._replace(rounds=finished.history.evaluated, errors=errors)
@@ -345,9 +345,12 @@ def _follow(
     staleness: int,
     start: Float[np.ndarray, "K points D"],
     rounds: Int[np.ndarray, "r"],
-) -> Float[np.ndarray, "r K points D"]:
-    """Computes the residuals after ``rounds``; client i answers ``answers[i] g`` to the residual g at its examples."""
-    past, kept = deque([start], maxlen=staleness + 1), [start]
+) -> tuple[Float[np.ndarray, "r points D"], Float[np.ndarray, "K points D"]]:
+    """Computes the residuals of the models' mean after ``rounds``, and those of each model at the end.
+
+    Client i answers ``answers[i] g`` to the residual g at its examples.
+    """
+    past, means = deque([start], maxlen=staleness + 1), [start.mean(axis=0)]
     for r, (client, model, weight) in enumerate(zip(*cohorts, strict=True), start=1):
         old, new = past[0], past[-1].copy()
         for k in np.unique(model):
@@ -357,25 +360,26 @@ def _follow(
             new[k] -= theta[np.concatenate([rows[i] for i in client[slots]])].T @ np.concatenate(moves)
         past.append(new)
         if r in rounds:
-            kept.append(new)
-    return np.stack(kept)
+            means.append(new.mean(axis=0))
+    return np.stack(means), past[-1]
 
 
 def _measured(
     explored: Explored,
     clients: _Clients,
     rounds: Int[np.ndarray, "r"],
-    residuals: Float[np.ndarray, "r K points E C"],
+    means: Float[np.ndarray, "r points E C"],
+    models: Float[np.ndarray, "K points E C"],
 ) -> Curves:
-    """Measures the models and their mean."""
-    problem, mean = explored.plan.setting.problem, residuals.mean(axis=1)
-    n, squares = len(problem.y_train), (mean**2).mean(axis=3)
+    """Measures the residuals of the models' mean by round, and of the models at the end."""
+    problem, squares = explored.plan.setting.problem, (means**2).mean(axis=3)
+    n = len(problem.y_train)
     errors = {split: part.mean(axis=1).T for split, part in (("train", squares[:, :n]), ("test", squares[:, n:]))}
-    at_end, accuracy = mean[-1, n:].transpose(1, 0, 2) + problem.y_test, np.nan
+    at_end, accuracy = means[-1, n:].transpose(1, 0, 2) + problem.y_test, np.nan
     if problem.labels_test is not None and np.isfinite(at_end).all():
         accuracy = float(np.mean(problem.accuracy(at_end)))
-    functions = residuals[-1, :, n:, :, 0].transpose(2, 0, 1) + problem.y_test[:, 0]
-    return Curves(rounds, errors, accuracy, functions, _residuals(clients, mean[-1]))
+    functions = models[:, n:, :, 0].transpose(2, 0, 1) + problem.y_test[:, 0]
+    return Curves(rounds, errors, accuracy, functions, _residuals(clients, means[-1]))
 
 
 def _residuals(clients: _Clients, mean: Float[np.ndarray, "points E C"]) -> Float[np.ndarray, "N"]:
