@@ -43,10 +43,11 @@ def test_the_page_is_served_until_it_is_interrupted(folder: Path) -> None:
 def test_every_line_of_the_documents_is_prepared(monkeypatch: pytest.MonkeyPatch) -> None:
     lines = [line.split() for line in lines_of_the_documents() if line.startswith("explore")]
     assert lines
-    monkeypatch.setattr(explore, "server", lambda run, port: run)
+    monkeypatch.setattr(explore, "server", lambda run, port: (run, port))
     for _, *words in lines:
-        run, in_browser = explore.prepare(**asked("explore", *words).arguments)
-        assert run.num_clients == 20 and in_browser
+        (run, port), in_browser = explore.prepare(**asked("explore", *words).arguments)
+        assert run.data.name in words or run.data.name == "sine"
+        assert port == 5006 and in_browser
 
 
 @pytest.mark.parametrize(

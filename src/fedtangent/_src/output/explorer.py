@@ -172,9 +172,10 @@ def page(run: Explored, later: Later) -> LayoutDOM:
         slider.on_change("value", move)
     button.on_click(start)
     draw()
-    title = "<h1 style='font-size: 1.3em; margin: 0'>A federated run, as theory predicts it</h1>"
+    size = f"{run.data.name}: {len(run.data.x_train)} training examples, {run.num_clients} clients, {run.num_rounds} rounds"
+    heading = f"<h1 style='font-size: 1.3em; margin: 0'>A federated run, as theory predicts it</h1>{html.escape(size)}"
     return Column(
-        Div(text=title + html.escape(run.plan.setting.title), **WIDE),
+        Div(text=heading, **WIDE),
         Row(*view.sliders.values(), styles=WRAP, **WIDE),
         Row(button, status, styles=WRAP, **WIDE),
         view.summary,
@@ -315,7 +316,7 @@ def _below(panel: Figure) -> Figure:
     """Returns the panel with its legend below it."""
     legend = panel.legend[0]
     panel.add_layout(legend, "below")
-    legend.update(orientation="horizontal", ncols=2, border_line_color=None, padding=0, margin=0, spacing=14)
+    legend.update(orientation="horizontal", ncols=2, border_line_color=None, padding=0, margin=0, spacing=8)
     return panel
 
 
