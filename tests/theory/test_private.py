@@ -12,6 +12,8 @@ from fedtangent._src.kernels.gram import KernelBlocks
 from fedtangent._src.theory.flow import Flow, PrivateFlow, Rule, federated_flow, private_flow
 from fedtangent._src.types import Cohort, Partition
 
+from ..documents import run
+
 SIZES, INPUTS, OUTPUTS, TEST, STEPS, RATE = (4, 40, 1, 7, 3), 4, 2, 5, 3, 0.2
 CLIENTS = np.array([[0, 1, 2], [3, 1, 4], [2, 0, 3], [4, 1, 0], [3, 2, 1]])  # of each round
 SERVER = np.array([1.0, 0.5, 0.8, 1.0, 0.7])
@@ -165,3 +167,10 @@ def test_the_noise_multiplier_is_the_least_of_its_budget(budget: float) -> None:
 def test_a_budget_out_of_reach_is_refused() -> None:
     with pytest.raises(ValueError, match="epsilon: got 1e-09"):
         ft.measures.noise_multiplier(1e-9, num_clients=10, clients_per_round=10, num_rounds=10**6, delta=1e-9)
+
+
+def test_the_example_of_the_documentation(capsys: pytest.CaptureFixture[str]) -> None:
+    run("theory.private_flow(")
+    printed = capsys.readouterr().out.splitlines()
+    assert [line.split(":")[0] for line in printed] == ["epsilon 2", "epsilon 8", "epsilon 32"]
+    assert printed[0].endswith("error 0.0101 at rate 1.0, clip 0.1") and printed[2].endswith("rate 2.0, clip 0.3")

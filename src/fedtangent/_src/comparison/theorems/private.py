@@ -9,7 +9,8 @@ large is quadratic in the noise, which no linear model follows, and its share mu
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from functools import partial
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -26,7 +27,7 @@ from fedtangent._src.intervals import Interval, half_width
 from fedtangent._src.kernels.gram import KernelBlocks, known_modes
 from fedtangent._src.theory.flow.build import federated_flow
 from fedtangent._src.theory.flow.private import PrivateFlow, private_flow
-from fedtangent._src.types import Algorithm, Array, Model, PyTree
+from fedtangent._src.types import Algorithm, Array, Key, Model, PyTree
 
 SUBJECT = "private rounds (DP-FedAvg)"
 SIZES, INPUTS, OUTPUTS, TEST = (4, 9, 3, 6, 5), 4, 2, 5  # examples of each client, numbers of an example, test points
@@ -76,14 +77,21 @@ class Federation(NamedTuple):
         data = ft.data.federated_data(self.x[:n], self.y[:n], consecutive(SIZES), dtype=jnp.float64)
         x_test = jnp.asarray(self.x[n:])
 
-        def build(noise: Array | float) -> Algorithm:
+        def build(noise: Any) -> Algorithm:
             return ft.dp_fed_avg(model, _everyone(), RATE, work, ft.ClientPrivacy(clip_norm, noise))
 
         def outputs(algorithm: Algorithm, state: PyTree) -> dict[str, Array]:
             return {"outputs": algorithm.predict(state, x_test).mean}
 
-        options = {"evaluation": ft.Evaluation(ROUNDS, outputs), "devices": ft.Devices("vmap", "vmap")}
-        run = ft.sweep(build, data, num_rounds=ROUNDS, seeds=seeds, grid={"noise": list(noises)}, **options)
+        run = ft.sweep(
+            build,
+            data,
+            num_rounds=ROUNDS,
+            seeds=seeds,
+            grid={"noise": list(noises)},
+            evaluation=ft.Evaluation(ROUNDS, outputs),
+            devices=ft.Devices("vmap", "vmap"),
+        )
         return np.asarray(np.moveaxis(run.metrics["outputs"][:, :, -1], 0, 1))
 
 
@@ -131,7 +139,7 @@ def _check_clipping(scale: str, seed: int) -> list[Verdict]:
     """Checks clipped runs: exactly without noise, and the expected error with noise."""
     of, seeds = Federation.drawn(seed), _seeds(scale, seed, 300)  # errors scatter more than outputs
     theory, sizes = of.theory(TIGHT, LOUD), f"{len(seeds)} runs, {ROUNDS} rounds"
-    quiet, loose = (of.theory(clip, 0.0).runs(1).test for clip in (TIGHT, LOOSE))
+    quiet, loose = (np.asarray(of.theory(clip, 0.0).runs(1).test) for clip in (TIGHT, LOOSE))
     trained, noisy = of.simulated(_from_zero(), TIGHT, [0.0, LOUD], seeds)
 
     def away(predicted: np.ndarray) -> float:
@@ -157,7 +165,7 @@ def _check_networks(scale: str, seed: int) -> list[Verdict]:
     for i, width in enumerate(WIDTHS):
         network = ft.models.mlp(INPUTS, OUTPUTS, (width,), "erf", dtype=jnp.float64)
         start = network.init(jax.random.key(seed))
-        fixed = network._replace(init=lambda key, start=start: start)
+        fixed = network._replace(init=partial(_given, start))
         quiet, *noisy = of.simulated(fixed, LOOSE, [0.0, *multipliers], seeds)
         moved = np.stack(noisy) - quiet
         quadratic = moved[1:] / 2 - moved[:-1]  # of a s + b s^2 at s and 2 s: b s^2
@@ -187,6 +195,10 @@ def _check_networks(scale: str, seed: int) -> list[Verdict]:
         ),
         Claim(SUBJECT, f"{statement} in the width", sizes).between(by_width, gap, FLAT_BAND, expected[1], notices),
     ]
+
+
+def _given(start: PyTree, _: Key) -> PyTree:
+    return start
 
 
 def _mean_of(values: np.ndarray) -> Interval:
