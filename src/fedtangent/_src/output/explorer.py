@@ -172,7 +172,7 @@ def page(run: Explored, later: Later) -> LayoutDOM:
         slider.on_change("value", move)
     button.on_click(start)
     draw()
-    size = f"{run.data.name}: {len(run.data.x_train)} training examples, {run.num_clients} clients, {run.num_rounds} rounds"
+    size = f"{run.data.name}: {len(run.data.x_train)} examples, {run.num_clients} clients, {run.num_rounds} rounds"
     heading = f"<h1 style='font-size: 1.3em; margin: 0'>A federated run, as theory predicts it</h1>{html.escape(size)}"
     return Column(
         Div(text=heading, **WIDE),
