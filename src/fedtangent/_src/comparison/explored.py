@@ -108,7 +108,7 @@ class Explored:
 
 
 class Curves(NamedTuple):
-    """A run of K models: errors by round, functions at the test points, and what is left at each client."""
+    """A run of K models: errors by round, functions at the test points, and the clients' residuals."""
 
     rounds: Int[np.ndarray, "r"]
     errors: dict[str, Float[np.ndarray, "E r"]]  # mean squared errors of the models' mean, by split
@@ -145,7 +145,7 @@ def explored(data: Dataset | str, num_clients: int = 20, num_rounds: int = 30, s
     """Checks the arguments of ``explore``, loads the data and computes their kernel.
 
     Args:
-        data: A ``Dataset``, or the name of one, of which 500 training and 200 test examples are loaded.
+        data: A ``Dataset``, or the name of one: 500 training and 200 test examples of it are loaded.
         num_clients: Clients N.
         num_rounds: Communication rounds R.
         seed: Seed of data, partition, schedule and initial functions.
@@ -174,7 +174,12 @@ def explored(data: Dataset | str, num_clients: int = 20, num_rounds: int = 30, s
 
 
 def python_call(explored: Explored, controls: Controls) -> str:
-    """Returns the Python code that predicts and trains the same run."""
+    """Returns the Python code that predicts and trains the same run.
+
+    Args:
+        explored: The run.
+        controls: Position of the controls.
+    """
     c, n, seed = controls, explored.num_clients, explored.seed
     recipe, options, forecasting = "fed_avg", "", explored.plan.forecasting
     if c.staleness:
@@ -250,9 +255,13 @@ def trained(explored: Explored, controls: Controls, report: Reported) -> Curves:
     inputs, targets = (
         np.concatenate(ends) for ends in ((problem.x_train, problem.x_test), (problem.y_train, problem.y_test))
     )
-    left = np.asarray(run.predict(algorithm, finished.state, inputs).members, np.float64) - targets  # [K, points, C]
-    left = left[:, :, None]  # of one start
-    at_end = _measured(explored, clients, finished.history.evaluated[-1:], left.mean(axis=0, keepdims=True), left)
+    residuals = (
+        np.asarray(run.predict(algorithm, finished.state, inputs).members, np.float64) - targets
+    )  # [K, points, C]
+    residuals = residuals[:, :, None]  # of one start
+    at_end = _measured(
+        explored, clients, finished.history.evaluated[-1:], residuals.mean(axis=0, keepdims=True), residuals
+    )
     curves = finished.history.curves()
     errors = {split: curves.get(f"{split}.mse", curves["train.mse"])[None] for split in at_end.errors}
     return at_end._replace(rounds=finished.history.evaluated, errors=errors)
@@ -311,12 +320,12 @@ def _clients(explored: Explored, alpha: float) -> _Clients:
 
 @functools.lru_cache(maxsize=16)
 def _cohorts(explored: Explored, num_models: int) -> Cohort:
-    """Returns the cohorts of all clients, [R, Q, N / Q], of which a smaller cohort is the first of each stratum."""
+    """Returns the cohorts of all clients, [R, Q, N / Q]; a smaller cohort has the first clients of each stratum."""
     size = explored.num_clients // explored.num_strata
     everyone = Controls(clients_per_round=explored.num_clients, num_models=num_models)
     schedule = _schedule(explored.num_clients, everyone)
-    drawn = drawn_cohorts(schedule, None, explored.num_rounds, explored.seed, None)
-    return jax.tree.map(lambda part: part.reshape(explored.num_rounds, explored.num_strata, size), drawn)
+    cohorts = drawn_cohorts(schedule, None, explored.num_rounds, explored.seed, None)
+    return jax.tree.map(lambda part: part.reshape(explored.num_rounds, explored.num_strata, size), cohorts)
 
 
 @functools.lru_cache(maxsize=16)
@@ -326,9 +335,9 @@ def _start(explored: Explored, num_models: int) -> Float[np.ndarray, "K points D
         explored.data, explored.num_clients, Controls(clients_per_round=explored.num_clients, num_models=num_models)
     )
     setting = dataclasses.replace(explored.plan.setting, algorithm=algorithm)
-    drawn = np.concatenate(prior_starts(setting, explored.kernels, explored.plan.forecasting.draws), axis=2)
-    residuals = drawn - np.concatenate([setting.problem.y_train, setting.problem.y_test])
-    return np.ascontiguousarray(residuals.transpose(1, 2, 0, 3)).reshape(*drawn.shape[1:3], -1)
+    functions = np.concatenate(prior_starts(setting, explored.kernels, explored.plan.forecasting.draws), axis=2)
+    residuals = functions - np.concatenate([setting.problem.y_train, setting.problem.y_test])
+    return np.ascontiguousarray(residuals.transpose(1, 2, 0, 3)).reshape(*functions.shape[1:3], -1)
 
 
 @functools.lru_cache(maxsize=4)
@@ -346,7 +355,7 @@ def _follow(
     start: Float[np.ndarray, "K points D"],
     rounds: Int[np.ndarray, "r"],
 ) -> tuple[Float[np.ndarray, "r points D"], Float[np.ndarray, "K points D"]]:
-    """Computes the residuals of the models' mean after ``rounds``, and those of each model at the end.
+    """Computes the residuals of the models' mean after ``rounds``, and the residuals of each model at the end.
 
     Client i answers ``answers[i] g`` to the residual g at its examples.
     """

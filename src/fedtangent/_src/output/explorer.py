@@ -64,7 +64,7 @@ def explore(data: Dataset | str = "sine", num_clients: int = 20, num_rounds: int
     explore``. Predictions are made in float64 (``fedtangent.enable_x64()``).
 
     Args:
-        data: A ``Dataset``, or the name of one, of which 500 training and 200 test examples are loaded.
+        data: A ``Dataset``, or the name of one: 500 training and 200 test examples of it are loaded.
         num_clients: Clients N.
         num_rounds: Communication rounds R.
         seed: Seed of data, clients, schedule and initial functions.
@@ -228,7 +228,9 @@ class _View:
             self._set(name, place=place[rows], value=values[rows])
         one = slice(0 if networks is None else None)  # nothing without networks
         beside = networks or curves
-        self._set("networks", round=beside.rounds[one], **{s: e[0, one] for s, e in beside.errors.items()})
+        self._set(
+            "networks", round=beside.rounds[one], **{split: errors[0, one] for split, errors in beside.errors.items()}
+        )
         self._set("left", client=clients[one], after=beside.residuals[one])
         if run.is_curve:
             x = np.ravel(run.plan.setting.problem.x_test)
@@ -242,11 +244,12 @@ class _View:
         for item in (item for panel in self.panels for item in panel.legend[0].items):
             item.visible = any(len(next(iter(line.data_source.data.values()))) for line in item.renderers)
         every = np.concatenate(list(curves.errors.values()))
-        self.panels[0].y_range.update(start=np.nanmin(_drawn(every)) / 1.2, end=every[:, 0].max() * 1.2)
+        low, high = max(np.nanmin(_drawn(every)), 1e-12), every[:, 0].max()
+        self.panels[0].y_range.update(start=low / 1.2, end=high * 1.2)
         mark = "&#9888; " if now.remark.startswith("unstable") else ""
-        told = f"Test error after round {run.num_rounds}: {_score(curves)}."
-        told += f" Trained: {_score(networks)}." if networks is not None else ""
-        self.summary.text = f"<div role=status><b>{mark}{now.remark[0].upper()}{now.remark[1:]}.</b> {told}</div>"
+        scores = f"Test error after round {run.num_rounds}: {_score(curves)}."
+        scores += f" Trained: {_score(networks)}." if networks is not None else ""
+        self.summary.text = f"<div role=status><b>{mark}{now.remark[0].upper()}{now.remark[1:]}.</b> {scores}</div>"
         code = html.escape(runs.python_call(run, controls))
         self.code.text = f"<b>The same run in Python</b><pre tabindex=0 style='white-space: pre-wrap'>{code}</pre>"
 
