@@ -88,10 +88,9 @@ def test_functions_and_residuals_are_those_of_the_flow(sine: Explored) -> None:
     left = (np.asarray(expected.train)[0].mean(axis=0) - problem.y_train) ** 2  # [E, n, C]
     of_clients = [np.sqrt(left[:, names["clients"].client(i)].mean()) for i in range(8)]
     np.testing.assert_allclose(run.residuals, of_clients, **LIKE)
-    first = moved(sine, controls)
-    assert flow.stability().max_stable_learning_rate == pytest.approx(
-        2 * controls.learning_rate / first.curvatures.max()
-    )
+    first, stable = moved(sine, controls), flow.stability().max_stable_learning_rate
+    assert stable == pytest.approx(2 * controls.learning_rate / first.curvatures.max())
+    assert sine.first().learning_rate == pytest.approx(stable / 2, rel=0.05)  # two digits
     assert not np.allclose(first.before, run.residuals, rtol=0.1)
 
 
