@@ -1,0 +1,194 @@
+"""The maximal-update parameterization beside the tables of Yang et al. (2022), and what does not follow from theory."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import fedtangent as ft
+from fedtangent._src.experiments.lab import interval
+from fedtangent._src.kernels.gram import analytic
+from fedtangent._src.models import cnn, mlp
+from fedtangent._src.models.dense import forward
+
+RNG = np.random.default_rng(0)
+X, Y = RNG.normal(size=(6, 4)), RNG.normal(size=(6, 3))
+W_STD, B_STD, RATE = 1.3, 0.4, 0.3
+
+
+def rates_of_table_3(sizes: list[int]) -> list[tuple[float, float]]:
+    """SGD's rate for each layer's weights and biases, by fan-in and fan-out: fan_out, then 1, then 1 / fan_in.
+
+    The constants of finite size are those of ``mlp``: the squares of w_std and b_std, and the inputs' 1 / fan_in.
+    """
+    last, rates = len(sizes) - 2, []
+    for i, (fan_in, fan_out) in enumerate(zip(sizes[:-1], sizes[1:], strict=True)):
+        of_weights = fan_out / fan_in if i == 0 else 1 / fan_in if i == last else 1.0
+        rates.append((W_STD**2 * of_weights, B_STD**2 * (1.0 if i == last else fan_out)))
+    return rates
+
+
+def sgd_step(layers: list, rates: list[tuple[float, float]]) -> list:
+    """Takes one step of SGD on the mean of halved squared errors, in NumPy; layers are (weights, biases)."""
+    inputs, h = [], X
+    for i, (weight, bias) in enumerate(layers):
+        inputs.append(h)
+        z = h @ weight + bias
+        h = z if i == len(layers) - 1 else np.maximum(z, 0)
+    signal, stepped = (h - Y) / len(X), []
+    for i in reversed(range(len(layers))):
+        weight, bias = layers[i]
+        of_weight, of_bias = inputs[i].T @ signal, signal.sum(axis=0)
+        stepped.append((weight - RATE * rates[i][0] * of_weight, bias - RATE * rates[i][1] * of_bias))
+        signal = (signal @ weight.T) * (inputs[i] > 0)
+    return stepped[::-1]
+
+
+def outputs_of(layers: list) -> np.ndarray:
+    h = X
+    for i, (weight, bias) in enumerate(layers):
+        h = h @ weight + bias
+        h = h if i == len(layers) - 1 else np.maximum(h, 0)
+    return h
+
+
+@pytest.mark.parametrize("widths", [(32, 32), (64, 64), (24, 40), (16,)])
+def test_steps_of_sgd_are_those_of_the_papers_table(widths):
+    """Table 3 has no factors and a rate for each layer; ``mlp`` has factors (table 9) and one rate."""
+    model = mlp(4, 3, widths, "relu", "maximal_update", w_std=W_STD, b_std=B_STD, dtype=jnp.float64)
+    params, sizes = model.init(jax.random.key(1)), [4, *widths, 3]
+    factors = model.structure.layers
+    layers = [
+        (factor.weight_scale * np.asarray(weight), factor.bias_scale * np.asarray(bias)[0])
+        for factor, (weight, bias) in zip(factors, params[::2], strict=True)
+    ]
+    np.testing.assert_allclose(model.apply(params, X), outputs_of(layers), rtol=0, atol=1e-13)
+    wrong, ones = layers, [(W_STD**2, B_STD**2)] * len(layers)
+    gradient = jax.jit(jax.grad(lambda p: 0.5 * jnp.sum((model.apply(p, X) - Y) ** 2) / len(X)))
+    for _ in range(3):
+        params = jax.tree.map(lambda leaf, slope: leaf - RATE * slope, params, gradient(params))
+        layers, wrong = sgd_step(layers, rates_of_table_3(sizes)), sgd_step(wrong, ones)
+    np.testing.assert_allclose(model.apply(params, X), outputs_of(layers), rtol=0, atol=1e-11)
+    assert not np.max(np.abs(model.apply(params, X) - outputs_of(wrong))) < 1e-2  # the control: one rate, no factors
+
+
+def test_it_starts_with_the_variances_of_the_table():
+    """1 / fan_in for the first and hidden layers, 1 / fan_in^2 for the last; biases do not depend on the width."""
+    model = mlp(4, 50, (300, 300), "relu", "maximal_update", w_std=W_STD, b_std=B_STD)
+    layers = zip(model.structure.layers, jax.jit(model.init)(jax.random.key(0))[::2], strict=True)
+    stds = [(f.weight_scale * np.std(w), f.bias_scale * np.std(b)) for f, (w, b) in layers]
+    expected = [(W_STD / 4**0.5, B_STD), (W_STD / 300**0.5, B_STD), (W_STD / 300, B_STD)]
+    np.testing.assert_allclose(stds, expected, rtol=0.35)  # 50 biases: 4 standard errors are 0.4
+
+
+
+
+def test_a_federated_run_is_that_of_the_ntk_network_with_small_outputs_and_a_rate_times_the_width():
+    """The symmetry of abc-parameterizations (Yang and Hu, 2021): factors, variances and the rate move together."""
+    n, scales = 16, {"b_std": None, "dtype": jnp.float64}
+    ours = mlp(4, 3, (n, n), "erf", "maximal_update", **scales)
+    ntk = mlp(4, 3, (n, n), "erf", "ntk", last_w_std=(2 / n) ** 0.5, **scales)
+    clients = ft.partition.iid(len(X), num_clients=3, seed=0)
+
+    def outputs(model, rate):
+        work = ft.Work(steps=4, batch_size=None)
+        algorithm = ft.fed_avg(model, ft.schedules.all_clients(3), rate, work, loss="squared_error")
+        params = ft.params_by_round(algorithm, (X, Y), clients, num_rounds=3, seed=0)
+        return np.stack([model.apply(jax.tree.map(lambda leaf, r=r: leaf[r, 0], params), X) for r in range(4)])
+
+    found = outputs(ours, 0.2)
+    np.testing.assert_allclose(found, outputs(ntk, 0.2 * n), rtol=0, atol=1e-12)
+    assert np.max(np.abs(found - found[0])) > 0.1
+    assert np.max(np.abs(found - outputs(ntk, 0.2))) > 0.1  # the control
+
+
+def test_a_convolution_steps_as_the_papers_table_says():
+    """In NumPy loops, with gradients by central differences."""
+    model = cnn((4, 4, 1), 2, (3, 5), (6,), window=3, pool=2, convolution="lax", parameterization="maximal_update")
+    images, targets = RNG.normal(size=(3, 4, 4, 1)), RNG.normal(size=(3, 2))
+    params = jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.float64), model.init(jax.random.key(0)))
+    factors = {"Conv_0": (3, 3), "Conv_1": (1, 5), "Dense_0": (1, 6), "Dense_1": (1 / 6, 1)}  # squared: weights, biases
+    flat = {
+        (layer, kind): np.asarray(params[layer][kind]) * pair[kind == "bias"] ** 0.5
+        for layer, pair in factors.items()
+        for kind in ("kernel", "bias")
+    }
+
+    def apply(weights):
+        h = images
+        for layer in ("Conv_0", "Conv_1"):
+            kernel, bias = weights[layer, "kernel"], weights[layer, "bias"]
+            padded, side = np.pad(h, ((0, 0), (1, 1), (1, 1), (0, 0))), h.shape[1]
+            z = np.array(
+                [[np.tensordot(padded[:, i : i + 3, j : j + 3], kernel, 3) for j in range(side)] for i in range(side)]
+            ).transpose(2, 0, 1, 3)
+            h = np.maximum(z + bias, 0).reshape((3, side // 2, 2, side // 2, 2, -1)).max(axis=(2, 4))
+        h = np.maximum(h.reshape((3, -1)) @ weights["Dense_0", "kernel"] + weights["Dense_0", "bias"], 0)
+        return h @ weights["Dense_1", "kernel"] + weights["Dense_1", "bias"]
+
+    def loss(weights):
+        return 0.5 * np.sum((apply(weights) - targets) ** 2) / 3
+
+    def stepped(squares):
+        new = {}
+        for (layer, kind), leaf in flat.items():
+            slope = np.zeros_like(leaf)
+            for at in np.ndindex(leaf.shape):
+                shift = np.zeros_like(leaf)
+                shift[at] = 1e-5
+                slope[at] = (loss(flat | {(layer, kind): leaf + shift}) - loss(flat | {(layer, kind): leaf - shift})) / 2e-5
+            new[layer, kind] = leaf - RATE * squares[layer][kind == "bias"] * slope
+        return new
+
+    gradient = jax.grad(lambda p: 0.5 * jnp.sum((model.apply(p, images) - targets) ** 2) / 3)(params)
+    after = jax.tree.map(lambda leaf, slope: leaf - RATE * slope, params, gradient)
+    np.testing.assert_allclose(model.apply(params, images), apply(flat), rtol=0, atol=1e-13)
+    np.testing.assert_allclose(model.apply(after, images), apply(stepped(factors)), rtol=0, atol=1e-8)
+    control = apply(stepped(dict.fromkeys(factors, (1, 1))))
+    assert np.max(np.abs(model.apply(after, images) - control)) > 1e-2
+    with pytest.raises(ValueError, match="parameterization: got 'ntk', allowed are standard, maximal_update"):
+        cnn(parameterization="ntk", convolution="lax")
+
+
+WIDTHS = (32, 128, 512)
+
+
+def change(parameterization: str, width: int, seed: int, optimizer, rate: float) -> tuple[float, float]:
+    """Root mean square change of the last hidden features, and of the outputs, in two rounds of FedAvg."""
+    model = mlp(4, 3, (width, width), "relu", parameterization)
+    clients = ft.partition.iid(len(X), num_clients=3, seed=0)
+    work = ft.Work(steps=2, batch_size=None)
+    algorithm = ft.fed_avg(
+        model, ft.schedules.all_clients(3), rate, work, loss="squared_error", client_optimizer=optimizer
+    )
+    params = ft.params_by_round(algorithm, (X, Y), clients, num_rounds=2, seed=seed)
+    before, after = (forward(model.structure, jax.tree.map(lambda leaf, r=r: leaf[r, 0], params), X)[1] for r in (0, 2))
+    moved = [np.sqrt(np.mean((np.asarray(b) - np.asarray(a)) ** 2)) for a, b in zip(before, after, strict=True)]
+    return float(moved[-2]), float(moved[-1])
+
+
+def slopes(parameterization: str, optimizer=None, rate: float = 0.2):
+    """Intervals over eight seeds of the slopes of both changes in log-log coordinates."""
+    found = np.log([[change(parameterization, w, seed, optimizer, rate) for w in WIDTHS] for seed in range(8)])
+    each = np.polynomial.polynomial.polyfit(np.log(WIDTHS), np.swapaxes(found, 0, 1).reshape((len(WIDTHS), -1)), 1)[1]
+    return [interval(of_layer) for of_layer in each.reshape((8, 2)).T]
+
+
+@pytest.mark.slow
+def test_the_change_of_features_does_not_depend_on_the_width():
+    """The coordinate check of Yang et al. (2022): each other parameterization, and Adam, is a control."""
+    features, outputs = slopes("maximal_update")
+    print(features, outputs)
+    assert abs(features.mean) < 0.1 and abs(outputs.mean) < 0.1, (features, outputs)
+    features, outputs = slopes("ntk")
+    print(features, outputs)
+    assert abs(features.mean + 0.5) < 0.1 and abs(outputs.mean) < 0.1, (features, outputs)
+    features, outputs = slopes("standard", rate=1e-4)
+    print(features, outputs)
+    assert outputs.low > 0.7, (features, outputs)
+    features, outputs = slopes("maximal_update", optax.adam(1e-3), rate=1e-3)
+    print(features, outputs)
+    assert features.low > 0.3, (features, outputs)
