@@ -97,7 +97,7 @@ def test_a_federated_run_is_that_of_the_ntk_network_with_small_outputs_and_a_rat
         work = ft.Work(steps=4, batch_size=None)
         algorithm = ft.fed_avg(model, ft.schedules.all_clients(3), rate, work, loss="squared_error")
         params = ft.params_by_round(algorithm, (X, Y), clients, num_rounds=3, seed=0)
-        return np.stack([model.apply(jax.tree.map(lambda leaf, r=r: leaf[r, 0], params), X) for r in range(4)])
+        return np.stack([model.apply(jax.tree.map(lambda leaf, r=r: jnp.asarray(leaf[r, 0]), params), X) for r in range(4)])
 
     found = outputs(ours, 0.2)
     np.testing.assert_allclose(found, outputs(ntk, 0.2 * n), rtol=0, atol=1e-12)
@@ -108,7 +108,7 @@ def test_a_federated_run_is_that_of_the_ntk_network_with_small_outputs_and_a_rat
 def test_a_convolution_steps_as_the_papers_table_says():
     """In NumPy loops, with gradients by central differences."""
     model = cnn((4, 4, 1), 2, (3, 5), (6,), window=3, pool=2, convolution="lax", parameterization="maximal_update")
-    images, targets = RNG.normal(size=(3, 4, 4, 1)), RNG.normal(size=(3, 2))
+    images, targets = jnp.asarray(RNG.normal(size=(3, 4, 4, 1))), RNG.normal(size=(3, 2))
     params = jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.float64), model.init(jax.random.key(0)))
     factors = {"Conv_0": (3, 3), "Conv_1": (1, 5), "Dense_0": (1, 6), "Dense_1": (1 / 6, 1)}  # squared: weights, biases
     flat = {
@@ -118,7 +118,7 @@ def test_a_convolution_steps_as_the_papers_table_says():
     }
 
     def apply(weights):
-        h = images
+        h = np.asarray(images)
         for layer in ("Conv_0", "Conv_1"):
             kernel, bias = weights[layer, "kernel"], weights[layer, "bias"]
             padded, side = np.pad(h, ((0, 0), (1, 1), (1, 1), (0, 0))), h.shape[1]
@@ -143,12 +143,16 @@ def test_a_convolution_steps_as_the_papers_table_says():
             new[layer, kind] = leaf - RATE * squares[layer][kind == "bias"] * slope
         return new
 
-    gradient = jax.grad(lambda p: 0.5 * jnp.sum((model.apply(p, images) - targets) ** 2) / 3)(params)
-    after = jax.tree.map(lambda leaf, slope: leaf - RATE * slope, params, gradient)
-    np.testing.assert_allclose(model.apply(params, images), apply(flat), rtol=0, atol=1e-13)
-    np.testing.assert_allclose(model.apply(after, images), apply(stepped(factors)), rtol=0, atol=1e-8)
-    control = apply(stepped(dict.fromkeys(factors, (1, 1))))
-    assert np.max(np.abs(model.apply(after, images) - control)) > 1e-2
+    @jax.jit
+    def before_and_after(params):
+        slopes = jax.grad(lambda p: 0.5 * jnp.sum((model.apply(p, images) - targets) ** 2) / 3)(params)
+        after = jax.tree.map(lambda leaf, slope: leaf - RATE * slope, params, slopes)
+        return model.apply(params, images), model.apply(after, images)
+
+    before, after = before_and_after(params)
+    np.testing.assert_allclose(before, apply(flat), rtol=0, atol=1e-13)
+    np.testing.assert_allclose(after, apply(stepped(factors)), rtol=0, atol=1e-8)
+    assert np.max(np.abs(after - apply(stepped(dict.fromkeys(factors, (1, 1)))))) > 1e-2  # the control
     with pytest.raises(ValueError, match="parameterization: got 'ntk', allowed are standard, maximal_update"):
         cnn(parameterization="ntk", convolution="lax")
 
@@ -156,7 +160,7 @@ def test_a_convolution_steps_as_the_papers_table_says():
 WIDTHS = (32, 128, 512)
 
 
-def change(parameterization: str, width: int, seed: int, optimizer, rate: float) -> tuple[float, float]:
+def change(parameterization: str, width: int, seed: int, optimizer, rate: float | None) -> tuple[float, float]:
     """Root mean square change of the last hidden features, and of the outputs, in two rounds of FedAvg."""
     model = mlp(4, 3, (width, width), "relu", parameterization)
     clients = ft.partition.iid(len(X), num_clients=3, seed=0)
@@ -165,30 +169,31 @@ def change(parameterization: str, width: int, seed: int, optimizer, rate: float)
         model, ft.schedules.all_clients(3), rate, work, loss="squared_error", client_optimizer=optimizer
     )
     params = ft.params_by_round(algorithm, (X, Y), clients, num_rounds=2, seed=seed)
-    before, after = (forward(model.structure, jax.tree.map(lambda leaf, r=r: leaf[r, 0], params), X)[1] for r in (0, 2))
+    before, after = (forward(model.structure, jax.tree.map(lambda leaf, r=r: jnp.asarray(leaf[r, 0]), params), X)[1] for r in (0, 2))
     moved = [np.sqrt(np.mean((np.asarray(b) - np.asarray(a)) ** 2)) for a, b in zip(before, after, strict=True)]
     return float(moved[-2]), float(moved[-1])
 
 
-def slopes(parameterization: str, optimizer=None, rate: float = 0.2):
+def slopes(parameterization: str, optimizer=None, rate: float | None = 0.2):
     """Intervals over eight seeds of the slopes of both changes in log-log coordinates."""
     found = np.log([[change(parameterization, w, seed, optimizer, rate) for w in WIDTHS] for seed in range(8)])
     each = np.polynomial.polynomial.polyfit(np.log(WIDTHS), np.swapaxes(found, 0, 1).reshape((len(WIDTHS), -1)), 1)[1]
     return [interval(of_layer) for of_layer in each.reshape((8, 2)).T]
 
 
+def fits(slope, expected: float, wrong: float) -> bool:
+    """Whether a slope is within twice its interval of the expected one, and a wrong one is not in the interval."""
+    return abs(slope.mean - expected) < 2 * (slope.high - slope.mean) and not slope.low < wrong < slope.high
+
+
 @pytest.mark.slow
 def test_the_change_of_features_does_not_depend_on_the_width():
     """The coordinate check of Yang et al. (2022): each other parameterization, and Adam, is a control."""
     features, outputs = slopes("maximal_update")
-    print(features, outputs)
-    assert abs(features.mean) < 0.1 and abs(outputs.mean) < 0.1, (features, outputs)
+    assert fits(features, 0, -0.5) and fits(outputs, 0, 0.5), (features, outputs)
     features, outputs = slopes("ntk")
-    print(features, outputs)
-    assert abs(features.mean + 0.5) < 0.1 and abs(outputs.mean) < 0.1, (features, outputs)
+    assert fits(features, -0.5, 0) and fits(outputs, 0, 0.5), (features, outputs)
     features, outputs = slopes("standard", rate=1e-4)
-    print(features, outputs)
-    assert outputs.low > 0.7, (features, outputs)
-    features, outputs = slopes("maximal_update", optax.adam(1e-3), rate=1e-3)
-    print(features, outputs)
-    assert features.low > 0.3, (features, outputs)
+    assert fits(features, 0.5, 0) and fits(outputs, 1, 0), (features, outputs)
+    features, outputs = slopes("maximal_update", optax.adam(1e-4), rate=None)
+    assert features.low > 0.25 and outputs.low > 0.25, (features, outputs)  # hidden layers take too large steps
