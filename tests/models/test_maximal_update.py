@@ -9,6 +9,7 @@ import optax
 import pytest
 
 import fedtangent as ft
+from fedtangent._src.comparison.comparing import check_widths
 from fedtangent._src.experiments.lab import interval
 from fedtangent._src.kernels.gram import analytic
 from fedtangent._src.models import cnn, mlp
@@ -197,3 +198,23 @@ def test_the_change_of_features_does_not_depend_on_the_width():
     assert fits(features, 0.5, 0) and fits(outputs, 1, 0), (features, outputs)
     features, outputs = slopes("maximal_update", optax.adam(1e-4), rate=None)
     assert features.low > 0.25 and outputs.low > 0.25, (features, outputs)  # hidden layers take too large steps
+
+
+def test_theory_of_infinite_width_refuses_it_and_the_linearisation_follows_it():
+    model = mlp(4, 3, (16,), "erf", "maximal_update", dtype=jnp.float64)
+    assert (model.at_width(8).name, model.at_width(8).kernel) == ("mlp(4-8-3, erf, maximal_update)", None)
+    with pytest.raises(ValueError, match="must have an analytic kernel"):
+        analytic(model, X)
+    with pytest.raises(ValueError, match="whose tangent kernel changes in training at every width, must have"):
+        check_widths(model, (8, 16, 32))
+    data, clients = (X, Y, X[:2], Y[:2]), ft.partition.iid(len(X), num_clients=3, seed=0)
+    fed_avg = ft.fed_avg(model, ft.schedules.all_clients(3), 0.3, ft.Work(steps=2, batch_size=None))
+    with pytest.raises(ValueError, match="widths: got .* must be left out .* without an analytic kernel"):
+        ft.compare(fed_avg, data, clients, num_rounds=4, widths=(8, 16, 32))
+    side = ft.compare(fed_avg, data, clients, num_rounds=4, seed=0)
+    assert isinstance(side, ft.types.FromStart) and side.how == "the flow of the tangent kernel at the start"
+    (verdict,) = side.verdicts
+    assert verdict.holds and verdict.control_fails
+    assert side.feature_learning[-1, 0] > 0.05, side.feature_learning
+    linear = mlp(4, 3, (), parameterization="maximal_update", dtype=jnp.float64)  # without a width it is linear
+    np.testing.assert_array_equal(linear.kernel(X).ntk, mlp(4, 3, (), dtype=jnp.float64).kernel(X).ntk)
