@@ -1,11 +1,12 @@
 """Learning rates, features and laziness of FedAvg against the width of networks (Yang et al., 2022).
 
-Networks in the maximal-update, the ntk and the standard parameterization are trained by FedAvg at many rates and several
-widths. In the first one the best rate and the change of the features should not depend on the width.
+Networks in the ntk, the standard and the maximal-update parameterization are trained by FedAvg at many rates and
+several widths. In the last one the best rate and the change of the features should not depend on the width.
 """
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -27,6 +28,7 @@ STEP = 2.0  # of the grid of rates
 ROUNDING = 1e-9  # of steps
 FLAT = -0.25  # slope between that of a quantity of order 1 and that of one of order width^-1/2
 MOST_SHOWN = 1.5  # of the first loss, the largest that is drawn
+PANELS = {"features": "change of features", "laziness": "laziness"}
 COLUMNS = (
     "parameterization: {parameterization} | width: {width} | best rate: {best_rate:.3g} | loss: {loss:.4f} | "
     "at the narrowest's rate: {loss_at_first:.4f} | features move: {features:.3g} | outputs move: {outputs:.3g} | "
@@ -35,9 +37,9 @@ COLUMNS = (
 REMARKS = (
     "best rates have the least training loss after the last round; losses are half the squared error of an example",
     "seeds draw weights, cohorts and minibatches; all have the data and clients of the first seed",
-    "features (of the last hidden layer, before the activation) and outputs move by a root mean square at test examples, "
-    "and laziness is the distance of the network from its linearisation, relative to how far the linearisation moves: "
-    "all three at one rate for every width",
+    "at one rate for all widths, features (of the last hidden layer, before the activation) and outputs move by a root "
+    "mean square at test examples, and laziness is the distance of a network from its linearisation, relative to how far "
+    "the linearisation moves",
 )
 
 
@@ -69,9 +71,7 @@ class Trained(NamedTuple):
     rates: np.ndarray
     losses: np.ndarray  # training loss at each rate after the last round; infinite where a run diverged
     start: float  # training loss before the first round
-    features: float  # root mean square change of features, and of outputs, at ``rate``
-    outputs: float
-    laziness: float
+    changes: dict[str, float]  # how far features and outputs move at ``rate``, and the laziness there; see REMARKS
 
     @property
     def at(self) -> int:
@@ -124,25 +124,27 @@ def _train(problem: _Problem, parameterization: str, width: int, seeds: tuple[in
         loss = 0.5 * jnp.mean(jnp.sum((outputs - data.y) ** 2, axis=1))
         return {"loss": loss, "features": hidden[-2], "outputs": hidden[-1]}
 
-    grid, runs = {"rate": [*rates, rate]}, settings.num_rounds
     swept = ft.sweep(
-        lambda rate: problem.algorithm(model, rate),
+        functools.partial(problem.algorithm, model),
         data,
-        num_rounds=runs,
+        num_rounds=settings.num_rounds,
         seeds=seeds,
-        grid=grid,
+        grid={"rate": [*rates, rate]},
         evaluation=ft.Evaluation(measure=measure),
     ).metrics
     losses = np.where(np.isfinite(swept["loss"]), swept["loss"], np.inf)
-    moved = {name: swept[name][:, -1, 1] - swept[name][:, -1, 0] for name in ("features", "outputs")}
-    paths = linearised_paths(problem.algorithm(model, rate), model, data, x_test, (0, runs))
+    features, outputs = (swept[name][:, -1, 1] - swept[name][:, -1, 0] for name in ("features", "outputs"))
+    paths = linearised_paths(problem.algorithm(model, rate), model, data, x_test, (0, settings.num_rounds))
     trained = []
     for i, seed in enumerate(seeds):
         line = paths(seed)[:, 0]
-        lazy = float(parts(moved["outputs"][i], line[1] - line[0]).feature_learning)
-        changes = (float(np.sqrt(np.mean(moved[name][i] ** 2))) for name in ("features", "outputs"))
-        of_seed = parameterization, width, seed, np.array(rates), losses[i, :-1, 1], float(losses[i, 0, 0])
-        trained.append(Trained(*of_seed, *changes, lazy))
+        changes = {
+            "features": float(np.sqrt(np.mean(features[i] ** 2))),
+            "outputs": float(np.sqrt(np.mean(outputs[i] ** 2))),
+            "laziness": float(parts(outputs[i], line[1] - line[0]).feature_learning),
+        }
+        start = float(losses[i, 0, 0])
+        trained.append(Trained(parameterization, width, seed, np.array(rates), losses[i, :-1, 1], start, changes))
     return trained
 
 
@@ -154,8 +156,7 @@ def run(study: Study) -> lab.Outcome:
             found = _train(problem, parameterization, width, study.seeds)
             trained += found
             for one in found:
-                values = {"rate": one.rates[one.at], "loss": one.losses[one.at], "laziness": one.laziness}
-                values |= {"features": one.features, "outputs": one.outputs}
+                values = {"best_rate": one.rates[one.at], "loss": one.losses[one.at], **one.changes}
                 name = f"{parameterization}, width {width}"
                 study.keep(lab.metric_rows(name, one.seed, study.settings.num_rounds, values))
             rates = ", ".join(f"{one.rates[one.at]:.3g}" for one in found)
@@ -180,17 +181,16 @@ def _rows(trained: list[Trained]) -> Iterator[lab.Row]:
             "best_rates": [one.rates[one.at] for one in group],
             "loss": float(np.mean([one.losses[one.at] for one in group])),
             "loss_at_first": float(np.mean([one.losses[narrowest[parameterization, one.seed]] for one in group])),
-            "features": float(np.mean([one.features for one in group])),
-            "outputs": float(np.mean([one.outputs for one in group])),
-            "laziness": float(np.mean([one.laziness for one in group])),
+            **{name: float(np.mean([one.changes[name] for one in group])) for name in group[0].changes},
         }
 
 
 def _steps_apart(trained: list[Trained]) -> lab.MeanInterval:
     """Returns the interval of the grid's steps from the narrowest networks' best rate to the widest ones'."""
     by_seed = lab.grouped(trained, "seed").values()
-    return lab.interval(abs(math.log(of_seed[-1].rates[of_seed[-1].at] / of_seed[0].rates[of_seed[0].at], STEP))
-                        for of_seed in by_seed)
+    return lab.interval(
+        abs(math.log(of_seed[-1].rates[of_seed[-1].at] / of_seed[0].rates[of_seed[0].at], STEP)) for of_seed in by_seed
+    )
 
 
 def _claims(trained: list[Trained]) -> Iterator[lab.Claim]:
@@ -198,13 +198,18 @@ def _claims(trained: list[Trained]) -> Iterator[lab.Claim]:
     by_name = {name: group for (name,), group in lab.grouped(trained, "parameterization").items()}
     one_step, measured = 1 + ROUNDING, "steps apart: {:.2f}"
     near = _steps_apart(by_name["maximal_update"])
-    yield near.claim_below("maximal_update: one best rate for all widths, within a step of the grid", measured, one_step)
+    yield near.claim_below(
+        "maximal_update: one best rate for all widths, within a step of the grid", measured, one_step
+    )
     far = _steps_apart(by_name["standard"])
     yield far.claim_above("standard: the best rate depends on the width, by more than a step", measured, one_step)
-    for name, value in (("features", lambda one: one.features), ("laziness", lambda one: one.laziness)):
-        flat, falling = (lab.log_slopes(by_name[p], "width", value, "seed") for p in ("maximal_update", "ntk"))
-        yield flat.claim_above(f"maximal_update: {name} does not fall with the width", "slope {:+.2f}", FLAT)
-        yield falling.claim_below(f"ntk: {name} falls with the width", "slope {:+.2f}", FLAT)
+    for name, text in PANELS.items():
+        flat, falling = (
+            lab.log_slopes(by_name[parameterization], "width", lambda one, name=name: one.changes[name], "seed")
+            for parameterization in ("maximal_update", "ntk")
+        )
+        yield flat.claim_above(f"maximal_update: {text} does not fall with the width", "slope {:+.2f}", FLAT)
+        yield falling.claim_below(f"ntk: {text} falls with the width", "slope {:+.2f}", FLAT)
 
 
 def _draw(study: Study, trained: list[Trained]) -> None:
@@ -213,18 +218,18 @@ def _draw(study: Study, trained: list[Trained]) -> None:
     by_rate, most = list[BoundedPanel](), MOST_SHOWN * trained[0].start
     by_name = {name: group for (name,), group in lab.grouped(trained, "parameterization").items()}
     for name, group in by_name.items():
-        by_width = lab.grouped(group, "width").items()
-        losses = {f"width {width}": np.mean([np.minimum(one.losses, most) for one in of], axis=0) for (width,), of in by_width}
+        losses = {
+            f"width {width}": np.mean([np.minimum(one.losses, most) for one in of_width], axis=0)
+            for (width,), of_width in lab.grouped(group, "width").items()
+        }
         by_rate.append(BoundedPanel(name, group[0].rates, losses, {}))
     names = "client learning rate", f"training loss, at most {MOST_SHOWN:g} of the first"
     bounded(by_rate, title, names, None, figures.path("rates"), log="xy")
-    widths, by_width = np.array(study.settings.widths), []
-    for label, value in (("change of features", lambda one: one.features), ("laziness", lambda one: one.laziness)):
-        means = {
-            name: np.array([np.mean([value(one) for one in of]) for of in lab.grouped(group, "width").values()])
-            for name, group in by_name.items()
-        }
-        by_width.append(BoundedPanel(label, widths, means, {}))
+    rows, widths = lab.grouped(_rows(trained), "parameterization"), np.array(study.settings.widths)
+    by_width = [
+        BoundedPanel(text, widths, {name: np.array([row[key] for row in of]) for (name,), of in rows.items()}, {})
+        for key, text in PANELS.items()
+    ]
     bounded(by_width, title, ("width", "root mean square"), None, figures.path("widths"), log="xy")
 
 
