@@ -26,6 +26,7 @@ from fedtangent._src.types import Algorithm, Array, FederatedData, Model, PyTree
 
 STEP = 2.0  # of the grid of rates
 ROUNDING = 1e-9  # of steps
+MOST_COST = 1.1  # of a loss at another network's best rate, relative to the least loss
 FLAT = -0.25  # slope between that of a quantity of order 1 and that of one of order width^-1/2
 MOST_SHOWN = 1.5  # of the first loss, the largest that is drawn
 PANELS = {"features": "change of features", "laziness": "laziness"}
@@ -38,8 +39,8 @@ REMARKS = (
     "best rates have the least training loss after the last round; losses are half the squared error of an example",
     "seeds draw weights, cohorts and minibatches; all have the data and clients of the first seed",
     "at one rate for all widths, features (of the last hidden layer, before the activation) and outputs move by a root "
-    "mean square at test examples, and laziness is the distance of a network from its linearisation, relative to how far "
-    "the linearisation moves",
+    "mean square at test examples, and laziness is the distance of a network from its linearisation, relative to how "
+    "far the linearisation moves",
 )
 
 
@@ -135,17 +136,24 @@ def _train(problem: _Problem, parameterization: str, width: int, seeds: tuple[in
     losses = np.where(np.isfinite(swept["loss"]), swept["loss"], np.inf)
     features, outputs = (swept[name][:, -1, 1] - swept[name][:, -1, 0] for name in ("features", "outputs"))
     paths = linearised_paths(problem.algorithm(model, rate), model, data, x_test, (0, settings.num_rounds))
-    trained = []
-    for i, seed in enumerate(seeds):
-        line = paths(seed)[:, 0]
-        changes = {
-            "features": float(np.sqrt(np.mean(features[i] ** 2))),
-            "outputs": float(np.sqrt(np.mean(outputs[i] ** 2))),
-            "laziness": float(parts(outputs[i], line[1] - line[0]).feature_learning),
-        }
-        start = float(losses[i, 0, 0])
-        trained.append(Trained(parameterization, width, seed, np.array(rates), losses[i, :-1, 1], start, changes))
-    return trained
+    lines = np.stack([paths(seed)[:, 0] for seed in seeds])
+    changes = {
+        "features": np.sqrt(np.mean(features**2, axis=(1, 2))),
+        "outputs": np.sqrt(np.mean(outputs**2, axis=(1, 2))),
+        "laziness": parts(outputs, lines[:, 1] - lines[:, 0]).feature_learning,
+    }
+    return [
+        Trained(
+            parameterization,
+            width,
+            seed,
+            np.array(rates),
+            losses[i, :-1, 1],
+            float(losses[i, 0, 0]),
+            {name: float(values[i]) for name, values in changes.items()},
+        )
+        for i, seed in enumerate(seeds)
+    ]
 
 
 def run(study: Study) -> lab.Outcome:
@@ -185,29 +193,33 @@ def _rows(trained: list[Trained]) -> Iterator[lab.Row]:
         }
 
 
-def _steps_apart(trained: list[Trained]) -> lab.MeanInterval:
-    """Returns the interval of the grid's steps from the narrowest networks' best rate to the widest ones'."""
-    by_seed = lab.grouped(trained, "seed").values()
-    return lab.interval(
-        abs(math.log(of_seed[-1].rates[of_seed[-1].at] / of_seed[0].rates[of_seed[0].at], STEP)) for of_seed in by_seed
-    )
+def _steps_apart(narrow: Trained, wide: Trained) -> float:
+    """Returns the steps of the grid from the best rate of one network to that of another."""
+    return abs(math.log(wide.rates[wide.at] / narrow.rates[narrow.at], STEP))
+
+
+def _cost(narrow: Trained, wide: Trained) -> float:
+    """Returns a network's loss at the best rate of another network, relative to its least loss."""
+    return float(min(wide.losses[narrow.at], MOST_SHOWN * wide.start) / wide.losses[wide.at])
 
 
 def _claims(trained: list[Trained]) -> Iterator[lab.Claim]:
     """Judges the best rates, and the slopes of features and laziness against the width, by intervals over seeds."""
     by_name = {name: group for (name,), group in lab.grouped(trained, "parameterization").items()}
-    one_step, measured = 1 + ROUNDING, "steps apart: {:.2f}"
-    near = _steps_apart(by_name["maximal_update"])
-    yield near.claim_below(
-        "maximal_update: one best rate for all widths, within a step of the grid", measured, one_step
-    )
-    far = _steps_apart(by_name["standard"])
-    yield far.claim_above("standard: the best rate depends on the width, by more than a step", measured, one_step)
+    ends = {name: [(of[0], of[-1]) for of in lab.grouped(group, "seed").values()] for name, group in by_name.items()}
+    apart = lab.interval(_steps_apart(*pair) for pair in ends["maximal_update"])
+    statement = "maximal_update: one best rate for all widths, within a step of the grid"
+    yield apart.claim_below(statement, "steps apart: {:.2f}", 1 + ROUNDING)
+    near, far = (lab.interval(_cost(*pair) for pair in ends[name]) for name in ("maximal_update", "standard"))
+    statement = "at the narrowest networks' best rate the widest ones' loss is more than 1.1 times their least loss"
+    yield near.claim_below(f"maximal_update: {statement.replace('more', 'less')}", "{:.3f} times", MOST_COST)
+    yield far.claim_above(f"standard: {statement}", "{:.3f} times", MOST_COST)
     for name, text in PANELS.items():
-        flat, falling = (
-            lab.log_slopes(by_name[parameterization], "width", lambda one, name=name: one.changes[name], "seed")
-            for parameterization in ("maximal_update", "ntk")
-        )
+
+        def change(one: Trained, name: str = name) -> float:
+            return one.changes[name]
+
+        flat, falling = (lab.log_slopes(by_name[p], "width", change, "seed") for p in ("maximal_update", "ntk"))
         yield flat.claim_above(f"maximal_update: {text} does not fall with the width", "slope {:+.2f}", FLAT)
         yield falling.claim_below(f"ntk: {text} falls with the width", "slope {:+.2f}", FLAT)
 
@@ -230,7 +242,7 @@ def _draw(study: Study, trained: list[Trained]) -> None:
         BoundedPanel(text, widths, {name: np.array([row[key] for row in of]) for (name,), of in rows.items()}, {})
         for key, text in PANELS.items()
     ]
-    bounded(by_width, title, ("width", "root mean square"), None, figures.path("widths"), log="xy")
+    bounded(by_width, title, ("width", "at one learning rate"), None, figures.path("widths"), log="xy")
 
 
 DEFAULT = WidthSettings()
