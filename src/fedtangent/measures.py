@@ -13,7 +13,7 @@ from fedtangent._src.measures.conformal import (
 from fedtangent._src.measures.conformal_scores import conformal_scores
 from fedtangent._src.measures.loss_surface import barrier, grid, mean_loss, plane_through, segment, surface
 from fedtangent._src.measures.paired import differences
-from fedtangent._src.measures.privacy import epsilon
+from fedtangent._src.measures.privacy import epsilon, noise_multiplier
 from fedtangent._src.measures.tangent_kernels import alignment, drift, gram_operators, kernel_diagnostics, spectrum
 from fedtangent._src.measures.uncertainty import (
     accuracy,
@@ -53,6 +53,7 @@ __all__ = [
     "mean_loss",
     "mutual_information",
     "negative_log_likelihood",
+    "noise_multiplier",
     "plane_through",
     "predictive_entropy",
     "predictive_interval",

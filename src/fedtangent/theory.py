@@ -48,6 +48,8 @@ Index of theorems. The papers are Fed-ensemble, NTK-FL, Local-GD and DeepLin.
 ``Flow.stability``          the step sizes for which the dynamics converge under every schedule;
                             ``Flow.largest_stable_learning_rate``: under the flow's schedule;
                             ``Flow.largest_stable_server_rate``: under random delays (FedAsync, FedBuff)
+``private_flow``            DP-FedAvg (McMahan et al., 2018) in the kernel regime: the law of the server's noise, exact
+                            draws of clipped runs, and the best rate and clipping bound at a noise multiplier
 ``conformal_coverage``      the coverage of federated conformal prediction (Lu et al., ICML 2023): its two bounds over
                             a mixture of clients
 ``predicted_loss``          eq. (10) of FE-2024 for the ensemble's prediction, differentiable in every number of a run;
@@ -96,7 +98,15 @@ from fedtangent._src.theory.fed_ensemble.variational import (
     mode_objective,
     separated_entropy,
 )
-from fedtangent._src.theory.flow import Flow, Rule, best_learning_rate, federated_flow, predicted_loss
+from fedtangent._src.theory.flow import (
+    Flow,
+    PrivateFlow,
+    Rule,
+    best_learning_rate,
+    federated_flow,
+    predicted_loss,
+    private_flow,
+)
 from fedtangent._src.theory.local_gd.max_margin import (
     FeasibleSets,
     direction_distance,
@@ -138,6 +148,7 @@ __all__ = [
     "LocalRegression",
     "Networks",
     "NtkTheorem",
+    "PrivateFlow",
     "Rule",
     "Theorem1",
     "TwoLayerStart",
@@ -189,6 +200,7 @@ __all__ = [
     "parallel_projections",
     "predicted_loss",
     "prior_functions",
+    "private_flow",
     "residual_terms",
     "sampling_bound",
     "separated_entropy",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from fedtangent._src.checks import choice, number, whole
 
@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from dp_accounting import DpEvent
 
 LEAST_NOISE, MOST_NOISE = 1e-100, 1e8  # beyond them dp-accounting says 0, or fails: its squares under- or overflow
+LEAST_SEARCHED, MOST_SEARCHED = 1e-3, 1e6  # noise multipliers for a budget
 SAMPLINGS = ("without_replacement", "poisson")
 
 
@@ -85,3 +86,47 @@ def epsilon(
         return min(total(one), total(noise))  # the bound with sampling can be the looser one
     finally:
         logger.setLevel(level)
+
+
+def noise_multiplier(epsilon: float, **of_run: Any) -> float:
+    """Computes the least noise multiplier at which a run of ``dp_fed_avg`` keeps within an epsilon, to 1e-6 of itself.
+
+    Args:
+        epsilon: The budget, above 0.
+        of_run: The run, as for ``measures.epsilon``: ``num_clients``, ``clients_per_round``, ``num_rounds``, ``delta``
+            and ``sampling``.
+
+    Raises:
+        ValueError: The budget is not met with a multiplier of 10^6.
+
+    Example:
+
+        >>> import fedtangent as ft
+        >>> of_run = dict(num_clients=1000, clients_per_round=50, num_rounds=100, delta=1e-5)
+        >>> noise = ft.measures.noise_multiplier(8.0, **of_run)
+        >>> round(ft.measures.epsilon(noise_multiplier=noise, **of_run), 3)
+        8.0
+    """
+    from scipy.optimize import brentq
+
+    number("epsilon", epsilon, above=0)
+
+    def over(log: float) -> float:
+        spent = _epsilon(noise_multiplier=math.exp(log), **of_run)
+        return math.log(max(spent, 1e-300) / epsilon) if spent < math.inf else MOST_SEARCHED
+
+    low = high = 0.0
+    while over(high) > 0:
+        if high > math.log(MOST_SEARCHED):
+            raise ValueError(
+                f"epsilon: got {epsilon:g}, which no noise multiplier up to {MOST_SEARCHED:g} keeps within"
+            )
+        low, high = high, high + 2
+    while over(low) <= 0:
+        if low < math.log(LEAST_SEARCHED):
+            return math.exp(low)
+        low, high = low - 2, low
+    return math.exp(float(brentq(over, low, high, xtol=2e-7)) + 5e-7)
+
+
+_epsilon = epsilon  # the function, where an argument has its name

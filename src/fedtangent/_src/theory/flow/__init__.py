@@ -2,7 +2,16 @@
 
 from fedtangent._src.theory.flow.build import federated_flow
 from fedtangent._src.theory.flow.flow import Flow
+from fedtangent._src.theory.flow.private import PrivateFlow, private_flow
 from fedtangent._src.theory.flow.rules import Rule
 from fedtangent._src.theory.flow.tuning import best_learning_rate, predicted_loss
 
-__all__ = ["Flow", "Rule", "best_learning_rate", "federated_flow", "predicted_loss"]
+__all__ = [
+    "Flow",
+    "PrivateFlow",
+    "Rule",
+    "best_learning_rate",
+    "federated_flow",
+    "predicted_loss",
+    "private_flow",
+]

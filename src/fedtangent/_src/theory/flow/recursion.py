@@ -11,6 +11,7 @@ The same map serves in both directions. Forward it gives the path of every predi
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import NamedTuple, TypeVar
 
@@ -28,6 +29,7 @@ from fedtangent._src.types import AnyArray, Array
 GATHERED = 2**25  # numbers of a large kernel gathered at once
 GATHERED_ON_CPU = 2**21  # the same on a CPU, where so few stay in the caches
 Momentum = TypeVar("Momentum", Array, Array | None)
+Kept = TypeVar("Kept", Array, None)
 
 
 class FlowState(NamedTuple):
@@ -186,11 +188,40 @@ def influence(
     Returns:
         B of ``f(x) = gamma f_0(x) - B f_0(X) + ..`` for each model, [K, m, q].
     """
+    last = _influenced(program, theta_x, beta, active, lambda _: None)[0]
+    return last.transpose(1, 2, 0)
+
+
+@jax.jit
+def influences(
+    program: Program, theta_x: Float[Array, "m q"], beta: Float[Array, "rounds K"]
+) -> Float[Array, "R K m q"]:
+    """Computes B as ``influence`` does, of a function that is added before each of the R rounds: [R, K, m, q].
+
+    Args:
+        program, theta_x, beta: As of ``influence``; all rounds take place.
+    """
+    active = jnp.ones(len(beta) - 1, bool)
+    return _influenced(program, theta_x, beta, active, lambda b: b.transpose(1, 2, 0))[1]
+
+
+def _influenced(
+    program: Program,
+    theta_x: Float[Array, "m q"],
+    beta: Float[Array, "rounds K"],
+    active: Bool[Array, "R"],
+    record: Callable[[Array], Kept],
+) -> tuple[Float[Array, "q K m"], Kept]:
+    """Transposes the rounds; returns B of the first one, and what ``record`` keeps of the B of every round."""
     state = zero_state(program, theta_x.shape[0])
     zeros = jnp.zeros_like(state.a)
     starts = Input(zeros, zeros if program.kind.decays else None)
 
-    def back(carry: tuple[FlowState, Input], now: tuple[Array, Array]) -> tuple[tuple[FlowState, Input], None]:
+    def of_functions(total: Input) -> Array:
+        b = jnp.asarray(total.residual)
+        return b if total.along is None else b + program.numbers.homogeneity * total.along
+
+    def back(carry: tuple[FlowState, Input], now: tuple[Array, Array]) -> tuple[tuple[FlowState, Input], Kept]:
         j, is_active = now
 
         def transposed() -> tuple[FlowState, Input]:
@@ -202,15 +233,13 @@ def influence(
             of_input, of_state = jax.linear_transpose(forward, starts, state)(behind)
             return of_state, jax.tree.map(jnp.add, total, of_input)
 
-        return jax.lax.cond(is_active, transposed, lambda: carry), None
+        after = jax.lax.cond(is_active, transposed, lambda: carry)
+        return after, record(of_functions(after[1]))
 
     last = state._replace(a=jnp.broadcast_to(theta_x.T[:, None, :], zeros.shape))
     rounds = jnp.arange(len(active))
-    (_, total), _ = jax.lax.scan(back, (last, starts), (rounds, active), reverse=True)
-    b = jnp.asarray(total.residual)
-    if total.along is not None:
-        b = b + program.numbers.homogeneity * total.along
-    return b.transpose(1, 2, 0)
+    (_, total), kept = jax.lax.scan(back, (last, starts), (rounds, active), reverse=True)
+    return of_functions(total), kept
 
 
 def one_round(
@@ -225,7 +254,7 @@ def one_round(
         state: State before the round.
         j: Index of the round.
     """
-    drive = _drive(program, starts, beta, state, j)
+    drive = drive_of(program, starts, beta, state, j)
     sums = _trained(program, drive, state, j)
     change = _with_pull(program, state, sums)
     past = None if state.past is None else state.models[:, : state.past.shape[1]]
@@ -248,7 +277,7 @@ class _Answers(NamedTuple):
     kappa: Float[Array, "S"]
 
 
-def _drive(program: Program, starts: Input, beta: Float[Array, "K"], state: FlowState, j: Int[Array, ""]) -> Drive:
+def drive_of(program: Program, starts: Input, beta: Float[Array, "K"], state: FlowState, j: Int[Array, ""]) -> Drive:
     """Computes the functions at ``state.models`` on all training points, [q, _, D] each, and the targets [q, D]."""
     controlled = program.kind.algorithm == "scaffold"
     carried = [state.a, state.memory] if controlled and state.memory is not None else [state.models]
@@ -273,14 +302,14 @@ def _trained(program: Program, drive: Drive, state: FlowState, j: Int[Array, ""]
     normaliser = _mean_kappa(program, j) if program.kind.algorithm == "fed_nova" else None
     corrections = []
     for i, (bucket, slots) in enumerate(zip(program.buckets, rounds.slots, strict=True)):
-        weight, model = _weights_of(slots, rounds, j)
+        weight, model = weights_of(slots, rounds, j)
         if rounds.delay is not None and rounds.oldest is not None:
             age = jnp.minimum(rounds.delay[j][slots.slot[j]], rounds.oldest[j])
             weight = weight * program.numbers.delay_weights[age]
         correction = None
         if state.corrections is not None:
             correction = state.corrections[i].at[slots.place[j], model].get(mode="fill", fill_value=0.0)
-        answer = _answers(program, bucket, slots, j, drive, correction)
+        answer = answers_of(program, bucket, slots, j, drive, correction)
         if normaliser is not None:
             weight = weight * normaliser[model] / jnp.where(answer.kappa > 0, answer.kappa, 1.0)
         at = bucket.rows[slots.place[j]], model[:, None]
@@ -309,7 +338,7 @@ def _with_pull(program: Program, state: FlowState, sums: _Sums) -> Float[Array, 
     return change
 
 
-def _answers(
+def answers_of(
     program: Program,
     bucket: Bucket,
     slots: BucketSlots,
@@ -415,7 +444,7 @@ def _server_momentum(program: Program, change: Array, memory: Momentum, trained:
     return jnp.where(trained, moved, 0.0), new
 
 
-def _weights_of(slots: BucketSlots, rounds: Rounds, j: Int[Array, ""]) -> tuple[Float[Array, "S"], Int[Array, "S"]]:
+def weights_of(slots: BucketSlots, rounds: Rounds, j: Int[Array, ""]) -> tuple[Float[Array, "S"], Int[Array, "S"]]:
     """Returns weight (0 for padding) and model of a bucket's slots in round ``j``, [S] each."""
     slot = slots.slot[j]
     return jnp.where(slots.present[j], rounds.weight[j][slot], 0.0), rounds.model[j][slot]
@@ -447,7 +476,7 @@ def _mean_kappa(program: Program, j: Int[Array, ""]) -> Float[Array, "K"]:
     """Computes the weighted mean of the clients' kappas in round ``j``, [K]; 0 for a model without a client."""
     mean = jnp.zeros(program.num_models)
     for bucket, slots in zip(program.buckets, program.rounds.slots, strict=True):
-        weight, model = _weights_of(slots, program.rounds, j)
+        weight, model = weights_of(slots, program.rounds, j)
         mean = mean.at[model].add(weight * _kappas_of(program, bucket, slots, j))
     return mean
 

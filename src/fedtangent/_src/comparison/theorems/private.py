@@ -1,0 +1,190 @@
+"""DP-FedAvg in the kernel regime: the law of its noise, its clipping, and how far networks are from it.
+
+"private.law" trains a linear model many times with other noise: in the coordinates of the predicted law its outputs
+must be standard normal. "private.clipping" clips without noise, which is exact, and compares the expected error with
+both. "private.networks" trains networks with a noise and twice that noise, from the same draws: what is not twice as
+large is quadratic in the noise, which no linear model follows, and its share must grow as the noise at every width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import scipy
+from jaxtyping import Float64
+
+import fedtangent as ft
+from fedtangent._src.comparison.statistics import LEVEL, log_slope
+from fedtangent._src.comparison.theorems import Claim, of_scale
+from fedtangent._src.comparison.verdicts import Verdict
+from fedtangent._src.data.partition.given import consecutive
+from fedtangent._src.intervals import Interval, half_width
+from fedtangent._src.kernels.gram import KernelBlocks, known_modes
+from fedtangent._src.theory.flow.build import federated_flow
+from fedtangent._src.theory.flow.private import PrivateFlow, private_flow
+from fedtangent._src.types import Algorithm, Array, Model, PyTree
+
+SUBJECT = "private rounds (DP-FedAvg)"
+SIZES, INPUTS, OUTPUTS, TEST = (4, 9, 3, 6, 5), 4, 2, 5  # examples of each client, numbers of an example, test points
+STEPS, RATE, ROUNDS = 3, 0.15, 12
+LOOSE, TIGHT = 10.0, 0.25  # clipping bounds: above every update, and below most
+QUIET, LOUD = 0.02, 3.0  # noise multipliers at these bounds: of comparable noise
+BAND = (0.7, 1.4)  # of a ratio
+EXPECTED, NOTICES = f"1, {BAND[0]:g} to {BAND[1]:g}", f"a ratio off by more than {BAND[1] - 1:.0%}"
+NOISES, WIDTHS = (
+    (0.0025, 0.005, 0.01, 0.02),
+    (64, 256, 1024),
+)  # standard deviations in every weight, each twice the last
+SLOPE_BAND, FLAT_BAND = (0.85, 1.15), (-0.15, 0.15)
+
+
+class Federation(NamedTuple):
+    """Examples of a linear problem with several clients, all of them in every round."""
+
+    x: Float64[np.ndarray, "n d"]  # training points, then test points
+    y: Float64[np.ndarray, "n C"]
+
+    @classmethod
+    def drawn(cls, seed: int) -> Federation:
+        """Draws the examples."""
+        rng = np.random.default_rng(seed)
+        x = rng.normal(size=(sum(SIZES) + TEST, INPUTS))
+        return cls(x, np.sin(x @ rng.normal(size=(INPUTS, OUTPUTS))))
+
+    @property
+    def targets(self) -> Float64[np.ndarray, "m C"]:
+        """Targets at the test points."""
+        return self.y[sum(SIZES) :]
+
+    def theory(self, clip_norm: float, noise: float) -> PrivateFlow:
+        """Returns the prediction for a linear model that starts at zero."""
+        kernel, n, clients = self.x @ self.x.T, sum(SIZES), consecutive(SIZES)
+        blocks = KernelBlocks(kernel[:n, :n], kernel[n:, :n], ntk_test=kernel[n:, n:])
+        cohorts = ft.schedules.drawn_cohorts(_everyone(), clients, ROUNDS)
+        flow = federated_flow(blocks, self.y[:n], clients, cohorts, ft.theory.Rule(STEPS, RATE))
+        return private_flow(flow, clip_norm, noise)
+
+    def simulated(
+        self, model: Model, clip_norm: float, noises: Sequence[float], seeds: Sequence[int]
+    ) -> Float64[np.ndarray, "noises seeds m C"]:
+        """Trains a model at several noise multipliers, and returns its outputs at the test points."""
+        n, work = sum(SIZES), ft.Work(steps=STEPS, batch_size=None)
+        data = ft.data.federated_data(self.x[:n], self.y[:n], consecutive(SIZES), dtype=jnp.float64)
+        x_test = jnp.asarray(self.x[n:])
+
+        def build(noise: Array | float) -> Algorithm:
+            return ft.dp_fed_avg(model, _everyone(), RATE, work, ft.ClientPrivacy(clip_norm, noise))
+
+        def outputs(algorithm: Algorithm, state: PyTree) -> dict[str, Array]:
+            return {"outputs": algorithm.predict(state, x_test).mean}
+
+        options = {"evaluation": ft.Evaluation(ROUNDS, outputs), "devices": ft.Devices("vmap", "vmap")}
+        run = ft.sweep(build, data, num_rounds=ROUNDS, seeds=seeds, grid={"noise": list(noises)}, **options)
+        return np.asarray(np.moveaxis(run.metrics["outputs"][:, :, -1], 0, 1))
+
+
+def _everyone() -> ft.types.Schedule:
+    return ft.schedules.all_clients(len(SIZES))
+
+
+def _from_zero() -> Model:
+    """Returns a linear model whose weights start at zero."""
+    model = ft.models.linear(INPUTS, OUTPUTS, sigma=1.0, dtype=jnp.float64)
+    zeros = jax.tree.map(jnp.zeros_like, model.init(jax.random.key(0)))
+    return model._replace(init=lambda key: zeros)
+
+
+def _seeds(scale: str, seed: int) -> list[int]:
+    runs = of_scale(scale, 100, 1000)
+    return [(seed * runs + i) % 2**32 for i in range(runs)]
+
+
+def _standardised(
+    outputs: Float64[np.ndarray, "E m C"], mean: Float64[np.ndarray, "m C"], cov: Float64[np.ndarray, "m m"]
+) -> Interval:
+    """Estimates the mean square of outputs in the coordinates of a law, in which it is 1 if the law is right."""
+    values, vectors = known_modes(cov)
+    kept = values > 0
+    z = np.einsum("emc,mk->ekc", outputs - mean, vectors[:, kept] / np.sqrt(values[kept]))
+    low, high = scipy.stats.chi2.ppf((LEVEL / 2, 1 - LEVEL / 2), z.size)
+    square = float(np.sum(z**2))
+    return Interval(square / z.size, square / high, square / low)
+
+
+def _check_law(scale: str, seed: int) -> list[Verdict]:
+    """Checks mean and covariance of runs in which nothing is clipped."""
+    of, seeds = Federation.drawn(seed), _seeds(scale, seed)
+    theory = of.theory(LOOSE, QUIET)
+    law, (outputs,) = theory.law(), of.simulated(_from_zero(), LOOSE, [QUIET], seeds)
+    x_test = of.x[sum(SIZES) :]
+    kept = ROUNDS * theory.deviation**2 * (x_test @ x_test.T)  # as if no round trained on the noise of earlier ones
+    right, wrong = (_standardised(outputs, np.asarray(law.mean), np.asarray(cov)) for cov in (law.cov, kept))
+    claim = Claim(SUBJECT, "mean square of runs in units of the predicted law", f"{len(seeds)} runs, {ROUNDS} rounds")
+    return [claim.between(right, ("no noise is trained away", wrong), BAND, EXPECTED, NOTICES)]
+
+
+def _check_clipping(scale: str, seed: int) -> list[Verdict]:
+    """Checks clipped runs: exactly without noise, and the expected error with noise."""
+    of, seeds = Federation.drawn(seed), _seeds(scale, seed)
+    theory, sizes = of.theory(TIGHT, LOUD), f"{len(seeds)} runs, {ROUNDS} rounds"
+    quiet, loose = (of.theory(clip, 0.0).runs(1).test for clip in (TIGHT, LOOSE))
+    trained, noisy = of.simulated(_from_zero(), TIGHT, [0.0, LOUD], seeds)
+
+    def away(predicted: np.ndarray) -> float:
+        return float(np.linalg.norm(trained[:1] - predicted) / np.linalg.norm(trained[:1]))
+
+    drawn = theory.runs(10 * len(seeds), seed=seed + 1).test
+    errors, predicted, wrong = (np.mean((f - of.targets) ** 2, axis=(1, 2)) for f in (noisy, drawn, quiet))
+    radius = np.hypot(half_width(errors, 1 - LEVEL), half_width(predicted, 1 - LEVEL))
+    over = [Interval.about(float(errors.mean() / p.mean()), float(radius / p.mean())) for p in (predicted, wrong)]
+    statement = "expected squared error of clipped and noisy runs, over the predicted one"
+    return [
+        Claim(SUBJECT, "clipped runs without noise, outputs", sizes).exact(away(quiet), {"not clipped": away(loose)}),
+        Claim(SUBJECT, statement, sizes).between(over[0], ("without noise", over[1]), BAND, EXPECTED, NOTICES),
+    ]
+
+
+def _check_networks(scale: str, seed: int) -> list[Verdict]:
+    """Checks the part of networks' outputs that is quadratic in the noise, by noise and by width."""
+    of, seeds = Federation.drawn(seed), _seeds(scale, seed)[: of_scale(scale, 16, 64)]
+    multipliers = [noise * len(SIZES) / LOOSE for noise in (*NOISES, 2 * NOISES[-1])]
+    beyond = np.zeros((len(WIDTHS), len(NOISES), len(seeds)))
+    for i, width in enumerate(WIDTHS):
+        network = ft.models.mlp(INPUTS, OUTPUTS, (width,), "erf", dtype=jnp.float64)
+        start = network.init(jax.random.key(seed))
+        fixed = network._replace(init=lambda key, start=start: start)
+        quiet, *noisy = of.simulated(fixed, LOOSE, [0.0, *multipliers], seeds)
+        moved = np.stack(noisy) - quiet
+        quadratic = moved[1:] / 2 - moved[:-1]  # of a s + b s^2 at s and 2 s: b s^2
+        linear = moved[:-1] - quadratic
+        squares = np.sum(linear**2, axis=(2, 3)).mean(axis=1, keepdims=True)
+        beyond[i] = np.linalg.norm(quadratic, axis=(2, 3)) / np.sqrt(squares)
+    rises = [[log_slope(NOISES, of_run) for of_run in of_width.T] for of_width in beyond]
+    by_noise = _mean_of(np.mean(rises, axis=0))
+    by_width = _mean_of(
+        np.array([log_slope(WIDTHS, of_run) for of_noise in beyond.swapaxes(0, 1) for of_run in of_noise.T])
+    )
+    means, half = beyond.mean(axis=2), Interval(-0.5, -0.5, -0.5)
+    sizes = f"widths {WIDTHS[0]} to {WIDTHS[-1]}, {len(seeds)} runs"
+    statement, notices = (
+        "quadratic part of what noise does to a network, over the linear part: slope",
+        "another power; ",
+    )
+    notices += f"the part is {means.min():.2g} to {means.max():.2g}"
+    flat = Interval(0.0, 0.0, 0.0)
+    return [
+        Claim(SUBJECT, f"{statement} in the noise", sizes).between(
+            by_noise, ("0", flat), SLOPE_BAND, f"1, {SLOPE_BAND[0]:g} to {SLOPE_BAND[1]:g}", notices
+        ),
+        Claim(SUBJECT, f"{statement} in the width", sizes).between(
+            by_width, ("-1/2, as of training", half), FLAT_BAND, f"0, {FLAT_BAND[0]:g} to {FLAT_BAND[1]:g}", notices
+        ),
+    ]
+
+
+def _mean_of(values: np.ndarray) -> Interval:
+    return Interval.about(float(values.mean()), float(half_width(values)))

@@ -1,0 +1,357 @@
+"""Private rounds in the kernel regime: clipped updates, and a Gaussian function that the server adds in every round.
+
+The server's noise has independent entries of standard deviation s in the weights, so it adds to the function a draw of
+``N(0, s^2 Theta)``, and later rounds train on what they find. A round's noise is therefore a change of the initial
+function that is there from the next round on, and everything else is the flow's. As long as no update is clipped the
+run is linear in it, and its law has a closed form; clipped runs are drawn, one number a point and round.
+"""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Float, Float64
+
+from fedtangent._src.checks import choice, finite, instance, number, real_array, whole
+from fedtangent._src.kernels.gram import known_modes, product
+from fedtangent._src.pytrees import on_device
+from fedtangent._src.theory import checks
+from fedtangent._src.theory.checks import check_known, in_float64
+from fedtangent._src.theory.flow import functions
+from fedtangent._src.theory.flow.clients import Bucket
+from fedtangent._src.theory.flow.flow import Flow, finite_functions
+from fedtangent._src.theory.flow.recursion import (
+    FlowState,
+    Input,
+    Program,
+    answers_of,
+    drive_of,
+    influences,
+    weights_of,
+)
+from fedtangent._src.types import AnyArray, Array, ArrayLike, Gaussian
+
+TOGETHER = 32  # runs that are drawn at once
+
+
+class PrivateRuns(NamedTuple):
+    """Functions of E private runs after the last round, and what was clipped."""
+
+    test: Float[AnyArray, "E m C"]  # at the test points
+    clipped: Float[AnyArray, "E R"]  # share of the updates of a round that were clipped
+
+
+class BestPrivate(NamedTuple):
+    """The rate and clipping bound of the least expected squared error."""
+
+    learning_rate: float
+    clip_norm: float
+    loss: float
+    losses: Float64[np.ndarray, "rates clips"]  # inf where runs diverge
+
+
+def private_flow(
+    flow: Flow, clip_norm: float, noise_multiplier: float, expected_clients: float | None = None
+) -> PrivateFlow:
+    """Builds the prediction of a run of DP-FedAvg (McMahan et al., 2018) from the flow of the same run without privacy.
+
+    Every update is clipped to length ``clip_norm``; the server moves by their sum over m plus Gaussian noise of
+    standard deviation ``noise_multiplier * clip_norm / m`` in every weight. The model is linear in its weights, as for
+    every flow. A network's outputs are quadratic in the noise too: this part is of the order of the noise's square,
+    whatever the width, because noise moves every weight.
+
+    Args:
+        flow: Flow of one model, trained with FedAvg (or FedProx) from kernel blocks with ``ntk_test``; the weights of
+            its cohorts count as equal.
+        clip_norm: Bound on the norm of an update.
+        noise_multiplier: Noise on the sum of the updates, in units of ``clip_norm`` (``measures.noise_multiplier``).
+        expected_clients: The fixed number m; by default the number of slots of a round.
+
+    Raises:
+        ValueError: A flow of several models, of another algorithm, with weight decay, server momentum or late answers.
+
+    Example, the law of a run that is never clipped:
+
+        >>> import numpy as np, fedtangent as ft
+        >>> ft.enable_x64()
+        >>> x, x_test = np.linspace(-1, 1, 12)[:, None], np.linspace(-1, 1, 5)[:, None]
+        >>> clients = ft.partition.iid(12, num_clients=3, seed=0)
+        >>> model = ft.models.mlp(1, 1, widths=(64,), activation="erf", dtype="float64")
+        >>> kernels = ft.kernels.kernel_blocks(model.kernel, x, x_test)
+        >>> cohorts = ft.schedules.drawn_cohorts(ft.schedules.all_clients(3), clients, num_rounds=10, seed=0)
+        >>> flow = ft.theory.federated_flow(kernels, np.sin(3 * x), clients, cohorts, ft.theory.Rule(5, 0.1))
+        >>> private = ft.theory.private_flow(flow, clip_norm=2.0, noise_multiplier=0.1)
+        >>> law, runs = private.law(), private.runs(200, seed=0)
+        >>> law.mean.shape, law.cov.shape, bool(np.abs(runs.test.mean(axis=0) - law.mean).max() < 0.05)
+        ((5, 1), (5, 5), True)
+    """
+    instance("flow", flow, Flow)
+    choice("algorithm", flow.kind.algorithm, ("fed_avg",))
+    wrong = {
+        "num_models": (flow.num_models, flow.num_models != 1, "1"),
+        "weight_decay": ("one", flow.kind.decays, "none"),
+        "server_momentum": ("one", flow.kind.has_server_momentum, "none"),
+        "outputs": (flow.outputs, flow.outputs != "shared", "'shared'"),
+    }
+    for name, (got, is_wrong, allowed) in wrong.items():
+        if is_wrong:
+            raise ValueError(f"flow: got {name} = {got}, must be {allowed} for private rounds")
+    if flow.blocks.ntk_test is None:
+        raise ValueError("flow: got kernels without ntk_test, must have it: the server's noise has this covariance")
+    check_known("flow", flow.rounds, flow.numbers)
+    number("clip_norm", clip_norm, above=0)
+    number("noise_multiplier", noise_multiplier, at_least=0)
+    m = flow.slots.client.shape[1] if expected_clients is None else expected_clients
+    number("expected_clients", m, above=0)
+    weight = np.where(np.asarray(flow.rounds.weight) > 0, 1 / float(m), 0.0)
+    summed = replace(flow, rounds=flow.rounds._replace(weight=on_device(weight)))
+    return PrivateFlow(summed, float(clip_norm), float(noise_multiplier), float(m))
+
+
+@dataclass(frozen=True)
+class PrivateFlow:
+    """Prediction of DP-FedAvg; built by ``private_flow``. Initial functions are [n, C] and [m, C], by default zeros."""
+
+    flow: Flow  # with the sum over m in place of the mean
+    clip_norm: float
+    noise_multiplier: float
+    expected_clients: float
+
+    @property
+    def deviation(self) -> float:
+        """Standard deviation of the server's noise in every weight."""
+        return self.noise_multiplier * self.clip_norm / self.expected_clients
+
+    def at(self, learning_rate: float, clip_norm: float) -> PrivateFlow:
+        """Returns the same run with another rate of the clients in all rounds, and another clipping bound."""
+        for name, value in (("learning_rate", learning_rate), ("clip_norm", clip_norm)):
+            number(name, value, above=0)
+        each = on_device(np.full(self.flow.num_rounds, float(learning_rate)))
+        flow = replace(self.flow, rounds=self.flow.rounds._replace(learning_rate=each))
+        return replace(self, flow=flow, clip_norm=float(clip_norm))
+
+    @in_float64
+    def norms(self, f0_train: ArrayLike | None = None) -> Float64[np.ndarray, "R S"]:
+        """Computes the norm of every update of the run without noise and clipping, [R, S]; 0 for empty slots.
+
+        Args:
+            f0_train: Initial function at the training points.
+        """
+        start, _ = self._starts(f0_train, None)
+        program = self.flow.program(0, start.shape[1])
+        return np.asarray(_norms(program, start - self._subtracted))
+
+    @in_float64
+    def law(self, f0_train: ArrayLike | None = None, f0_test: ArrayLike | None = None) -> Gaussian:
+        """Computes the law of the last model at the test points over the server's noise: mean [m, C], cov [m, m].
+
+        Args:
+            f0_train, f0_test: Initial function at the training and test points.
+
+        Raises:
+            ValueError: An update of the run without noise is longer than ``clip_norm``; or a loss other than the
+                squared error. Noise that makes an update too long nevertheless is left out.
+        """
+        flow, blocks = self.flow, self.flow.check_law("law of private rounds")
+        longest = float(self.norms(f0_train).max(initial=0.0))
+        if longest > self.clip_norm:
+            raise ValueError(
+                f"clip_norm: got {self.clip_norm:g}, must be at least {longest:.4g}, the longest update without noise, "
+                "for a law in closed form; `runs` draws runs that are clipped"
+            )
+        train, test = self._starts(f0_train, f0_test)
+        mean = flow.predict(np.asarray(train)[None], np.asarray(test)[None], flow.num_rounds)[0]
+        program = flow.program(0, len(blocks.ntk_test_train))
+        steps = self.deviation * np.asarray(flow.rounds.server_learning_rate)
+        cov = _noise(program, blocks.ntk_test_train, blocks.ntk_test, flow.shares(0), steps)
+        return Gaussian(np.asarray(mean), finite_functions(cov))
+
+    @in_float64
+    def runs(
+        self,
+        num_runs: int,
+        seed: int = 0,
+        f0_train: ArrayLike | None = None,
+        f0_test: ArrayLike | None = None,
+    ) -> PrivateRuns:
+        """Draws private runs exactly, clipped or not, under any loss that the flow follows.
+
+        Args:
+            num_runs: Number E of runs, which differ in the server's noise.
+            seed: Seed of the noise.
+            f0_train, f0_test: Initial function at the training and test points.
+        """
+        whole("num_runs", num_runs)
+        keys = jax.random.split(jax.random.key(whole("seed", seed, 0)), num_runs)
+        train, test = self._starts(f0_train, f0_test)
+        program, of_blocks = self.flow.program(0, train.shape[1]), self.flow.blocks
+        numbers = jnp.asarray(self.clip_norm), jnp.asarray(self.deviation)
+        starts = train - self._subtracted, test
+        of_test, clipped = _runs(program, of_blocks.ntk_test_train, self._factor, starts, numbers, keys)
+        return PrivateRuns(np.asarray(of_test), np.asarray(clipped))
+
+    @in_float64
+    def best(
+        self,
+        y_test: ArrayLike,
+        learning_rates: ArrayLike,
+        clip_norms: ArrayLike,
+        *,
+        num_runs: int = 64,
+        seed: int = 0,
+        f0_train: ArrayLike | None = None,
+        f0_test: ArrayLike | None = None,
+    ) -> BestPrivate:
+        """Finds the clients' rate and the clipping bound of the least expected squared error at this noise multiplier.
+
+        The multiplier sets epsilon, so that every pair spends the same budget. The error is the mean over drawn runs,
+        with the same draws for all pairs.
+
+        Args:
+            y_test: Targets [m, C] at the test points.
+            learning_rates: Rates to try; they replace the rule's in every round.
+            clip_norms: Clipping bounds to try.
+            num_runs: Number of runs that each pair is judged by.
+            seed: Seed of the noise.
+            f0_train, f0_test: Initial function at the training and test points.
+        """
+        targets = real_array("y_test", y_test)
+        finite("y_test", targets)
+        checks.check_shape("y_test", targets, (self.flow.num_test, self.flow.y_train.shape[1]))
+        rates, clips = (np.atleast_1d(real_array(n, v)) for n, v in _named(learning_rates, clip_norms))
+        for name, values in _named(rates, clips):
+            if values.ndim != 1 or not len(values):
+                raise ValueError(f"{name}: got shape {values.shape}, must be one or more numbers")
+            for value in values:
+                number(name, value, above=0)
+        losses = np.full((len(rates), len(clips)), np.inf)
+        for (i, rate), (k, clip) in itertools.product(enumerate(rates), enumerate(clips)):
+            runs = self.at(float(rate), float(clip)).runs(num_runs, seed, f0_train, f0_test).test
+            loss = float(np.mean((runs - targets) ** 2))
+            losses[i, k] = loss if np.isfinite(loss) else np.inf
+        i, k = np.unravel_index(int(np.argmin(losses)), losses.shape)
+        return BestPrivate(float(rates[i]), float(clips[k]), float(losses[i, k]), losses)
+
+    def _starts(
+        self, f0_train: ArrayLike | None, f0_test: ArrayLike | None
+    ) -> tuple[Float64[np.ndarray, "n C"], Float64[np.ndarray, "m C"]]:
+        """Returns the initial functions at the training and test points, checked."""
+        zeros, given = functions.zero_functions(self.flow, 0), (f0_train, f0_test)
+        values = [z if f is None else real_array("f0", f) for z, f in zip(zeros, given, strict=True)]
+        for name, value, zero in zip(("f0_train", "f0_test"), values, zeros, strict=True):
+            checks.check_shape(name, value, zero.shape)
+            finite(name, value)
+        return values[0], values[1]
+
+    @property
+    def _subtracted(self) -> Float64[np.ndarray, "n C"] | float:
+        """The targets, which the recursion's residual is the distance from; 0 under another loss."""
+        return self.flow.targets if self.flow.kind.is_linear else 0.0
+
+    @property
+    def _factor(self) -> Float64[np.ndarray, "points modes"]:
+        """A matrix F with ``F F' = Theta`` at the training and test points together."""
+        blocks = self.flow.blocks
+        cross, test = blocks.ntk_test_train, blocks.ntk_test
+        values, vectors = known_modes(np.block([[blocks.ntk_train, cross.T], [cross, test]]))
+        return np.asarray(np.sqrt(np.maximum(values, 0.0)) * vectors)
+
+
+def _named(rates: ArrayLike, clips: ArrayLike) -> tuple[tuple[str, ArrayLike], tuple[str, ArrayLike]]:
+    return ("learning_rates", rates), ("clip_norms", clips)
+
+
+class _Round(NamedTuple):
+    change: Float[Array, "q K D"]  # sum of the updates' coefficients over m
+    norms: Float[Array, "S"]  # of the updates before they are clipped; 0 in empty slots
+
+
+def _private_round(program: Program, residual: Array, a: Array, j: Array, clip_norm: Array | float) -> _Round:
+    """Trains the clients of a round and clips their updates."""
+    start, shares = Input(residual[:, None, :], None), jnp.ones(1)
+    drive = drive_of(program, start, shares, FlowState(a, None, None), j)
+    change, norms = jnp.zeros_like(a), jnp.zeros(program.rounds.model.shape[1])
+    for bucket, slots in zip(program.buckets, program.rounds.slots, strict=True):
+        weight, model = weights_of(slots, program.rounds, j)
+        moves = answers_of(program, bucket, slots, j, drive, None).moves
+        lengths = jnp.where(weight > 0, _lengths(bucket, slots.place[j], moves), 0.0)
+        kept = weight * jnp.minimum(1.0, clip_norm / jnp.where(lengths > 0, lengths, 1.0))
+        change = change.at[bucket.rows[slots.place[j]], model[:, None]].add(kept[:, None, None] * moves, mode="drop")
+        norms = norms.at[slots.slot[j]].add(lengths)
+    return _Round(change, norms)
+
+
+def _lengths(bucket: Bucket, place: Array, moves: Float[Array, "S s D"]) -> Float[Array, "S"]:
+    """Computes the norms of updates in the space of weights from their coefficients on the clients' rows."""
+    if bucket.block is not None:
+        of_moves = jnp.einsum("kst,ktd->ksd", jnp.asarray(bucket.block)[place], moves)
+        return jnp.sqrt(jnp.maximum(jnp.sum(moves * of_moves, axis=(1, 2)), 0.0))
+    modes = jnp.einsum("kst,ksd->ktd", jnp.asarray(bucket.eigenvectors)[place], moves)
+    return jnp.sqrt(jnp.sum(jnp.asarray(bucket.eigenvalues)[place][..., None] * modes**2, axis=(1, 2)))
+
+
+@jax.jit
+def _norms(program: Program, residual: Float[AnyArray, "q D"]) -> Float[Array, "R S"]:
+    """Computes the norms of all updates of a run without noise and clipping."""
+
+    def step(a: Array, j: Array) -> tuple[Array, Array]:
+        done = _private_round(program, jnp.asarray(residual), a, j, jnp.inf)
+        return a + program.rounds.server_learning_rate[j] * done.change, done.norms
+
+    rounds = jnp.arange(program.rounds.model.shape[0])
+    return jax.lax.scan(step, jnp.zeros((residual.shape[0], 1, residual.shape[1])), rounds)[1]
+
+
+@jax.jit
+def _noise(
+    program: Program,
+    theta_x: Float[AnyArray, "m q"],
+    theta_test: Float[AnyArray, "m m"],
+    shares: Float[AnyArray, "rounds 1"],
+    deviations: Float[AnyArray, "R"],
+) -> Float[Array, "m m"]:
+    """Computes the covariance that all rounds' noise has left: each is forgotten as an initial function would be."""
+    b = influences(program, jnp.asarray(theta_x), jnp.asarray(shares))[:, 0]
+    b = jnp.concatenate([b[1:], jnp.zeros_like(b[:1])])  # a round's noise is there from the next round on
+
+    def add(total: Array, now: tuple[Array, Array]) -> tuple[Array, None]:
+        deviation, b = now
+        cross = b @ jnp.asarray(theta_x).T
+        left = jnp.asarray(theta_test) - cross - cross.T + b @ product(program.theta, b.T)
+        return total + deviation**2 * left, None
+
+    return jax.lax.scan(add, jnp.zeros_like(jnp.asarray(theta_test)), (jnp.asarray(deviations), b))[0]
+
+
+@jax.jit
+def _runs(
+    program: Program,
+    theta_x: Float[AnyArray, "m q"],
+    factor: Float[AnyArray, "points modes"],
+    starts: tuple[Float[AnyArray, "q D"], Float[AnyArray, "m D"]],
+    numbers: tuple[Array, Array],
+    keys: Array,
+) -> tuple[Float[Array, "E m D"], Float[Array, "E R"]]:
+    """Draws runs; ``starts``: residual and initial test function; ``numbers``: clipping bound and deviation."""
+    residual, test = (jnp.asarray(start) for start in starts)
+    (q, columns), (clip_norm, deviation), rates = residual.shape, numbers, program.rounds.server_learning_rate
+
+    def one(key: Array) -> tuple[Array, Array]:
+        def step(carry: tuple[Array, Array], j: Array) -> tuple[tuple[Array, Array], Array]:
+            a, added = carry
+            done = _private_round(program, residual + added[:q], a, j, clip_norm)
+            noise = jax.random.normal(jax.random.fold_in(key, j), (factor.shape[1], columns))
+            added = added + rates[j] * deviation * (factor @ noise)
+            clipped = jnp.sum(done.norms > clip_norm) / jnp.maximum(jnp.sum(done.norms > 0), 1)
+            return (a + rates[j] * done.change, added), clipped
+
+        start = jnp.zeros((q, 1, columns)), jnp.zeros((factor.shape[0], columns))
+        (a, added), clipped = jax.lax.scan(step, start, jnp.arange(len(rates)))
+        return test + added[q:] - product(jnp.asarray(theta_x), a[:, 0]), clipped
+
+    return jax.lax.map(one, keys, batch_size=TOGETHER)
