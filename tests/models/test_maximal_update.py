@@ -183,9 +183,50 @@ def change(parameterization: str, width: int, seed: int, optimizer, rate: float 
 
 def slopes(parameterization: str, optimizer=None, rate: float | None = 0.2):
     """Intervals over eight seeds of the slopes of both changes in log-log coordinates."""
-    found = np.log([[change(parameterization, w, seed, optimizer, rate) for w in WIDTHS] for seed in range(8)])
-    each = np.polynomial.polynomial.polyfit(np.log(WIDTHS), np.swapaxes(found, 0, 1).reshape((len(WIDTHS), -1)), 1)[1]
-    return [interval(of_layer) for of_layer in each.reshape((8, 2)).T]
+    found = [[change(parameterization, w, seed, optimizer, rate) for seed in range(8)] for w in WIDTHS]
+    return slopes_of(found, WIDTHS)
+
+
+def cnn_change(parameterization: str, width: int, seed: int, rate: float) -> tuple[float, float]:
+    """The same of a convolutional network of which all layers grow: inputs of its last layer, and outputs."""
+    model = cnn((4, 4, 1), 3, (width, width), (width,), 3, 2, "lax", parameterization)
+    images = jnp.asarray(np.random.default_rng(1).normal(size=(6, 4, 4, 1)), jnp.float32)
+    algorithm = ft.fed_avg(
+        model, ft.schedules.all_clients(3), rate, ft.Work(steps=2, batch_size=None), loss="squared_error"
+    )
+    clients = ft.partition.iid(len(X), num_clients=3, seed=0)
+    params = ft.params_by_round(algorithm, (np.asarray(images), Y), clients, num_rounds=2, seed=seed)
+    at = [jax.tree.map(lambda leaf, r=r: jnp.asarray(leaf[r, 0]), params) for r in (0, 2)]
+    plan = model.structure.plan(at[0], images)
+    shifts = [jnp.zeros(call.output) for call in plan.calls]
+
+    @jax.jit
+    def layers(params):
+        outputs, inputs = jax.vmap(lambda x: model.structure.run(plan, params, shifts, x[None]))(images)
+        return inputs[-1] * (width**0.5 if parameterization == "maximal_update" else 1.0), outputs
+
+    moved = [np.sqrt(np.mean((np.asarray(b) - np.asarray(a)) ** 2)) for a, b in zip(*map(layers, at), strict=True)]
+    return float(moved[0]), float(moved[1])
+
+
+def slopes_of(found: list[list[tuple[float, float]]], widths: tuple[int, ...]):
+    """Intervals over seeds of the slopes of both changes in log-log coordinates; changes by width and seed."""
+    logs = np.log(np.array(found)).reshape((len(widths), -1))
+    each = np.polynomial.polynomial.polyfit(np.log(widths), logs, 1)[1]
+    return [interval(of_layer) for of_layer in each.reshape((-1, 2)).T]
+
+
+@pytest.mark.slow
+def test_so_it_is_of_convolutions():
+    widths = (8, 32, 128)
+
+    def slopes(parameterization, rate):
+        return slopes_of([[cnn_change(parameterization, w, seed, rate) for seed in range(8)] for w in widths], widths)
+
+    features, outputs = slopes("maximal_update", 0.05)
+    assert fits(features, 0, -0.5) and fits(outputs, 0, 0.5), (features, outputs)
+    features, outputs = slopes("standard", 1e-4)  # the control
+    assert fits(features, 0.5, 0) and fits(outputs, 1, 0), (features, outputs)
 
 
 def fits(slope, expected: float, wrong: float) -> bool:

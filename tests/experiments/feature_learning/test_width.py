@@ -65,7 +65,7 @@ def made(parameterization: str, exponent: float, best: int) -> list[width.Traine
 
 @pytest.mark.parametrize("as_published", [True, False])
 def test_claims_are_seen_where_they_are_true(as_published: bool) -> None:
-    """A best rate that moves by four steps, and changes that fall as width^-1/2, under one parameterization or another."""
+    """Best rates that move by four steps, and changes that fall as width^-1/2, under one of them or another."""
     ours, standard, ntk = ((0.0, 4), (0.0, 0), (-0.5, 4)) if as_published else ((-0.5, 0), (0.0, 4), (0.0, 4))
     trained = [*made("ntk", *ntk), *made("standard", *standard), *made("maximal_update", *ours)]
     claims = list(width._claims(trained))
