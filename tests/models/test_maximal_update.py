@@ -17,6 +17,8 @@ from fedtangent._src.kernels.gram import analytic
 from fedtangent._src.models import cnn, mlp
 from fedtangent._src.models.dense import forward
 
+from ..documents import run
+
 RNG = np.random.default_rng(0)
 X, Y = RNG.normal(size=(6, 4)), RNG.normal(size=(6, 3))
 W_STD, B_STD, RATE = 1.3, 0.4, 0.3
@@ -265,3 +267,10 @@ def test_theory_of_infinite_width_refuses_it_and_the_linearisation_follows_it():
     assert side.feature_learning[-1, 0] > 0.05, side.feature_learning
     linear = mlp(4, 3, (), parameterization="maximal_update", dtype=jnp.float64)  # without a width it is linear
     np.testing.assert_array_equal(linear.kernel(X).ntk, mlp(4, 3, (), dtype=jnp.float64).kernel(X).ntk)
+
+
+def test_the_example_of_the_page_trains_a_wide_network_at_the_rate_of_a_narrow_one() -> None:
+    names = run("narrow.at_width(")
+    first, last = (row.metrics["test"] for row in names["run"].history.evaluations)
+    assert names["model"].name == "mlp(64-256-256-10, relu, maximal_update)"
+    assert last["accuracy"] > 0.7 > 2 * first["accuracy"], (first, last)
