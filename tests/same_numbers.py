@@ -203,6 +203,9 @@ THEOREMS = (
     "ntk_fl.evolution",
     "ntk_fl.lemmas",
     "ntk_fl.weight_gap",
+    "private.clipping",
+    "private.law",
+    "private.networks",
     "stale.rounds",
     "stale.stability",
 )

@@ -45,6 +45,7 @@ ELSEWHERE = {
     "ft.kernels.tangent_features(": "kernels/test_tangent_features.py",
     "ft.schedules.best_fitting(": "comparison/test_polling.py",
     "largest_stable_server_rate": "theory/test_stale.py",
+    "theory.private_flow(": "theory/test_private.py",
 }
 HERE = (
     "flow.predict(initial",

@@ -101,7 +101,7 @@ REFUSED = [
     (
         "check-theory --only gp",
         f"only: got 'gp', allowed are {', '.join(catalogue('theorems'))}, or a group: "
-        "conformal, deep_linear, fed_ensemble, flow, local_gd, ntk_dfl, ntk_fl, stale",
+        "conformal, deep_linear, fed_ensemble, flow, local_gd, ntk_dfl, ntk_fl, private, stale",
     ),
 ]
 

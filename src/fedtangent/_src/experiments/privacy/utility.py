@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -116,7 +116,7 @@ def _networks(of: Problem, settings: PrivacySettings, noises: list[float], seed:
     x_test, y_test = jnp.asarray(of.x_test, jnp.float32), jnp.asarray(of.y_test, jnp.float32)
     data = ft.data.federated_data(of.x, of.y, of.clients, jnp.float32)
 
-    def build(noise: Array | float, rate: Array | float, clip: Array | float) -> Algorithm:
+    def build(noise: Any, rate: Any, clip: Any) -> Algorithm:
         return ft.dp_fed_avg(of.network, schedule, rate, work, ft.ClientPrivacy(clip, noise), loss="squared_error")
 
     def measure(algorithm: Algorithm, state: PyTree) -> dict[str, Array]:
@@ -135,6 +135,7 @@ def _networks(of: Problem, settings: PrivacySettings, noises: list[float], seed:
 def _budgets(study: Study, seed: int, noises: list[float]) -> Iterator[Budget]:
     """Predicts the best pair of every budget, and trains networks on the whole grid."""
     settings, of = study.settings, _problem(study, seed)
+    assert of.network.kernel is not None
     kernels = ft.kernels.kernel_blocks(of.network.kernel, of.x, of.x_test)
     schedule = ft.schedules.all_clients(settings.num_clients)
     cohorts = ft.schedules.drawn_cohorts(schedule, of.clients, settings.num_rounds, seed=seed)

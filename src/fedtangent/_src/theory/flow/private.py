@@ -110,7 +110,10 @@ def private_flow(
     number("expected_clients", m, above=0)
     weight = np.where(np.asarray(flow.rounds.weight) > 0, 1 / float(m), 0.0)
     summed = replace(flow, rounds=flow.rounds._replace(weight=on_device(weight)))
-    return PrivateFlow(summed, float(clip_norm), float(noise_multiplier), float(m))
+    cross, test = flow.blocks.ntk_test_train, flow.blocks.ntk_test
+    values, vectors = known_modes(np.block([[flow.blocks.ntk_train, cross.T], [cross, test]]))
+    factor = np.sqrt(np.maximum(values, 0.0)) * vectors
+    return PrivateFlow(summed, float(clip_norm), float(noise_multiplier), float(m), factor)
 
 
 @dataclass(frozen=True)
@@ -121,6 +124,7 @@ class PrivateFlow:
     clip_norm: float
     noise_multiplier: float
     expected_clients: float
+    factor: Float64[np.ndarray, "points modes"]  # F F' = Theta at the training and test points together
 
     @property
     def deviation(self) -> float:
@@ -192,7 +196,7 @@ class PrivateFlow:
         program, of_blocks = self.flow.program(0, train.shape[1]), self.flow.blocks
         numbers = jnp.asarray(self.clip_norm), jnp.asarray(self.deviation)
         starts = train - self._subtracted, test
-        of_test, clipped = _runs(program, of_blocks.ntk_test_train, self._factor, starts, numbers, keys)
+        of_test, clipped = _runs(program, of_blocks.ntk_test_train, self.factor, starts, numbers, keys)
         return PrivateRuns(np.asarray(of_test), np.asarray(clipped))
 
     @in_float64
@@ -223,19 +227,14 @@ class PrivateFlow:
         targets = real_array("y_test", y_test)
         finite("y_test", targets)
         checks.check_shape("y_test", targets, (self.flow.num_test, self.flow.y_train.shape[1]))
-        rates, clips = (np.atleast_1d(real_array(n, v)) for n, v in _named(learning_rates, clip_norms))
-        for name, values in _named(rates, clips):
-            if values.ndim != 1 or not len(values):
-                raise ValueError(f"{name}: got shape {values.shape}, must be one or more numbers")
-            for value in values:
-                number(name, value, above=0)
+        rates, clips = (_positive(n, v) for n, v in (("learning_rates", learning_rates), ("clip_norms", clip_norms)))
         losses = np.full((len(rates), len(clips)), np.inf)
         for (i, rate), (k, clip) in itertools.product(enumerate(rates), enumerate(clips)):
             runs = self.at(float(rate), float(clip)).runs(num_runs, seed, f0_train, f0_test).test
             loss = float(np.mean((runs - targets) ** 2))
             losses[i, k] = loss if np.isfinite(loss) else np.inf
-        i, k = np.unravel_index(int(np.argmin(losses)), losses.shape)
-        return BestPrivate(float(rates[i]), float(clips[k]), float(losses[i, k]), losses)
+        best = divmod(int(np.argmin(losses)), len(clips))
+        return BestPrivate(float(rates[best[0]]), float(clips[best[1]]), float(losses[best]), losses)
 
     def _starts(
         self, f0_train: ArrayLike | None, f0_test: ArrayLike | None
@@ -253,17 +252,15 @@ class PrivateFlow:
         """The targets, which the recursion's residual is the distance from; 0 under another loss."""
         return self.flow.targets if self.flow.kind.is_linear else 0.0
 
-    @property
-    def _factor(self) -> Float64[np.ndarray, "points modes"]:
-        """A matrix F with ``F F' = Theta`` at the training and test points together."""
-        blocks = self.flow.blocks
-        cross, test = blocks.ntk_test_train, blocks.ntk_test
-        values, vectors = known_modes(np.block([[blocks.ntk_train, cross.T], [cross, test]]))
-        return np.asarray(np.sqrt(np.maximum(values, 0.0)) * vectors)
 
-
-def _named(rates: ArrayLike, clips: ArrayLike) -> tuple[tuple[str, ArrayLike], tuple[str, ArrayLike]]:
-    return ("learning_rates", rates), ("clip_norms", clips)
+def _positive(name: str, values: ArrayLike) -> Float64[np.ndarray, "n"]:
+    """Returns one or more positive numbers as an array."""
+    array = np.atleast_1d(real_array(name, values))
+    if array.ndim != 1 or not len(array):
+        raise ValueError(f"{name}: got shape {array.shape}, must be one or more numbers")
+    for value in array:
+        number(name, value, above=0)
+    return array
 
 
 class _Round(NamedTuple):

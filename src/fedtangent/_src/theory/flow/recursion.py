@@ -29,7 +29,7 @@ from fedtangent._src.types import AnyArray, Array
 GATHERED = 2**25  # numbers of a large kernel gathered at once
 GATHERED_ON_CPU = 2**21  # the same on a CPU, where so few stay in the caches
 Momentum = TypeVar("Momentum", Array, Array | None)
-Kept = TypeVar("Kept", Array, None)
+Kept = TypeVar("Kept", Array, tuple[()])
 
 
 class FlowState(NamedTuple):
@@ -188,7 +188,7 @@ def influence(
     Returns:
         B of ``f(x) = gamma f_0(x) - B f_0(X) + ..`` for each model, [K, m, q].
     """
-    last = _influenced(program, theta_x, beta, active, lambda _: None)[0]
+    last = _influenced(program, theta_x, beta, active, lambda _: ())[0]
     return last.transpose(1, 2, 0)
 
 
