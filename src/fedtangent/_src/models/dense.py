@@ -135,7 +135,7 @@ class _Scaled(NamedTuple):
 
 
 def _scaled(layer: _Layer, parameterization: str) -> _Scaled:
-    """Returns a layer's scales; those of ``maximal_update`` are table 9 of Yang et al. (2022)."""
+    """Returns the scales of a layer; ``maximal_update`` is table 9 of Yang et al. (2022)."""
     w_std, b_std, root = layer.w_std, layer.b_std, layer.fan_in**0.5
     if parameterization == "standard":
         return _Scaled(DenseLayer(1.0, None if b_std is None else 1.0), w_std / root, b_std or 0.0)

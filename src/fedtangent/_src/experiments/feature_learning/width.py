@@ -161,13 +161,13 @@ def run(study: Study) -> lab.Outcome:
     problem, trained = _problem_of(study), list[Trained]()
     for parameterization in PARAMETERIZATIONS:
         for width in study.settings.widths:
-            found = _train(problem, parameterization, width, study.seeds)
-            trained += found
-            for one in found:
+            of_width = _train(problem, parameterization, width, study.seeds)
+            trained += of_width
+            for one in of_width:
                 values = {"best_rate": one.rates[one.at], "loss": one.losses[one.at], **one.changes}
                 name = f"{parameterization}, width {width}"
                 study.keep(lab.metric_rows(name, one.seed, study.settings.num_rounds, values))
-            rates = ", ".join(f"{one.rates[one.at]:.3g}" for one in found)
+            rates = ", ".join(f"{one.rates[one.at]:.3g}" for one in of_width)
             study.say(f"{parameterization}, width {width}: best rates {rates}")
     rows = list(_rows(trained))
     title = f"FedAvg on {study.dataset}, {study.settings.num_rounds} rounds: mean of {len(study.seeds)} seeds"
@@ -194,7 +194,7 @@ def _rows(trained: list[Trained]) -> Iterator[lab.Row]:
 
 
 def _steps_apart(narrow: Trained, wide: Trained) -> float:
-    """Returns the steps of the grid from the best rate of one network to that of another."""
+    """Returns the steps of the grid between the best rates of two networks."""
     return abs(math.log(wide.rates[wide.at] / narrow.rates[narrow.at], STEP))
 
 
