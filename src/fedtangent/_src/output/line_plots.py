@@ -194,7 +194,7 @@ def points_with_errors(
     for i, ((label, values), colour) in enumerate(zip(series.items(), colours, strict=True)):
         if values:
             mean, error = np.array(list(values.values())).T
-            style = {"marker": MARKERS[i], "ls": "--" if colour == DATA else "-", "color": colour}
+            style = {"marker": MARKERS[i % len(MARKERS)], "ls": "--" if colour == DATA else "-", "color": colour}
             ax.errorbar(list(values), mean, error, ms=5, capsize=3, lw=1.4, label=label, **style)
     ax.set_xticks(list(ticks), list(ticks.values()))
     dress(ax, *names, title)

@@ -21,7 +21,10 @@ from fedtangent._src.losses import Loss
 from fedtangent._src.optimizers import Optimizer, Rate, sgd
 from fedtangent._src.types import Aggregate, Algorithm, Array, Channel, Key, Model, PyTree, RoundInfo, Schedule, Server
 
-NOISY = "it clips updates and adds noise to them; nearest is fed_avg --weighting uniform, which does neither"
+NOISY = (
+    "it clips updates and adds noise to them (theory.private_flow does so in Python); nearest is fed_avg --weighting "
+    "uniform, which does neither"
+)
 
 
 @dataclasses.dataclass(frozen=True)

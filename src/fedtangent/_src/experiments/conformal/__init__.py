@@ -1,0 +1,1 @@
+"""Federated conformal prediction beside the intervals of ensembles and of Gaussian processes."""
