@@ -260,13 +260,13 @@ def mlp(
 
     In the ``maximal_update`` parameterization (muP; Yang and Hu, 2021; by layers in table 9 of Yang et al., 2022)
     networks of every width learn features, and one learning rate of SGD serves all layers and all widths. The first
-    weights have variance 1 / fan_out and the factor ``w_std sqrt(fan_out / fan_in)``, hidden weights variance 1 / fan_in
-    and the factor ``w_std``, the last weights variance 1 / fan_in and the factor ``w_std / sqrt(fan_in)``. All biases but
-    the last have variance 1 / fan_out and the factor ``b_std sqrt(fan_out)``. If all widths are n, it is (apart from the
-    last biases) the ``ntk`` network with last weights divided by sqrt(n), trained at n times the rate. Its tangent
-    kernel changes in training at every width, so it has no ``kernel``. All of this holds for optimizers that are linear
-    in the gradients: momentum, weight decay and proximal terms. Adam needs a rate for each layer: divided by fan_in in
-    hidden layers, and by the root of the width in the others.
+    weights have variance 1 / fan_out and the factor ``w_std sqrt(fan_out / fan_in)``, hidden weights variance 1 /
+    fan_in and the factor ``w_std``, the last weights variance 1 / fan_in and the factor ``w_std / sqrt(fan_in)``. All
+    biases but the last have variance 1 / fan_out and the factor ``b_std sqrt(fan_out)``. If all widths are n, it is
+    (apart from the last biases) the ``ntk`` network with last weights divided by sqrt(n), trained at n times the rate.
+    Its tangent kernel changes in training at every width, so it has no ``kernel``. All of this holds for optimizers
+    that are linear in the gradients: momentum, weight decay and proximal terms. Adam needs a rate for each layer:
+    divided by fan_in in hidden layers, and by the root of the width in the others.
 
     ``apply`` takes ``x`` [n, ...], flattens each example and computes in the parameters' dtype. ``init(key)`` draws the
     same numbers whether or not 64-bit mode is on. ``kernel(x1, x2=None, get=("nngp", "ntk"))`` returns
