@@ -245,7 +245,7 @@ def cnn(
 
     In the ``maximal_update`` parameterization (muP; Yang et al., 2022, table 9) hidden features start as in the standard
     one, and outputs are divided by the root of the last fan-in. One learning rate of SGD then serves all layers and any
-    number of channels and units, if they grow alike. The docstring of ``mlp`` says for which optimizers.
+    number of channels and units, if they grow alike. ``mlp`` says for which optimizers.
 
     Args:
         input_shape: (H, W, channels); (H, W) is short for (H, W, 1).
