@@ -243,9 +243,9 @@ def cnn(
     takes ``x`` [n, ...] of any shape that holds ``input_shape`` numbers for each example. Weights start as in flax
     (LeCun normal, zero biases), float32. There is no analytic kernel.
 
-    In the ``maximal_update`` parameterization (muP; Yang et al., 2022, table 9) hidden features start as in the standard
-    one, and outputs are divided by the root of the last fan-in. One learning rate of SGD then serves all layers and any
-    number of channels and units, if they grow alike. ``mlp`` says for which optimizers.
+    In the ``maximal_update`` parameterization (muP; Yang et al., 2022, table 9) hidden features start as in the
+    standard one, and outputs are divided by the root of the last fan-in. One learning rate of SGD then serves all
+    layers and any number of channels and units, if they grow alike. ``mlp`` says for which optimizers.
 
     Args:
         input_shape: (H, W, channels); (H, W) is short for (H, W, 1).
