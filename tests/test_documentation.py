@@ -41,6 +41,7 @@ ELSEWHERE = {
     "from mine import heavy_ball": "test_own_project.py",
     "def cnn(rngs)": "models/test_nnx.py",
     "adapted = ft": "models/test_trainable.py",
+    "narrow.at_width(": "models/test_maximal_update.py",
     "ft.kernels.tangent_features(": "kernels/test_tangent_features.py",
     "ft.schedules.best_fitting(": "comparison/test_polling.py",
     "largest_stable_server_rate": "theory/test_stale.py",

@@ -242,6 +242,7 @@ def test_a_linear_model_is_its_own_linearisation_under_every_algorithm(name: str
     [
         ({"algorithm": "fed_adam"}, "algorithm: got 'fed_adam'"),
         ({"parameterization": "standard"}, "must be in the ntk parameterization"),
+        ({"parameterization": "maximal_update"}, "whose tangent kernel changes in training at every width"),
         ({"channel": "qsgd:4"}, "its channel changes the updates"),
     ],
 )

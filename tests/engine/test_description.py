@@ -77,7 +77,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ),
     ({"weighting": "x"}, "weighting: got 'x', .*examples, uniform"),
     ({"activation": "x"}, "activation: got 'x'.*relu"),
-    ({"parameterization": "x"}, "parameterization: got 'x', allowed are ntk, standard"),
+    ({"parameterization": "x"}, "parameterization: got 'x', allowed are ntk, standard, maximal_update"),
     ({"client_optimizer": "lamb"}, "client_optimizer: got 'lamb', allowed are sgd, momentum, adam"),
     ({"algorithm": "ntk_fl", "ntk_kernel": "x"}, "ntk_kernel: got 'x', allowed are averaged, exact"),
     ({"algorithm": "ntk_fl", "ntk_times": (0,)}, "ntk_times: got"),

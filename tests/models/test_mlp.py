@@ -64,7 +64,11 @@ def test_every_activation_is_that_of_stax(activation):
 def test_initial_parameters_have_the_stated_scales(parameterization):
     model = mlp(50, 1, (400,), "relu", parameterization, w_std=1.5, b_std=0.2, dtype=jnp.float64)
     (weight, bias), _, (last, _) = jax.tree.map(np.asarray, jax.jit(model.init)(jax.random.key(0)))
-    expected = {"ntk": (1.0, 1.0, 1.0), "standard": (1.5 / 50**0.5, 0.2, 1.5 / 400**0.5)}[parameterization]
+    expected = {
+        "ntk": (1.0, 1.0, 1.0),
+        "standard": (1.5 / 50**0.5, 0.2, 1.5 / 400**0.5),
+        "maximal_update": (400**-0.5, 400**-0.5, 400**-0.5),
+    }[parameterization]
     for leaf, std in zip((weight, bias, last), expected, strict=True):
         error = std / (2 * leaf.size) ** 0.5  # of a standard deviation estimated from Gaussian draws
         assert abs(np.sqrt(np.mean(leaf**2)) - std) < 4 * error
@@ -80,15 +84,19 @@ def mean_kernel(model, draws: int) -> tuple[np.ndarray, np.ndarray]:
 @pytest.mark.parametrize("b_std", [None, 0.4])
 @pytest.mark.parametrize("parameterization", models.PARAMETERIZATIONS)
 def test_kernel_is_the_mean_of_the_networks_own_tangent_kernels(parameterization, b_std):
-    """With one hidden layer the expectation is exact at any width, and depends on it in the standard one."""
+    """With one hidden layer the expectation is exact at any width, and depends on it in the standard one.
+
+    A network in the maximal-update one starts with the tangent kernel of the ntk one, but has no kernel of its own.
+    """
     model = mlp(4, 2, (8,), "erf", parameterization, w_std=1.4, b_std=b_std, dtype=jnp.float64)
-    blocks = model.kernel(X)
+    assert (model.kernel is None) == (parameterization == "maximal_update")
+    blocks = (model if model.kernel else mlp(4, 2, (8,), "erf", w_std=1.4, b_std=b_std)).kernel(X)
     mean, error = mean_kernel(model, 3000)
     limit = 5.0  # 25 correlated entries: beyond 5 standard errors with probability below 25 * 6e-7
     assert np.max(np.abs(mean - blocks.ntk) / error) < limit
     # negative controls: another width's kernel (standard), the prior covariance (ntk)
-    other = mlp(4, 2, (10,), "erf", parameterization, w_std=1.4, b_std=b_std)
-    wrong = blocks.nngp if parameterization == "ntk" else other.kernel(X).ntk
+    other = mlp(4, 2, (10,), "erf", "standard", w_std=1.4, b_std=b_std)
+    wrong = other.kernel(X).ntk if parameterization == "standard" else blocks.nngp
     assert np.max(np.abs(mean - wrong) / error) > limit
 
 
@@ -152,7 +160,7 @@ def test_init_gives_the_requested_dtype_and_the_same_numbers_in_either_mode():
     ("arguments", "message"),
     [
         ({"activation": "tanh"}, "activation: got 'tanh', allowed are relu, leaky_relu, abs, erf, gelu, sin, cos"),
-        ({"parameterization": "mup"}, "parameterization: got 'mup', allowed are ntk, standard"),
+        ({"parameterization": "mup"}, "parameterization: got 'mup', allowed are ntk, standard, maximal_update"),
         ({"widths": (3, 0)}, "widths: got 0"),
         ({"widths": (2.5,)}, "widths: got 2.5"),
         ({"output_size": 0}, "output_size: got 0"),

@@ -220,11 +220,15 @@ def has_limit(model: Model) -> bool:
 def check_analytic(model: Model) -> None:
     """Raises ``ValueError`` for a model without an analytic kernel, saying what can be done."""
     if model.kernel is None:
+        must = "whose tangent kernel changes in training at every width, must be in the ntk parameterization"
+        if model.at_width is None:
+            must = (
+                "must have an analytic kernel, as models.mlp, deep_linear, logistic, linear, rbf_linear, ntk_cnn, "
+                "ntk_resnet, ntk_transformer and those of from_stax have"
+            )
         raise ValueError(
-            f"model: got {model.name}, must have an analytic kernel, as models.mlp, deep_linear, logistic, linear, "
-            "rbf_linear, ntk_cnn, ntk_resnet, ntk_transformer and those of from_stax have. Theory follows any network "
-            "from a start, by its empirical kernel there: start=jax.random.key(0) in Python, train --diagnostics "
-            "laziness on the command line"
+            f"model: got {model.name}, {must}. Theory follows any network from a start, by its empirical kernel there: "
+            "start=jax.random.key(0) in Python, train --diagnostics laziness on the command line"
         )
 
 

@@ -174,29 +174,57 @@ def _check(input_shape: Sequence[int], sizes: tuple[Sequence[int], Sequence[int]
 
 
 def _network(
-    convolution: Convolution, sizes: tuple[tuple[int, ...], tuple[int, ...], int], window: int, pool: int
+    convolution: Convolution,
+    sizes: tuple[tuple[int, ...], tuple[int, ...], int],
+    window: int,
+    pool: int,
+    parameterization: str,
 ) -> nn.Module:
     import flax.linen as nn  # here: it takes longer to import than the rest of the package
 
     filters, hidden, output_size = sizes
 
+    of_width = parameterization == "maximal_update"
+    first_init = nn.initializers.variance_scaling(1 / filters[0] if of_width else 1.0, "fan_in", "truncated_normal")
+
+    def applied(layer: nn.Conv | nn.Dense, x: Array, is_first: bool = False, is_last: bool = False) -> Array:
+        """Applies a layer with the factors of its weights and of its biases."""
+        if not of_width:
+            return layer(x)
+        if is_last:
+            return layer(x / x.shape[-1] ** 0.5)
+        root = layer.features**0.5
+        return root * layer(x if is_first else x / root)
+
     class Network(nn.Module):
         @nn.compact
         def __call__(self, x: Array) -> Array:
-            for size in filters:
-                x = nn.Conv(size, (window, window), padding="SAME", conv_general_dilated=convolution)(x)
+            for i, size in enumerate(filters):
+                init = first_init if i == 0 else nn.initializers.lecun_normal()
+                shape = (window, window)
+                layer = nn.Conv(size, shape, padding="SAME", kernel_init=init, conv_general_dilated=convolution)
                 # relu and max commute, and after the pooling there is less of it to do
-                x = nn.relu(max_pool(x, (pool, pool)))
+                x = nn.relu(max_pool(applied(layer, x, is_first=i == 0), (pool, pool)))
             x = x.reshape((x.shape[0], -1))
             for size in hidden:
-                x = nn.relu(nn.Dense(size)(x))
-            return nn.Dense(output_size)(x)
+                x = nn.relu(applied(nn.Dense(size), x))
+            return applied(nn.Dense(output_size), x, is_last=True)
 
     return Network()
 
 
 @image_network(
-    {"filters": 4096, "hidden": MOST_UNITS, "window": 1000, "pool": None, "convolution": None}, "mcmahan2017"
+    {
+        "filters": 4096,
+        "hidden": MOST_UNITS,
+        "window": 1000,
+        "pool": None,
+        "convolution": None,
+        "parameterization": None,
+    },
+    "mcmahan2017",
+    "yang2021",
+    "yang2022",
 )
 def cnn(
     input_shape: Sequence[int] = (28, 28, 1),
@@ -206,6 +234,7 @@ def cnn(
     window: int = 5,
     pool: int = 2,
     convolution: str = "auto",
+    parameterization: str = "standard",
 ) -> Model:
     """Builds FedAvg's network: convolutions with relu and max pooling, then dense layers (McMahan et al., 2017).
 
@@ -214,12 +243,17 @@ def cnn(
     takes ``x`` [n, ...] of any shape that holds ``input_shape`` numbers for each example. Weights start as in flax
     (LeCun normal, zero biases), float32. There is no analytic kernel.
 
+    In the ``maximal_update`` parameterization (muP; Yang et al., 2022, table 9) hidden features start as in the
+    standard one, and outputs are divided by the root of the last fan-in. One learning rate of SGD then serves all
+    layers and any number of channels and units, if they grow alike. ``mlp`` says for which optimizers.
+
     Args:
         input_shape: (H, W, channels); (H, W) is short for (H, W, 1).
         filters: Channels of the convolutions.
         hidden: Widths of the dense layers.
         window: Side of a convolution's window.
         pool: Side of a pooling window.
+        parameterization: standard or maximal_update.
 
     Raises:
         ValueError: A size is impossible, or a name is unknown.
@@ -227,8 +261,10 @@ def cnn(
     shape = image_shape(input_shape)
     filters, hidden = tuple(filters), tuple(hidden)
     _check(shape, (filters, hidden, output_size), window, pool)
+    choice("parameterization", parameterization, ("standard", "maximal_update"))
     last = (*(n // pool ** (len(filters) - 1) for n in shape[:2]), (shape[2], *filters)[-2])
     chosen = convolution_called(convolution, last, filters[-1], window)
-    network = _network(chosen, (filters, hidden, output_size), window, pool)
-    name = f"cnn({'x'.join(map(str, shape))}, {'-'.join(map(str, (*filters, *hidden, output_size)))})"
+    network = _network(chosen, (filters, hidden, output_size), window, pool, parameterization)
+    kind = "" if parameterization == "standard" else f", {parameterization}"
+    name = f"cnn({'x'.join(map(str, shape))}, {'-'.join(map(str, (*filters, *hidden, output_size)))}{kind})"
     return of_images(network, shape, output_size, name)

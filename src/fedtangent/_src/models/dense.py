@@ -20,7 +20,7 @@ from fedtangent._src.models.kernels import AnalyticKernel, StaxNetwork, check_dt
 from fedtangent._src.models.layers import biased
 from fedtangent._src.types import AnyArray, Array, Descend, EitherArray, Key, Model, PyTree
 
-PARAMETERIZATIONS = ("ntk", "standard")
+PARAMETERIZATIONS = ("ntk", "standard", "maximal_update")
 
 
 @runtime_checkable
@@ -122,6 +122,31 @@ class _Layer(NamedTuple):
     fan_out: int
     w_std: float
     b_std: float | None
+    is_first: bool
+    is_last: bool
+
+
+class _Scaled(NamedTuple):
+    """The factors of a layer, and the standard deviations of its initial weights and biases."""
+
+    factors: DenseLayer
+    weight_std: float
+    bias_std: float
+
+
+def _scaled(layer: _Layer, parameterization: str) -> _Scaled:
+    """Returns the scales of a layer; ``maximal_update`` is table 9 of Yang et al. (2022)."""
+    w_std, b_std, root = layer.w_std, layer.b_std, layer.fan_in**0.5
+    if parameterization == "standard":
+        return _Scaled(DenseLayer(1.0, None if b_std is None else 1.0), w_std / root, b_std or 0.0)
+    if parameterization == "ntk" or (layer.is_first and layer.is_last):  # without hidden layers no size is a width
+        return _Scaled(DenseLayer(w_std / root, b_std), 1.0, 1.0)
+    out = 1.0 if layer.is_last else layer.fan_out**0.5
+    if layer.is_first:
+        factor, std = out / root, 1 / out
+    else:
+        factor, std = 1 / root if layer.is_last else 1.0, 1 / root
+    return _Scaled(DenseLayer(w_std * factor, None if b_std is None else b_std * out), std, 1 / out)
 
 
 def _check(sizes: Sequence[int], activation: str, parameterization: str) -> None:
@@ -135,9 +160,7 @@ def _initialise(layers: tuple[_Layer, ...], parameterization: str, dtype: DTypeL
     params: list[PyTree] = []
     for i, layer in enumerate(layers):
         weight_key, bias_key = jax.random.split(jax.random.fold_in(key, i))
-        standard = parameterization == "standard"
-        weight_std = layer.w_std / layer.fan_in**0.5 if standard else 1.0
-        bias_std = (layer.b_std or 0.0) if standard else 1.0
+        _, weight_std, bias_std = _scaled(layer, parameterization)
         weight = weight_std * jax.random.normal(weight_key, (layer.fan_in, layer.fan_out), dtype)
         bias = None if layer.b_std is None else bias_std * jax.random.normal(bias_key, (1, layer.fan_out), dtype)
         params.extend([(weight, bias), ()] if i + 1 < len(layers) else [(weight, bias)])
@@ -211,6 +234,7 @@ class ScaleOptions(NoOptions):
 
 @network(
     {"widths": MOST_UNITS, "activation": None, "parameterization": None},
+    ("yang2021", "yang2022"),
     more=ScaleOptions,
     learning_rates={SQUARED_ERROR: 1.0, CROSS_ENTROPY: 1.0},
 )
@@ -234,6 +258,16 @@ def mlp(
     in the standard parameterization keeps them, trainable from zero. ``last_w_std`` replaces ``w_std`` in the last
     layer: a small value starts the network near zero.
 
+    In the ``maximal_update`` parameterization (muP; Yang and Hu, 2021; by layers in table 9 of Yang et al., 2022)
+    networks of every width learn features, and one learning rate of SGD serves all layers and all widths. The first
+    weights have variance 1 / fan_out and the factor ``w_std sqrt(fan_out / fan_in)``, hidden weights variance 1 /
+    fan_in and the factor ``w_std``, the last weights variance 1 / fan_in and the factor ``w_std / sqrt(fan_in)``. All
+    biases but the last have variance 1 / fan_out and the factor ``b_std sqrt(fan_out)``. If all widths are n, it is
+    (apart from the last biases) the ``ntk`` network with last weights divided by sqrt(n), trained at n times the rate.
+    Its tangent kernel changes in training at every width, so it has no ``kernel``. All of this holds for optimizers
+    that are linear in the gradients: momentum, weight decay and proximal terms. Adam needs a rate for each layer:
+    divided by fan_in in hidden layers, and by the root of the width in the others.
+
     ``apply`` takes ``x`` [n, ...], flattens each example and computes in the parameters' dtype. ``init(key)`` draws the
     same numbers whether or not 64-bit mode is on. ``kernel(x1, x2=None, get=("nngp", "ntk"))`` returns
     ``Kernels(nngp, ntk)``, each [n1, n2], the same for every output, in float64 if 64-bit mode is on.
@@ -243,7 +277,7 @@ def mlp(
         output_size: Number of outputs; None with a ``Dataset``.
         widths: Widths of the hidden layers.
         activation: relu, leaky_relu, abs, erf, gelu, sin or cos.
-        parameterization: ntk or standard.
+        parameterization: ntk, standard or maximal_update.
         dtype: Type of the parameters.
         **scales: ``w_std``, ``b_std`` and ``last_w_std``, see ``WeightScales``.
 
@@ -273,13 +307,11 @@ def mlp(
     # Python floats: a NumPy scalar would turn float32 into float64
     stds = [float(w_std)] * len(widths) + [float(w_std if last_w_std is None else last_w_std)]
     b_std = None if b_std is None else float(b_std)
-    layers = tuple(_Layer(*layer, b_std) for layer in zip(sizes[:-1], sizes[1:], stds, strict=True))
-    dense = tuple(
-        DenseLayer(layer.w_std / layer.fan_in**0.5, b_std)
-        if parameterization == "ntk"
-        else DenseLayer(1.0, None if b_std is None else 1.0)
-        for layer in layers
+    layers = tuple(
+        _Layer(*layer, b_std, i == 0, i == len(widths))
+        for i, layer in enumerate(zip(sizes[:-1], sizes[1:], stds, strict=True))
     )
+    dense = tuple(_scaled(layer, parameterization).factors for layer in layers)
     structure = DenseStructure(input_size, ACTIVATIONS[activation].function, dense)
 
     def init(key: Key) -> PyTree:
@@ -289,15 +321,16 @@ def mlp(
     def at_width(width: int) -> Model:
         return mlp(input_size, output_size, (width,) * len(widths), activation, parameterization, dtype, **scales)
 
+    is_standard, changes = parameterization == "standard", parameterization == "maximal_update" and bool(widths)
     kernel = AnalyticKernel(
-        network=functools.cache(lambda: _stax(layers, activation, parameterization)),
+        network=functools.cache(lambda: _stax(layers, activation, "standard" if is_standard else "ntk")),
         prepare=lambda x: flatten_inputs(x, input_size),
     )
     return Model(
         name=f"mlp({'-'.join(map(str, sizes))}, {activation}, {parameterization})",
         init=init,
         apply=lambda params, x: forward(structure, params, x)[1][-1],
-        kernel=kernel,
+        kernel=None if changes else kernel,
         output_size=output_size,
         structure=structure,
         at_width=at_width if widths else None,

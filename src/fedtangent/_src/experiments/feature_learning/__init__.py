@@ -1,0 +1,1 @@
+"""Networks that learn features at every width: the maximal-update parameterization (Yang and Hu, 2021)."""
