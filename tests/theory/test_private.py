@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from typing import NamedTuple
 
 import numpy as np
@@ -17,6 +19,18 @@ from ..documents import run
 SIZES, INPUTS, OUTPUTS, TEST, STEPS, RATE = (4, 40, 1, 7, 3), 4, 2, 5, 3, 0.2
 CLIENTS = np.array([[0, 1, 2], [3, 1, 4], [2, 0, 3], [4, 1, 0], [3, 2, 1]])  # of each round
 SERVER = np.array([1.0, 0.5, 0.8, 1.0, 0.7])
+
+
+SINGLE = """
+import numpy as np, fedtangent as ft
+x = np.linspace(-1, 1, 6)[:, None]
+clients = ft.partition.iid(6, num_clients=3, seed=0)
+kernels = ft.kernels.kernel_blocks(ft.models.linear(1).kernel, x, x)
+cohorts = ft.schedules.drawn_cohorts(ft.schedules.all_clients(3), clients, num_rounds=2, seed=0)
+flow = ft.theory.federated_flow(kernels, x, clients, cohorts, ft.theory.Rule(5, 0.1))
+rounds = ft.theory.private_flow(flow, 1.0, 0.1).at(0.2, 1.0).flow.rounds
+print(rounds.weight.dtype, rounds.learning_rate.dtype)
+"""
 
 
 class Problem(NamedTuple):
@@ -128,6 +142,11 @@ def test_the_best_pair_is_the_least_of_its_table() -> None:
     assert (best.learning_rate, best.clip_norm) == (rates[i], clips[k]) and best.loss == best.losses.min()
     quiet = private_flow(of.flow(), 1.0, 0.0).best(of.y_test, rates, clips, num_runs=1)
     assert quiet.loss < best.loss and quiet.clip_norm > best.clip_norm
+
+
+def test_numbers_are_float64_in_a_program_of_single_precision() -> None:
+    done = subprocess.run([sys.executable, "-c", SINGLE], capture_output=True, text=True, check=True)
+    assert done.stdout == "float64 float64\n"
 
 
 def private_of(**options) -> PrivateFlow:

@@ -55,6 +55,7 @@ class BestPrivate(NamedTuple):
     losses: Float64[np.ndarray, "rates clips"]  # inf where runs diverge
 
 
+@in_float64
 def private_flow(
     flow: Flow, clip_norm: float, noise_multiplier: float, expected_clients: float | None = None
 ) -> PrivateFlow:
@@ -131,6 +132,7 @@ class PrivateFlow:
         """Standard deviation of the server's noise in every weight."""
         return self.noise_multiplier * self.clip_norm / self.expected_clients
 
+    @in_float64
     def at(self, learning_rate: float, clip_norm: float) -> PrivateFlow:
         """Returns the same run with another rate of the clients in all rounds, and another clipping bound."""
         for name, value in (("learning_rate", learning_rate), ("clip_norm", clip_norm)):
