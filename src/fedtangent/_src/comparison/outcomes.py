@@ -91,7 +91,7 @@ class BesidePrediction:
 
     @property
     def curve(self) -> PredictedCurve:
-        """The prediction of the widest networks."""
+        """The predicted learning curve of the networks of the largest width."""
         problem, networks, gap = self.setting.problem, self.simulated[-1], self.gaps[-1]
         return PredictedCurve(np.array(networks.rounds), gap.predicted, problem.score(gap.test.mean(axis=1)))
 

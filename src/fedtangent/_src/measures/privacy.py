@@ -89,12 +89,15 @@ def epsilon(
 
 
 def noise_multiplier(epsilon: float, **of_run: Any) -> float:
-    """Computes the least noise multiplier at which a run of ``dp_fed_avg`` keeps within an epsilon, to 1e-6 of itself.
+    """Computes the least noise multiplier at which a run of ``dp_fed_avg`` keeps within an epsilon, to a relative 1e-6.
 
     Args:
         epsilon: The budget, above 0.
         of_run: The run, as for ``measures.epsilon``: ``num_clients``, ``clients_per_round``, ``num_rounds``, ``delta``
-            and ``sampling``.
+            and, if it is not "without_replacement", ``sampling``.
+
+    Returns:
+        The multiplier; or 1e-3 or less, without further search, if that suffices.
 
     Raises:
         ValueError: The budget is not met with a multiplier of 10^6.

@@ -329,7 +329,7 @@ def _drawn(values: np.ndarray) -> np.ndarray:
 
 
 def _bands(errors: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Returns mean and ends of the band of each split's errors, by column of the learning curve."""
+    """Returns the mean over starts of each split's errors [E, r], and their 5 % and 95 % ends, by column."""
     columns = dict[str, np.ndarray]()
     for split, of_split in errors.items():
         low, high = np.percentile(of_split, BAND, axis=0)

@@ -169,7 +169,7 @@ class Observed(NamedTuple):
         return self.weights[max(self.weights)]
 
     def _bounded(self, place: str, statement: str, ratio: float, control: str, wrong: float) -> ft.types.Verdict:
-        """Checks that the ratio of a measured value to its bound is at most 1, and to a ``wrong`` bound more."""
+        """Checks that a measured value over its bound is at most 1, and ``wrong``, over a wrong bound, above 1."""
         unmet = f"; not met: {', '.join(self.theorem.failing)}" if self.theorem.failing else ""
         sizes = f"{self.size}, {self.size.rounds} rounds{unmet}"
         return bounded_verdict(f"DeepLin {place}", statement, sizes, ratio, control, wrong)

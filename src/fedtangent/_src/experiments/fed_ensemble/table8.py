@@ -139,7 +139,7 @@ def run(study: Study) -> lab.Outcome:
 
 
 def run_8(study: Study) -> lab.Outcome:
-    """Trains both methods at their rates with the first seed, and draws each user's curve and data."""
+    """Trains FedAvg and Fed-ensemble at tuned rates with the first seed, and plots each user's prediction and data."""
     bench, seed = _bench(study), study.seeds[0]
     loaded, rows = ft.data.load(study.dataset, data_dir=study.data_dir), []
     assert loaded.user_train is not None

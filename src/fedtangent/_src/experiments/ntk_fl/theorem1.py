@@ -114,7 +114,7 @@ def _row(f: FollowedDescent) -> lab.Row:
 
 
 def _conclude(study: Study, results: list[FollowedDescent], rounds: list[two_layer.NtkRounds]) -> lab.Outcome:
-    """Builds tables, figure and verdicts."""
+    """Builds the outcome of Theorem 1's experiment: a row for each descent, the assumptions, figure and verdicts."""
     settings, rows, last = study.settings, [_row(f) for f in results], results[-1]
     is_finite = all(np.all(np.isfinite(f.paths.network)) for f in results)
     failed: tuple[str, ...] = () if is_finite else ("networks diverged",)

@@ -84,7 +84,9 @@ def products(weights: Sequence[ArrayLike], x: ArrayLike) -> Products:
 
 
 def applied(of: Products, residuals: ArrayLike, local: Products | None = None) -> Float64[np.ndarray, "n C"]:
-    """Applies the operator of eq. (15) to residuals: [n, C].
+    """Applies the tangent kernel between a server's and a client's network to residuals: [n, C] (DeepLin, eq. 15).
+
+    It is ``1 / (m^(L-1) C) sum_i A_i A_ic' R B_ic B_i'`` with the products of layers below (A) and above (B) layer i.
 
     Args:
         of: Products of the server's network at n examples.

@@ -251,14 +251,14 @@ def largest_stable(flow: Flow, model: int, tolerance: float) -> float:
 
 @in_float64
 def factors_to_search(flow: Flow) -> tuple[float, float]:
-    """Computes where a search for the largest stable factor of the step sizes begins, and where the rule ends.
+    """Returns a factor of the step sizes from which to search for the largest stable one, and an upper end of factors.
 
-    The search begins at the least of the clients' bounds (``stability``), or at inf without a bounded client. For rules
-    without such bounds it begins where no step of the server reaches beyond a minimum. FedNova with a proximal term
-    ends where its normaliser does; other rules end at inf.
+    The search begins at the least of the clients' bounds (``stability``), or at inf if no client has one. For rules
+    without such bounds it begins where no step of the server reaches beyond a minimum. FedNova with a proximal term is
+    not defined above the upper end, where its normaliser is 0; for other rules the end is inf.
 
     Args:
-        flow: Flow with known numbers, whose kernel is no large one.
+        flow: Flow with known (not traced) numbers and ``KernelBlocks``.
     """
     numbers, rate = flow.numbers, float(np.max(flow.rounds.learning_rate))
     step = rate * float(np.max(numbers.step_weights))

@@ -42,7 +42,7 @@ TOGETHER = 32  # runs that are drawn at once
 class PrivateRuns(NamedTuple):
     """Functions of E private runs after the last round, and what was clipped."""
 
-    test: Float[AnyArray, "E m C"]  # at the test points
+    test: Float[AnyArray, "E p C"]  # at the test points
     clipped: Float[AnyArray, "E R"]  # share of the updates of a round that were clipped
 
 
@@ -67,11 +67,12 @@ def private_flow(
     whatever the width, because noise moves every weight.
 
     Args:
-        flow: Flow of one model, trained with FedAvg (or FedProx) from kernel blocks with ``ntk_test``; the weights of
-            its cohorts count as equal.
+        flow: Flow of one model, trained with FedAvg (or FedProx) from kernel blocks with ``ntk_test``; every client
+            that answers has weight ``1 / m``, whatever its weight in the cohorts.
         clip_norm: Bound on the norm of an update.
         noise_multiplier: Noise on the sum of the updates, in units of ``clip_norm`` (``measures.noise_multiplier``).
-        expected_clients: The fixed number m; by default the number of slots of a round.
+        expected_clients: The divisor m of the sum; by default the number of slots of a round. Under Poisson sampling it
+            is the expected number of clients.
 
     Raises:
         ValueError: A flow of several models, of another algorithm, with weight decay, server momentum or late answers.
@@ -119,7 +120,10 @@ def private_flow(
 
 @dataclass(frozen=True)
 class PrivateFlow:
-    """Prediction of DP-FedAvg; built by ``private_flow``. Initial functions are [n, C] and [m, C], by default zeros."""
+    """Prediction of a run of DP-FedAvg of R rounds with S slots each; built by ``private_flow``.
+
+    Functions are [n, C] at the n training points and [p, C] at the p test points; initial ones are zeros by default.
+    """
 
     flow: Flow  # with the sum over m in place of the mean
     clip_norm: float
@@ -154,14 +158,17 @@ class PrivateFlow:
 
     @in_float64
     def law(self, f0_train: ArrayLike | None = None, f0_test: ArrayLike | None = None) -> Gaussian:
-        """Computes the law of the last model at the test points over the server's noise: mean [m, C], cov [m, m].
+        """Computes the law of the last model at the test points over the server's noise: mean [p, C], cov [p, p].
+
+        Only the run without noise is compared with the clipping bound. Noise that makes an update too long in spite of
+        that is not taken into account: if it does so often, ``runs`` has the true law.
 
         Args:
             f0_train, f0_test: Initial function at the training and test points.
 
         Raises:
             ValueError: An update of the run without noise is longer than ``clip_norm``; or a loss other than the
-                squared error. Noise that makes an update too long nevertheless is left out.
+                squared error.
         """
         flow, blocks = self.flow, self.flow.check_law("law of private rounds")
         longest = float(self.norms(f0_train).max(initial=0.0))
@@ -191,6 +198,10 @@ class PrivateFlow:
             num_runs: Number E of runs, which differ in the server's noise.
             seed: Seed of the noise.
             f0_train, f0_test: Initial function at the training and test points.
+
+        Returns:
+            The outputs at the test points after the last round, ``test`` [E, p, C], and the share of the updates of
+            each round that were clipped, ``clipped`` [E, R].
         """
         whole("num_runs", num_runs)
         keys = jax.random.split(jax.random.key(whole("seed", seed, 0)), num_runs)
@@ -215,11 +226,12 @@ class PrivateFlow:
     ) -> BestPrivate:
         """Finds the clients' rate and the clipping bound of the least expected squared error at this noise multiplier.
 
-        The multiplier sets epsilon, so that every pair spends the same budget. The error is the mean over drawn runs,
-        with the same draws for all pairs.
+        The multiplier sets epsilon, so that every pair spends the same budget. The error is the mean over test points,
+        outputs and drawn runs, with the same draws for all pairs; the choice itself reads ``y_test``, which no epsilon
+        covers.
 
         Args:
-            y_test: Targets [m, C] at the test points.
+            y_test: Targets [p, C] at the test points.
             learning_rates: Rates to try; they replace the rule's in every round.
             clip_norms: Clipping bounds to try.
             num_runs: Number of runs that each pair is judged by.

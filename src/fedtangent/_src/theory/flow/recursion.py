@@ -105,7 +105,7 @@ def decay_map(program: Program) -> Float[Array, "s s"]:
 def _decay(
     program: Program, beta: Float[Array, "K"], memory: Float[Array, "K"]
 ) -> tuple[Float[Array, "rounds K"], Float[Array, "K"]]:
-    """Computes beta before each round and after the last, [R + 1, K], and its momentum at the end, [K]."""
+    """Computes the share beta of w_0 before each round and after the last, [R + 1, K], and its last momentum, [K]."""
     rounds = program.rounds
 
     def step(carry: tuple[Array, Array], j: Array) -> tuple[tuple[Array, Array], Array]:

@@ -67,11 +67,11 @@ class FeasibleSets(NamedTuple):
 
 
 class Projection(NamedTuple):
-    """Nearest points of the sets, and bounds of their errors."""
+    """The point of each of N feasible sets that is nearest to a given point, and bounds of the errors."""
 
     point: Float[Array, "N d"]
     dual: Float[Array, "N n"]  # at least 0; above 0 for support vectors
-    residual: Float[Array, "N"]  # error bound: the worst violation, and the duality gap's bound of the distance
+    residual: Float[Array, "N"]  # the larger of the worst violation and the duality gap's bound of the distance
 
 
 def feasible_sets(x: ArrayLike, y: ArrayLike, partition: Partition, *, separable: bool = True) -> FeasibleSets:

@@ -163,13 +163,15 @@ def weight_gap_bound(
 def switched_bound(
     gamma: ArrayLike, switched: ArrayLike, *, learning_rate: float, width: int, input_size: int, num_examples: int
 ) -> Float64[np.ndarray, "times"]:
-    """Computes the bound of Lemma 2 by (25d), with the neurons that did switch in place of Lemma 1, [T + 1] float64.
+    """Bounds the distance of NTK-FL's weights from gradient descent's after 0 to T steps, [T + 1] (NTK-FL, eq. 25d).
 
-    It is ``eta sqrt(d) / (N sqrt(n)) sum_{u=1}^{t-1} gamma_u sum_i |S_i(u)|``.
+    It is Lemma 2 with the neurons that did switch in place of Lemma 1's bound of their number:
+    ``eta sqrt(d) / (N sqrt(n)) sum_{u=1}^{t-1} gamma_u sum_i |S_i(u)|``, S_i(u) being the neurons whose ReLU is
+    switched at example i and step u against the start.
 
     Args:
         gamma: Numbers [T] above every example's residual.
-        switched: Inner sums ``sum_i |S_i(u)|`` [T].
+        switched: Number of pairs of a neuron and an example that have switched, ``sum_i |S_i(u)|``, [T].
         learning_rate, width, input_size: As for ``weight_gap_bound``.
         num_examples: Number N of examples.
     """

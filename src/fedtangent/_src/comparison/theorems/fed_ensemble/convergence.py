@@ -319,7 +319,7 @@ def _check_convergence(scale: str, seed: int) -> list[Verdict]:
 
 
 def _decay(claim: Claim, decay: float, note: str, control: str, factor: float, applies: bool = True) -> Verdict:
-    """Checks that a decay in exponents is at least 1; ``factor`` multiplies the exponent of the control."""
+    """Checks that a log decay over the theorem's exponent is at least 1; the control's exponent is ``factor`` times."""
     right = f"{decay:.3f} {note}", ">= 1", applies and decay >= 1
     return claim.judged(right, (control, f"{decay / factor:.3f}", decay / factor < 1), f"rate x {decay:.3f}")
 
