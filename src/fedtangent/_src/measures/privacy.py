@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from fedtangent._src.checks import choice, number, whole
 
@@ -88,13 +88,20 @@ def epsilon(
         logger.setLevel(level)
 
 
-def noise_multiplier(epsilon: float, **of_run: Any) -> float:
+def noise_multiplier(
+    epsilon: float,
+    *,
+    num_clients: int,
+    clients_per_round: float,
+    num_rounds: int,
+    delta: float,
+    sampling: str = "without_replacement",
+) -> float:
     """Computes the least noise multiplier at which a run of ``dp_fed_avg`` keeps within an epsilon, to a relative 1e-6.
 
     Args:
         epsilon: The budget, above 0.
-        of_run: The run, as for ``measures.epsilon``: ``num_clients``, ``clients_per_round``, ``num_rounds``, ``delta``
-            and, if it is not "without_replacement", ``sampling``.
+        num_clients, clients_per_round, num_rounds, delta, sampling: The run, as for ``measures.epsilon``.
 
     Returns:
         The multiplier; or 1e-3 or less, without further search, if that suffices.
@@ -115,7 +122,14 @@ def noise_multiplier(epsilon: float, **of_run: Any) -> float:
     number("epsilon", epsilon, above=0)
 
     def over(log: float) -> float:
-        spent = _epsilon(noise_multiplier=math.exp(log), **of_run)
+        spent = _epsilon(
+            num_clients=num_clients,
+            clients_per_round=clients_per_round,
+            num_rounds=num_rounds,
+            noise_multiplier=math.exp(log),
+            delta=delta,
+            sampling=sampling,
+        )
         return math.log(max(spent, 1e-300) / epsilon) if spent < math.inf else MOST_SEARCHED
 
     low = high = 0.0

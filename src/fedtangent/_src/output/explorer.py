@@ -297,8 +297,8 @@ class _View:
         panel.segment("client", "before", "client", "after", source=self.sources["residuals"], color=NEUTRAL)
         panel.scatter(**ends, y="before", color=NEUTRAL, marker="dash", size=10, legend_label="before training")
         panel.scatter(**ends, y="after", color=PREDICTED, size=8, legend_label="predicted")
-        left = {"x": "client", "y": "after", "source": self.sources["left"], "marker": "x", "line_width": 2}
-        panel.scatter(**left, color=SIMULATED, size=9, legend_label="trained")
+        trained = {"x": "client", "y": "after", "source": self.sources["left"], "marker": "x", "line_width": 2}
+        panel.scatter(**trained, color=SIMULATED, size=9, legend_label="trained")
         panel.y_range.start = 0
         return _below(panel)
 

@@ -62,7 +62,12 @@ class Federation(NamedTuple):
         return self.y[sum(SIZES) :]
 
     def theory(self, clip_norm: float, noise: float) -> PrivateFlow:
-        """Returns the prediction for a linear model that starts at zero."""
+        """Returns the prediction for a linear model that starts at zero.
+
+        Args:
+            clip_norm: Clipping bound.
+            noise: Noise multiplier.
+        """
         kernel, n, clients = self.x @ self.x.T, sum(SIZES), consecutive(SIZES)
         blocks = KernelBlocks(kernel[:n, :n], kernel[n:, :n], ntk_test=kernel[n:, n:])
         cohorts = ft.schedules.drawn_cohorts(_everyone(), clients, ROUNDS)
@@ -72,7 +77,14 @@ class Federation(NamedTuple):
     def simulated(
         self, model: Model, clip_norm: float, noises: Sequence[float], seeds: Sequence[int]
     ) -> Float64[np.ndarray, "noises seeds m C"]:
-        """Trains a model at several noise multipliers, and returns its outputs at the test points."""
+        """Trains a model at several noise multipliers, and returns its outputs at the test points.
+
+        Args:
+            model: The model.
+            clip_norm: Clipping bound.
+            noises: Noise multipliers.
+            seeds: Seeds of the runs.
+        """
         n, work = sum(SIZES), ft.Work(steps=STEPS, batch_size=None)
         data = ft.data.federated_data(self.x[:n], self.y[:n], consecutive(SIZES), dtype=jnp.float64)
         x_test = jnp.asarray(self.x[n:])
@@ -116,8 +128,8 @@ def _standardised(
 ) -> Interval:
     """Estimates the mean square of outputs in the coordinates of a law, in which it is 1 if the law is right."""
     values, vectors = known_modes(cov)
-    kept = values > 0
-    z = np.einsum("emc,mk->ekc", outputs - mean, vectors[:, kept] / np.sqrt(values[kept]))
+    is_possible = values > 0
+    z = np.einsum("emc,mk->ekc", outputs - mean, vectors[:, is_possible] / np.sqrt(values[is_possible]))
     low, high = scipy.stats.chi2.ppf((LEVEL / 2, 1 - LEVEL / 2), z.size)
     square = float(np.sum(z**2))
     return Interval(square / z.size, square / high, square / low)
@@ -129,8 +141,12 @@ def _check_law(scale: str, seed: int) -> list[Verdict]:
     theory = of.theory(LOOSE, QUIET)
     law, (outputs,) = theory.law(), of.simulated(_from_zero(), LOOSE, [QUIET], seeds)
     x_test = of.x[sum(SIZES) :]
-    kept = ROUNDS * theory.deviation**2 * (x_test @ x_test.T)  # as if no round trained on the noise of earlier ones
-    right, wrong = (_standardised(outputs, np.asarray(law.mean), np.asarray(cov)) for cov in (law.cov, kept))
+    without_training = (
+        ROUNDS * theory.deviation**2 * (x_test @ x_test.T)
+    )  # as if no round trained on the noise of earlier ones
+    right, wrong = (
+        _standardised(outputs, np.asarray(law.mean), np.asarray(cov)) for cov in (law.cov, without_training)
+    )
     claim = Claim(SUBJECT, "mean square of runs in units of the predicted law", f"{len(seeds)} runs, {ROUNDS} rounds")
     return [claim.between(right, ("no noise is trained away", wrong), BAND, EXPECTED, NOTICES)]
 
@@ -145,8 +161,8 @@ def _check_clipping(scale: str, seed: int) -> list[Verdict]:
     def away(predicted: np.ndarray) -> float:
         return float(np.linalg.norm(trained[:1] - predicted) / np.linalg.norm(trained[:1]))
 
-    drawn = theory.runs(10 * len(seeds), seed=seed + 1).test
-    errors, predicted, wrong = (np.mean((f - of.targets) ** 2, axis=(1, 2)) for f in (noisy, drawn, quiet))
+    of_theory = theory.runs(10 * len(seeds), seed=seed + 1).test
+    errors, predicted, wrong = (np.mean((f - of.targets) ** 2, axis=(1, 2)) for f in (noisy, of_theory, quiet))
     radius = np.hypot(half_width(errors, 1 - LEVEL), half_width(predicted, 1 - LEVEL))
     over = [Interval.about(float(errors.mean() / p.mean()), float(radius / p.mean())) for p in (predicted, wrong)]
     statement = "expected squared error of clipped and noisy runs, over the predicted one"
@@ -179,7 +195,7 @@ def _check_networks(scale: str, seed: int) -> list[Verdict]:
         return _mean_of(np.mean([[log_slope(NOISES, run) for run in of_width.T] for of_width in share], axis=0))
 
     by_width = _mean_of(np.array([log_slope(WIDTHS, run) for of_noise in beyond.swapaxes(0, 1) for run in of_noise.T]))
-    own, means = log_slope(WIDTHS, trained), beyond.mean(axis=2)
+    slope_by_training, means = log_slope(WIDTHS, trained), beyond.mean(axis=2)
     sizes = f"widths {WIDTHS[0]} to {WIDTHS[-1]}, {len(seeds)} runs"
     statement, notices = (
         "quadratic part of what noise does to a network, over the linear part: slope",
@@ -187,7 +203,10 @@ def _check_networks(scale: str, seed: int) -> list[Verdict]:
     )
     notices += f"the part is {means.min():.2g} to {means.max():.2g}"
     part = "linear part over the noise", by_noise(linear / np.array(NOISES)[:, None])
-    gap = "distance by training from the linearisation", Interval(own, own, own)
+    gap = (
+        "distance by training from the linearisation",
+        Interval(slope_by_training, slope_by_training, slope_by_training),
+    )
     expected = [f"{target}, {low:g} to {high:g}" for target, (low, high) in ((1, SLOPE_BAND), (0, FLAT_BAND))]
     return [
         Claim(SUBJECT, f"{statement} in the noise", sizes).between(

@@ -88,7 +88,7 @@ def _trained(study: Study, seed: int) -> Trained:
     """Trains on the first examples of every client, and predicts the others."""
     settings, rng = study.settings, np.random.default_rng(seed)
     x, y, rows = _examples(study, seed, rng)
-    train, held = (np.concatenate([part[where] for part in rows]) for where in _parts(settings.num_train))
+    train, held_out = (np.concatenate([part[where] for part in rows]) for where in _parts(settings.num_train))
     train_clients, clients = (
         ft.partition.by_user(np.repeat(np.arange(len(rows)), sizes))
         for sizes in ([settings.num_train] * len(rows), [len(part) - settings.num_train for part in rows])
@@ -102,14 +102,16 @@ def _trained(study: Study, seed: int) -> Trained:
     work = ft.Work(steps=10, batch_size=None)
     algorithm = ft.fed_ensemble(model, schedule, client_learning_rate=rate, work=work, loss=loss)
     run = ft.simulate(algorithm, (x[train], y[train]), train_clients, num_rounds=settings.num_rounds, seed=seed)
-    predicted: dict[str, ft.types.Prediction | ft.types.Gaussian] = {"ensemble": algorithm.predict(run.state, x[held])}
+    predicted: dict[str, ft.types.Prediction | ft.types.Gaussian] = {
+        "ensemble": algorithm.predict(run.state, x[held_out])
+    }
     if is_sine:
         assert model.kernel is not None
-        blocks = ft.kernels.kernel_blocks(model.kernel, x[train], x[held])
+        blocks = ft.kernels.kernel_blocks(model.kernel, x[train], x[held_out])
         limit = ft.theory.gp_limit(blocks, y[train])
         variance = np.maximum(np.diag(limit.cov), 0.0)  # 0 to rounding among so many training points
         predicted["Gaussian process"] = limit._replace(cov=np.diag(variance))
-    return Trained(predicted, y[held], clients)
+    return Trained(predicted, y[held_out], clients)
 
 
 def _parts(count: int) -> tuple[slice, slice]:
@@ -126,8 +128,8 @@ def _own(
         scores = [ft.measures.conformal_scores(predictor, np.full(shape[0], c), "adaptive") for c in classes]
         sets = np.stack(scores, axis=1) <= 1 - alpha
         return sets[np.arange(shape[0]), of.targets], sets.sum(axis=1)
-    own = ft.measures.predictive_interval(predictor, level=1 - alpha)
-    low, high = np.asarray(own.low), np.asarray(own.high)
+    intervals = ft.measures.predictive_interval(predictor, level=1 - alpha)
+    low, high = np.asarray(intervals.low), np.asarray(intervals.high)
     return ((low <= of.targets) & (of.targets <= high))[:, 0], (high - low)[:, 0]
 
 
@@ -135,7 +137,7 @@ def _covered(study: Study, of: Trained, seed: int) -> Iterator[Covered]:
     """Measures the coverage of all sets on random splits of the held-out examples."""
     settings, rng = study.settings, np.random.default_rng(seed + 1)
     scores = ("residual", "normalised") if study.dataset == "sine" else ("probability", "adaptive")
-    own = {name: _own(predictor, of, settings.alpha) for name, predictor in of.predicted.items()}
+    of_own_sets = {name: _own(predictor, of, settings.alpha) for name, predictor in of.predicted.items()}
     results: dict[tuple[str, bool], list[tuple[np.ndarray, float]]] = {}
     for _ in range(settings.num_splits):
         shuffled = [rng.permutation(of.clients.client(k)) for k in range(of.clients.num_clients)]
@@ -144,19 +146,19 @@ def _covered(study: Study, of: Trained, seed: int) -> Iterator[Covered]:
         for name, predictor in of.predicted.items():
             for score in scores if name == "ensemble" else scores[:1]:  # the process knows some points too well
                 sets = ft.measures.conformal_predictor(predictor, of.targets, calibration, settings.alpha, score=score)
-                held, drawn = np.asarray(sets.covers(predictor, of.targets)), sets.sets(predictor)
-                size = drawn.sum(axis=1) if isinstance(drawn, np.ndarray) else np.asarray(drawn.length)[:, 0]
+                is_covered, of_all = np.asarray(sets.covers(predictor, of.targets)), sets.sets(predictor)
+                size = of_all.sum(axis=1) if isinstance(of_all, np.ndarray) else np.asarray(of_all.length)[:, 0]
                 key = f"{name}, conformal: {score}", True
-                results.setdefault(key, []).append(_on(held, size, test))
-            results.setdefault((f"{name}, own", False), []).append(_on(*own[name], test))
+                results.setdefault(key, []).append(_on(is_covered, size, test))
+            results.setdefault((f"{name}, own", False), []).append(_on(*of_own_sets[name], test))
     for (method, promised), splits in results.items():
         shares, sizes = (np.mean(part, axis=0) for part in zip(*splits, strict=True))
         yield Covered(method, promised, seed, float(np.mean(shares)), np.asarray(shares), float(sizes))
 
 
-def _on(held: np.ndarray, size: np.ndarray, test: list[np.ndarray]) -> tuple[np.ndarray, float]:
+def _on(is_covered: np.ndarray, size: np.ndarray, test: list[np.ndarray]) -> tuple[np.ndarray, float]:
     """Returns the coverage of each client, and the mean size of the sets."""
-    return np.array([np.mean(held[rows]) for rows in test]), float(np.mean(size[np.concatenate(test)]))
+    return np.array([np.mean(is_covered[rows]) for rows in test]), float(np.mean(size[np.concatenate(test)]))
 
 
 def run(study: Study) -> lab.Outcome:

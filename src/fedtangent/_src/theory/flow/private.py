@@ -138,11 +138,16 @@ class PrivateFlow:
 
     @in_float64
     def at(self, learning_rate: float, clip_norm: float) -> PrivateFlow:
-        """Returns the same run with another rate of the clients in all rounds, and another clipping bound."""
+        """Returns the same run with another rate and another clipping bound.
+
+        Args:
+            learning_rate: The clients' rate in all rounds.
+            clip_norm: The clipping bound.
+        """
         for name, value in (("learning_rate", learning_rate), ("clip_norm", clip_norm)):
             number(name, value, above=0)
-        each = on_device(np.full(self.flow.num_rounds, float(learning_rate)))
-        flow = replace(self.flow, rounds=self.flow.rounds._replace(learning_rate=each))
+        in_every_round = on_device(np.full(self.flow.num_rounds, float(learning_rate)))
+        flow = replace(self.flow, rounds=self.flow.rounds._replace(learning_rate=in_every_round))
         return replace(self, flow=flow, clip_norm=float(clip_norm))
 
     @in_float64
@@ -254,8 +259,8 @@ class PrivateFlow:
         self, f0_train: ArrayLike | None, f0_test: ArrayLike | None
     ) -> tuple[Float64[np.ndarray, "n C"], Float64[np.ndarray, "m C"]]:
         """Returns the initial functions at the training and test points, checked."""
-        zeros, given = functions.zero_functions(self.flow, 0), (f0_train, f0_test)
-        values = [z if f is None else real_array("f0", f) for z, f in zip(zeros, given, strict=True)]
+        zeros = functions.zero_functions(self.flow, 0)
+        values = [z if f is None else real_array("f0", f) for z, f in zip(zeros, (f0_train, f0_test), strict=True)]
         for name, value, zero in zip(("f0_train", "f0_test"), values, zeros, strict=True):
             checks.check_shape(name, value, zero.shape)
             finite(name, value)
@@ -291,8 +296,8 @@ def _private_round(program: Program, residual: Array, a: Array, j: Array, clip_n
         weight, model = weights_of(slots, program.rounds, j)
         moves = answers_of(program, bucket, slots, j, drive, None).moves
         lengths = jnp.where(weight > 0, _lengths(bucket, slots.place[j], moves), 0.0)
-        kept = weight * jnp.minimum(1.0, clip_norm / jnp.where(lengths > 0, lengths, 1.0))
-        change = change.at[bucket.rows[slots.place[j]], model[:, None]].add(kept[:, None, None] * moves, mode="drop")
+        clipped = weight * jnp.minimum(1.0, clip_norm / jnp.where(lengths > 0, lengths, 1.0))
+        change = change.at[bucket.rows[slots.place[j]], model[:, None]].add(clipped[:, None, None] * moves, mode="drop")
         norms = norms.at[slots.slot[j]].add(lengths)
     return _Round(change, norms)
 
@@ -333,8 +338,8 @@ def _noise(
     def add(total: Array, now: tuple[Array, Array]) -> tuple[Array, None]:
         deviation, b = now
         cross = b @ jnp.asarray(theta_x).T
-        left = jnp.asarray(theta_test) - cross - cross.T + b @ product(program.theta, b.T)
-        return total + deviation**2 * left, None
+        remaining = jnp.asarray(theta_test) - cross - cross.T + b @ product(program.theta, b.T)
+        return total + deviation**2 * remaining, None
 
     return jax.lax.scan(add, jnp.zeros_like(jnp.asarray(theta_test)), (jnp.asarray(deviations), b))[0]
 

@@ -238,8 +238,8 @@ def _influenced(
 
     last = state._replace(a=jnp.broadcast_to(theta_x.T[:, None, :], zeros.shape))
     rounds = jnp.arange(len(active))
-    (_, total), kept = jax.lax.scan(back, (last, starts), (rounds, active), reverse=True)
-    return of_functions(total), kept
+    (_, total), records = jax.lax.scan(back, (last, starts), (rounds, active), reverse=True)
+    return of_functions(total), records
 
 
 def one_round(
