@@ -78,7 +78,7 @@ def test_the_wheel_has_every_file_of_the_package(tracked: list[str], wheel: zipf
 def test_the_wheel_says_what_it_asks_for(wheel: zipfile.ZipFile) -> None:
     (name,) = (name for name in wheel.namelist() if name.endswith("/METADATA"))
     told = message_from_string(wheel.read(name).decode())
-    extras = {"cuda", "dev", "docs", "notebooks", "tensorboard", "test", "tfds", "tpu"}
+    extras = {"cuda", "dev", "docs", "explore", "notebooks", "tensorboard", "test", "tfds", "tpu"}
     assert told["Name"] == "fedtangent" and set(told.get_all("Provides-Extra", ())) == extras
     asked = told.get_all("Requires-Dist", ())
     assert 'jax[cuda12]; extra == "cuda"' in asked and 'jax[tpu]; extra == "tpu"' in asked

@@ -33,7 +33,7 @@ def test_the_page_is_served_until_it_is_interrupted(folder: Path) -> None:
                 text = answer.read().decode()
             assert "fedtangent explore" in text and "viewport" in text and "cdn." not in text
             process.send_signal(signal.SIGINT)
-            assert process.wait(20) == 0
+            assert process.wait(60) == 0
             assert "Traceback" not in process.stderr.read()
         finally:
             process.kill()

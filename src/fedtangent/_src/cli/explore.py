@@ -1,4 +1,4 @@
-"""``fedtangent explore``: a predicted run in the browser, computed anew as one moves its settings."""
+"""``fedtangent explore``: a predicted run in the browser, recomputed as settings move."""
 
 from __future__ import annotations
 

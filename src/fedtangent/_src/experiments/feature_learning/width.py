@@ -45,7 +45,7 @@ REMARKS = (
 
 
 @dataclass(frozen=True)
-class WidthSettings:
+class FeatureSettings:
     """Networks, clients, and the grid of rates; the standard parameterization divides rates by the least width."""
 
     widths: tuple[int, ...] = within((64, 256, 1024), count=2, increasing=True)
@@ -81,7 +81,7 @@ class Trained(NamedTuple):
 
 
 class _Problem(NamedTuple):
-    settings: WidthSettings
+    settings: FeatureSettings
     data: FederatedData
     x_test: Array
 
@@ -101,7 +101,7 @@ def _problem_of(study: Study) -> _Problem:
     return _Problem(settings, data, jnp.asarray(loaded.x_test, jnp.float32))
 
 
-def _grid(settings: WidthSettings, parameterization: str) -> tuple[list[float], float]:
+def _grid(settings: FeatureSettings, parameterization: str) -> tuple[list[float], float]:
     """Returns the rates, and the rate at which changes are measured."""
     steps, unit = settings.num_rates, 1.0
     if parameterization == "standard":
@@ -245,7 +245,7 @@ def _draw(study: Study, trained: list[Trained]) -> None:
     bounded(by_width, title, ("width", "at one learning rate"), None, figures.path("widths"), log="xy")
 
 
-DEFAULT = WidthSettings()
+DEFAULT = FeatureSettings()
 SMALL = with_changes(DEFAULT, "num_train=200 local_steps=4 num_rounds=8")
 SCALES = {"digits": by_scale(SMALL, DEFAULT), "fashion_mnist": by_scale(SMALL, DEFAULT)}
 ENTRIES = (experiment(__name__, run, SCALES, ("yang2021", "yang2022"), least_seeds=2),)
