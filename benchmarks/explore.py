@@ -36,7 +36,7 @@ def main() -> int:
     print("| data | examples | milliseconds a move: median | worst | of the processor: median | worst |")
     print("| --- | --- | --- | --- | --- | --- |")
     for name in options.datasets:
-        run, rng, later = explored(name), np.random.default_rng(0), Queue[Callable[[], None]]()
+        run, rng, later = explored(name), np.random.default_rng(0), Queue[Callable[[], object]]()
         root = page(run, later.put)
         sliders = sorted(root.select({"type": CategoricalSlider}), key=lambda slider: slider.title)
         models = next(slider for slider in sliders if slider.title == NAMES["num_models"])

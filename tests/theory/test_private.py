@@ -165,8 +165,11 @@ def private_of(**options) -> PrivateFlow:
         (lambda: private_of().best(np.zeros((2, 2)), [0.1], [1.0]), "y_test: got shape"),
         (lambda: private_of().best(np.zeros((TEST, 2)), [], [1.0]), "learning_rates: got shape"),
         (lambda: private_of().at(0.1, -1.0), "clip_norm: got -1.0"),
-        (lambda: private_flow(Problem.of().flow(weight_decay=0.1), 1.0, 0.1), "weight_decay"),
-        (lambda: private_flow(Problem.of().flow(server_momentum=0.9), 1.0, 0.1), "server_momentum"),
+        (
+            lambda: private_flow(Problem.of().flow(weight_decay=0.1), 1.0, 0.1),
+            "flow: got one with weight decay",
+        ),
+        (lambda: private_flow(Problem.of().flow(server_momentum=0.9), 1.0, 0.1), "flow: got one with server momentum"),
         (lambda: private_flow(Problem.of().flow(algorithm="scaffold"), 1.0, 0.1), "algorithm: got 'scaffold'"),
     ],
 )
@@ -184,7 +187,7 @@ def test_the_noise_multiplier_is_the_least_of_its_budget(budget: float) -> None:
 
 
 def test_a_budget_out_of_reach_is_refused() -> None:
-    with pytest.raises(ValueError, match="epsilon: got 1e-09"):
+    with pytest.raises(ValueError, match="target_epsilon: got 1e-09"):
         ft.measures.noise_multiplier(1e-9, num_clients=10, clients_per_round=10, num_rounds=10**6, delta=1e-9)
 
 

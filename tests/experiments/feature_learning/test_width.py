@@ -52,14 +52,14 @@ def test_a_small_run_is_that_of_single_runs(tmp_path: Path) -> None:
         assert kept["maximal_update, width 16", seed, "outputs"] == pytest.approx(moved, rel=1e-3)
 
 
-def made(parameterization: str, exponent: float, best: int) -> list[width.Trained]:
+def made(parameterization: str, exponent: float, best: int) -> list[width.TrainedWidth]:
     """Networks of widths 64 and 1024 and two seeds, whose changes go as width^exponent."""
     found = []
     for seed in (0, 1):
         for size, at in ((64, 4), (1024, best)):
             losses = 1 + np.abs(np.arange(9.0) - at) + seed / 100
             changes = dict.fromkeys(("features", "outputs", "laziness"), (1 + seed) * size**exponent)
-            found.append(width.Trained(parameterization, size, seed, 2.0 ** np.arange(9), losses, 9.0, changes))
+            found.append(width.TrainedWidth(parameterization, size, seed, 2.0 ** np.arange(9), losses, 9.0, changes))
     return found
 
 

@@ -89,7 +89,7 @@ def epsilon(
 
 
 def noise_multiplier(
-    epsilon: float,
+    target_epsilon: float,
     *,
     num_clients: int,
     clients_per_round: float,
@@ -100,7 +100,7 @@ def noise_multiplier(
     """Computes the least noise multiplier at which a run of ``dp_fed_avg`` keeps within an epsilon, to a relative 1e-6.
 
     Args:
-        epsilon: The budget, above 0.
+        target_epsilon: The budget, above 0.
         num_clients, clients_per_round, num_rounds, delta, sampling: The run, as for ``measures.epsilon``.
 
     Returns:
@@ -119,10 +119,10 @@ def noise_multiplier(
     """
     from scipy.optimize import brentq
 
-    number("epsilon", epsilon, above=0)
+    number("target_epsilon", target_epsilon, above=0)
 
     def over(log: float) -> float:
-        spent = _epsilon(
+        spent = epsilon(
             num_clients=num_clients,
             clients_per_round=clients_per_round,
             num_rounds=num_rounds,
@@ -130,13 +130,13 @@ def noise_multiplier(
             delta=delta,
             sampling=sampling,
         )
-        return math.log(max(spent, 1e-300) / epsilon) if spent < math.inf else MOST_SEARCHED
+        return math.log(max(spent, 1e-300) / target_epsilon) if spent < math.inf else MOST_SEARCHED
 
     low = high = 0.0
     while over(high) > 0:
         if high > math.log(MOST_SEARCHED):
             raise ValueError(
-                f"epsilon: got {epsilon:g}, which no noise multiplier up to {MOST_SEARCHED:g} keeps within"
+                f"target_epsilon: got {target_epsilon:g}, which no multiplier up to {MOST_SEARCHED:g} keeps within"
             )
         low, high = high, high + 2
     while over(low) <= 0:
@@ -144,6 +144,3 @@ def noise_multiplier(
             return math.exp(low)
         low, high = low - 2, low
     return math.exp(float(brentq(over, low, high, xtol=2e-7)) + 5e-7)
-
-
-_epsilon = epsilon  # the function, where an argument has its name

@@ -10,7 +10,7 @@ import asyncio
 import html
 import importlib.util
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import numpy as np
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from bokeh.document import Document
     from bokeh.models import LayoutDOM, Slider
     from bokeh.plotting import figure as Figure
+    from bokeh.server.server import Server
     from ipywidgets import DOMWidget
 
 SOON = 20  # milliseconds in which further moves of a control are awaited
@@ -47,7 +48,7 @@ WIDE, WRAP = {"sizing_mode": "stretch_width"}, {"flex-wrap": "wrap"}
 class Later(Protocol):
     """A function that may be called on any thread, and calls another one a moment later on the thread of the page."""
 
-    def __call__(self, function: Any, /) -> Any:
+    def __call__(self, function: Callable[[], object], /) -> object:
         """Arranges the call.
 
         Args:
@@ -56,12 +57,12 @@ class Later(Protocol):
 
 
 def explore(data: Dataset | str = "sine", num_clients: int = 20, num_rounds: int = 30, seed: int = 0) -> DOMWidget:
-    """Shows a predicted run in Jupyter, computed anew as one moves its controls.
+    """Shows a predicted run in Jupyter, recomputed whenever a slider moves.
 
-    The run is Fed-ensemble (with one model FedAvg) of networks with one hidden layer under the squared error. One moves
-    learning rate, local steps, heterogeneity, clients in a round, models, staleness and width. A button trains the
-    networks beside the prediction, and the Python code of the run is shown. In the browser it is ``fedtangent
-    explore``. Predictions are made in float64 (``fedtangent.enable_x64()``).
+    The run is Fed-ensemble (with one model FedAvg) of networks with one hidden layer under the squared error.
+    Sliders set learning rate, local steps, heterogeneity, clients in a round, models, staleness and width. A button
+    trains the networks beside the prediction, and the Python code of the run is shown. In the browser it is
+    ``fedtangent explore``. Predictions are made in float64 (``fedtangent.enable_x64()``).
 
     Args:
         data: A ``Dataset``, or the name of one: 500 training and 200 test examples of it are loaded.
@@ -98,7 +99,7 @@ def check_installed(package: str) -> None:
         raise ValueError(f"explore: {package} is not installed: pip install 'fedtangent[explore]'")
 
 
-def server(run: Explored, port: int = 0) -> Any:
+def server(run: Explored, port: int = 0) -> Server:
     """Returns a Bokeh server of the explorer on the loopback address; its ``run_until_shutdown`` serves.
 
     Args:

@@ -9,7 +9,6 @@ large is quadratic in the noise, which no linear model follows, and its share mu
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -27,7 +26,7 @@ from fedtangent._src.intervals import Interval, half_width
 from fedtangent._src.kernels.gram import KernelBlocks, known_modes
 from fedtangent._src.theory.flow.build import federated_flow
 from fedtangent._src.theory.flow.private import PrivateFlow, private_flow
-from fedtangent._src.types import Algorithm, Array, Key, Model, PyTree
+from fedtangent._src.types import Algorithm, Array, Model, PyTree
 
 SUBJECT = "private rounds (DP-FedAvg)"
 SIZES, INPUTS, OUTPUTS, TEST = (4, 9, 3, 6, 5), 4, 2, 5  # examples of each client, numbers of an example, test points
@@ -43,14 +42,14 @@ NOISES, WIDTHS = (
 SLOPE_BAND, FLAT_BAND = (0.85, 1.15), (-0.15, 0.15)
 
 
-class Federation(NamedTuple):
+class PrivateProblem(NamedTuple):
     """Examples of a linear problem with several clients, all of them in every round."""
 
     x: Float64[np.ndarray, "n d"]  # training points, then test points
     y: Float64[np.ndarray, "n C"]
 
     @classmethod
-    def drawn(cls, seed: int) -> Federation:
+    def drawn(cls, seed: int) -> PrivateProblem:
         """Draws the examples."""
         rng = np.random.default_rng(seed)
         x = rng.normal(size=(sum(SIZES) + TEST, INPUTS))
@@ -114,8 +113,11 @@ def _everyone() -> ft.types.Schedule:
 def _from_zero() -> Model:
     """Returns a linear model whose weights start at zero."""
     model = ft.models.linear(INPUTS, OUTPUTS, sigma=1.0, dtype=jnp.float64)
-    zeros = jax.tree.map(jnp.zeros_like, model.init(jax.random.key(0)))
-    return model._replace(init=lambda key: zeros)
+    return _starting_at(model, jax.tree.map(jnp.zeros_like, model.init(jax.random.key(0))))
+
+
+def _starting_at(model: Model, start: PyTree) -> Model:
+    return model._replace(init=lambda key: start)
 
 
 def _seeds(scale: str, seed: int, runs: int = 100) -> list[int]:
@@ -137,7 +139,7 @@ def _standardised(
 
 def _check_law(scale: str, seed: int) -> list[Verdict]:
     """Checks mean and covariance of runs in which nothing is clipped."""
-    of, seeds = Federation.drawn(seed), _seeds(scale, seed)
+    of, seeds = PrivateProblem.drawn(seed), _seeds(scale, seed)
     theory = of.theory(LOOSE, QUIET)
     law, (outputs,) = theory.law(), of.simulated(_from_zero(), LOOSE, [QUIET], seeds)
     x_test = of.x[sum(SIZES) :]
@@ -153,7 +155,7 @@ def _check_law(scale: str, seed: int) -> list[Verdict]:
 
 def _check_clipping(scale: str, seed: int) -> list[Verdict]:
     """Checks clipped runs: exactly without noise, and the expected error with noise."""
-    of, seeds = Federation.drawn(seed), _seeds(scale, seed, 300)  # errors scatter more than outputs
+    of, seeds = PrivateProblem.drawn(seed), _seeds(scale, seed, 300)  # errors scatter more than outputs
     theory, sizes = of.theory(TIGHT, LOUD), f"{len(seeds)} runs, {ROUNDS} rounds"
     quiet, loose = (np.asarray(of.theory(clip, 0.0).runs(1).test) for clip in (TIGHT, LOOSE))
     trained, noisy = of.simulated(_from_zero(), TIGHT, [0.0, LOUD], seeds)
@@ -174,14 +176,14 @@ def _check_clipping(scale: str, seed: int) -> list[Verdict]:
 
 def _check_networks(scale: str, seed: int) -> list[Verdict]:
     """Checks the part of networks' outputs that is quadratic in the noise, by noise and by width."""
-    of, seeds = Federation.drawn(seed), _seeds(scale, seed)[: of_scale(scale, 16, 64)]
+    of, seeds = PrivateProblem.drawn(seed), _seeds(scale, seed)[: of_scale(scale, 16, 64)]
     multipliers = [noise * len(SIZES) / LOOSE for noise in (*NOISES, 2 * NOISES[-1])]
     beyond, linear = np.zeros((2, len(WIDTHS), len(NOISES), len(seeds)))
     trained = []  # how far training alone takes each network from its linearisation
     for i, width in enumerate(WIDTHS):
         network = ft.models.mlp(INPUTS, OUTPUTS, (width,), "erf", dtype=jnp.float64)
         start = network.init(jax.random.key(seed))
-        fixed = network._replace(init=partial(_given, start))
+        fixed = _starting_at(network, start)
         quiet, *noisy = of.simulated(fixed, LOOSE, [0.0, *multipliers], seeds)
         moved = np.stack(noisy) - quiet
         quadratic = moved[1:] / 2 - moved[:-1]  # of a s + b s^2 at s and 2 s: b s^2
@@ -214,10 +216,6 @@ def _check_networks(scale: str, seed: int) -> list[Verdict]:
         ),
         Claim(SUBJECT, f"{statement} in the width", sizes).between(by_width, gap, FLAT_BAND, expected[1], notices),
     ]
-
-
-def _given(start: PyTree, _: Key) -> PyTree:
-    return start
 
 
 def _mean_of(values: np.ndarray) -> Interval:

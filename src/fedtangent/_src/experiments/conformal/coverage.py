@@ -48,7 +48,7 @@ class CoverageSettings:
     learning_rate: float = within(0.2, above=0)
 
 
-class Trained(NamedTuple):
+class Predictors(NamedTuple):
     """What predicts the held-out examples of all clients."""
 
     predicted: dict[str, ft.types.Prediction | ft.types.Gaussian]  # by name of the predictor
@@ -84,7 +84,7 @@ def _examples(study: Study, seed: int, rng: np.random.Generator) -> tuple[np.nda
     return x, labels, [rng.permutation(np.flatnonzero(np.isin(labels, classes))) for classes in CLASSES]
 
 
-def _trained(study: Study, seed: int) -> Trained:
+def _trained(study: Study, seed: int) -> Predictors:
     """Trains on the first examples of every client, and predicts the others."""
     settings, rng = study.settings, np.random.default_rng(seed)
     x, y, rows = _examples(study, seed, rng)
@@ -111,7 +111,7 @@ def _trained(study: Study, seed: int) -> Trained:
         limit = ft.theory.gp_limit(blocks, y[train])
         variance = np.maximum(np.diag(limit.cov), 0.0)  # 0 to rounding among so many training points
         predicted["Gaussian process"] = limit._replace(cov=np.diag(variance))
-    return Trained(predicted, y[held_out], clients)
+    return Predictors(predicted, y[held_out], clients)
 
 
 def _parts(count: int) -> tuple[slice, slice]:
@@ -119,7 +119,7 @@ def _parts(count: int) -> tuple[slice, slice]:
 
 
 def _own(
-    predictor: ft.types.Prediction | ft.types.Gaussian, of: Trained, alpha: float
+    predictor: ft.types.Prediction | ft.types.Gaussian, of: Predictors, alpha: float
 ) -> tuple[np.ndarray, np.ndarray]:
     """Returns whether own intervals or sets hold each held-out target, and their sizes."""
     if np.issubdtype(of.targets.dtype, np.integer):
@@ -133,7 +133,7 @@ def _own(
     return ((low <= of.targets) & (of.targets <= high))[:, 0], (high - low)[:, 0]
 
 
-def _covered(study: Study, of: Trained, seed: int) -> Iterator[Covered]:
+def _covered(study: Study, of: Predictors, seed: int) -> Iterator[Covered]:
     """Measures the coverage of all sets on random splits of the held-out examples."""
     settings, rng = study.settings, np.random.default_rng(seed + 1)
     scores = ("residual", "normalised") if study.dataset == "sine" else ("probability", "adaptive")

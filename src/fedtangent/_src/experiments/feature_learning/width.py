@@ -63,7 +63,7 @@ class FeatureSettings:
     num_rounds: int = 20
 
 
-class Trained(NamedTuple):
+class TrainedWidth(NamedTuple):
     """Networks of one parameterization and width with one seed."""
 
     parameterization: str
@@ -110,7 +110,7 @@ def _grid(settings: FeatureSettings, parameterization: str) -> tuple[list[float]
     return [settings.least_rate * STEP**i / unit for i in range(steps)], settings.rate / unit
 
 
-def _train(problem: _Problem, parameterization: str, width: int, seeds: tuple[int, ...]) -> list[Trained]:
+def _train(problem: _Problem, parameterization: str, width: int, seeds: tuple[int, ...]) -> list[TrainedWidth]:
     """Trains networks of one width at all rates, and their linearisations at one."""
     settings, data, x_test = problem
     model = ft.models.mlp(
@@ -143,7 +143,7 @@ def _train(problem: _Problem, parameterization: str, width: int, seeds: tuple[in
         "laziness": parts(outputs, lines[:, 1] - lines[:, 0]).feature_learning,
     }
     return [
-        Trained(
+        TrainedWidth(
             parameterization,
             width,
             seed,
@@ -158,7 +158,7 @@ def _train(problem: _Problem, parameterization: str, width: int, seeds: tuple[in
 
 def run(study: Study) -> lab.Outcome:
     """Trains networks of every parameterization and width."""
-    problem, trained = _problem_of(study), list[Trained]()
+    problem, trained = _problem_of(study), list[TrainedWidth]()
     for parameterization in PARAMETERIZATIONS:
         for width in study.settings.widths:
             of_width = _train(problem, parameterization, width, study.seeds)
@@ -178,7 +178,7 @@ def run(study: Study) -> lab.Outcome:
     return lab.Outcome((lab.table(title, rows, COLUMNS),), rows, claims, remarks=(*REMARKS, *edges))
 
 
-def _rows(trained: list[Trained]) -> Iterator[lab.Row]:
+def _rows(trained: list[TrainedWidth]) -> Iterator[lab.Row]:
     """Returns the means over seeds by parameterization and width; of rates the geometric ones."""
     narrowest = {(one.parameterization, one.seed): one.at for one in reversed(trained)}
     for (parameterization, width), group in lab.grouped(trained, "parameterization", "width").items():
@@ -193,17 +193,17 @@ def _rows(trained: list[Trained]) -> Iterator[lab.Row]:
         }
 
 
-def _steps_apart(narrow: Trained, wide: Trained) -> float:
+def _steps_apart(narrow: TrainedWidth, wide: TrainedWidth) -> float:
     """Returns the steps of the grid between the best rates of two networks."""
     return abs(math.log(wide.rates[wide.at] / narrow.rates[narrow.at], STEP))
 
 
-def _cost(narrow: Trained, wide: Trained) -> float:
+def _cost(narrow: TrainedWidth, wide: TrainedWidth) -> float:
     """Returns a network's loss at the best rate of another network, relative to its least loss."""
     return float(min(wide.losses[narrow.at], MOST_SHOWN * wide.start) / wide.losses[wide.at])
 
 
-def _claims(trained: list[Trained]) -> Iterator[lab.Claim]:
+def _claims(trained: list[TrainedWidth]) -> Iterator[lab.Claim]:
     """Judges the best rates, and the slopes of features and laziness against the width, by intervals over seeds."""
     by_name = {name: group for (name,), group in lab.grouped(trained, "parameterization").items()}
     ends = {name: [(of[0], of[-1]) for of in lab.grouped(group, "seed").values()] for name, group in by_name.items()}
@@ -216,7 +216,7 @@ def _claims(trained: list[Trained]) -> Iterator[lab.Claim]:
     yield far.claim_above(f"standard: {statement}", "{:.3f} times", MOST_COST)
     for name, text in PANELS.items():
 
-        def change(one: Trained, name: str = name) -> float:
+        def change(one: TrainedWidth, name: str = name) -> float:
             return one.changes[name]
 
         flat, falling = (lab.log_slopes(by_name[p], "width", change, "seed") for p in ("maximal_update", "ntk"))
@@ -224,7 +224,7 @@ def _claims(trained: list[Trained]) -> Iterator[lab.Claim]:
         yield falling.claim_below(f"ntk: {text} falls with the width", "slope {:+.2f}", FLAT)
 
 
-def _draw(study: Study, trained: list[Trained]) -> None:
+def _draw(study: Study, trained: list[TrainedWidth]) -> None:
     """Draws losses by rate, and changes by width, mean over seeds."""
     figures, title = study.figures, f"FedAvg on {study.dataset}, mean of {len(study.seeds)} seeds"
     by_rate, most = list[BoundedPanel](), MOST_SHOWN * trained[0].start

@@ -75,7 +75,7 @@ class Budget(NamedTuple):
         return float(np.nanmin(self.losses))
 
 
-class Problem(NamedTuple):
+class PrivateTask(NamedTuple):
     """Examples of one seed among their clients, and the network at its start."""
 
     x: np.ndarray
@@ -87,7 +87,7 @@ class Problem(NamedTuple):
     network: Model
 
 
-def _problem(study: Study, seed: int) -> Problem:
+def _task(study: Study, seed: int) -> PrivateTask:
     """Draws the examples of a seed and the network's first weights."""
     settings, loaded = study.settings, ft.data.load(study.dataset, study.data_dir, seed)
     rng = np.random.default_rng(seed)
@@ -100,14 +100,16 @@ def _problem(study: Study, seed: int) -> Problem:
     network = ft.models.mlp(math.prod(x.shape[1:]), loaded.num_classes, (settings.width,), "erf")
     start = network.init(jax.random.key(seed))
     clients = ft.partition.iid(len(x), settings.num_clients, seed=seed)
-    return Problem(x, y, x_test, y_test, labels_test, clients, network._replace(init=lambda key: start))
+    return PrivateTask(x, y, x_test, y_test, labels_test, clients, network._replace(init=lambda key: start))
 
 
 def _grid(settings: PrivacySettings) -> tuple[tuple[float, ...], tuple[float, ...]]:
     return settings.learning_rates, settings.clip_norms
 
 
-def _networks(of: Problem, settings: PrivacySettings, noises: list[float], seed: int) -> tuple[np.ndarray, np.ndarray]:
+def _networks(
+    of: PrivateTask, settings: PrivacySettings, noises: list[float], seed: int
+) -> tuple[np.ndarray, np.ndarray]:
     """Trains networks on the grid: errors and accuracies, [noises, rates, clips] each."""
     work, schedule = (
         ft.Work(steps=settings.local_steps, batch_size=None),
@@ -134,7 +136,7 @@ def _networks(of: Problem, settings: PrivacySettings, noises: list[float], seed:
 
 def _budgets(study: Study, seed: int, noises: list[float]) -> Iterator[Budget]:
     """Predicts the best pair of every budget, and trains networks on the whole grid."""
-    settings, of = study.settings, _problem(study, seed)
+    settings, of = study.settings, _task(study, seed)
     assert of.network.kernel is not None
     kernels = ft.kernels.kernel_blocks(of.network.kernel, of.x, of.x_test)
     schedule = ft.schedules.all_clients(settings.num_clients)

@@ -166,6 +166,21 @@ def _build_bucket(
     return Bucket(rows, eigenvalues, eigenvectors, sizes.astype(float), local_steps[members], blocks)
 
 
+def lengths(bucket: Bucket, place: Int[Array, "S"], moves: Float[Array, "S s D"]) -> Float[Array, "S"]:
+    """Computes the norms of clients' moves in the space of weights.
+
+    Args:
+        bucket: The clients.
+        place: Place of each move's client in the bucket.
+        moves: Coefficients of the moves on the clients' rows.
+    """
+    if bucket.block is not None:
+        of_moves = jnp.einsum("kst,ktd->ksd", jnp.asarray(bucket.block)[place], moves)
+        return jnp.sqrt(jnp.maximum(jnp.sum(moves * of_moves, axis=(1, 2)), 0.0))
+    modes = jnp.einsum("kst,ksd->ktd", jnp.asarray(bucket.eigenvectors)[place], moves)
+    return jnp.sqrt(jnp.sum(jnp.asarray(bucket.eigenvalues)[place][..., None] * modes**2, axis=(1, 2)))
+
+
 class Gains(NamedTuple):
     """Factors of a client's residual g and tilt b_i in its update, mode by mode: ``z = residual g - tilt b_i``."""
 

@@ -3,7 +3,7 @@
 The server's noise has independent entries of standard deviation s in the weights, so it adds to the function a draw of
 ``N(0, s^2 Theta)``, and later rounds train on what they find. A round's noise is therefore a change of the initial
 function that is there from the next round on, and everything else is the flow's. As long as no update is clipped the
-run is linear in it, and its law has a closed form; clipped runs are drawn, one number a point and round.
+run is linear in it, and its law has a closed form. Clipped runs are drawn, from random functions in place of weights.
 """
 
 from __future__ import annotations
@@ -23,17 +23,8 @@ from fedtangent._src.pytrees import on_device
 from fedtangent._src.theory import checks
 from fedtangent._src.theory.checks import check_known, in_float64
 from fedtangent._src.theory.flow import functions
-from fedtangent._src.theory.flow.clients import Bucket
 from fedtangent._src.theory.flow.flow import Flow, finite_functions
-from fedtangent._src.theory.flow.recursion import (
-    FlowState,
-    Input,
-    Program,
-    answers_of,
-    drive_of,
-    influences,
-    weights_of,
-)
+from fedtangent._src.theory.flow.recursion import Input, Program, clipped_round, influences
 from fedtangent._src.types import AnyArray, Array, ArrayLike, Gaussian
 
 TOGETHER = 32  # runs that are drawn at once
@@ -75,7 +66,7 @@ def private_flow(
             is the expected number of clients.
 
     Raises:
-        ValueError: A flow of several models, of another algorithm, with weight decay, server momentum or late answers.
+        ValueError: A flow of several models, of another algorithm, with weight decay or server momentum.
 
     Example, the law of a run that is never clipped:
 
@@ -94,17 +85,17 @@ def private_flow(
     """
     instance("flow", flow, Flow)
     choice("algorithm", flow.kind.algorithm, ("fed_avg",))
-    wrong = {
-        "num_models": (flow.num_models, flow.num_models != 1, "1"),
-        "weight_decay": ("one", flow.kind.decays, "none"),
-        "server_momentum": ("one", flow.kind.has_server_momentum, "none"),
-        "outputs": (flow.outputs, flow.outputs != "shared", "'shared'"),
+    refused = {
+        "several models": flow.num_models != 1,
+        "weight decay": flow.kind.decays,
+        "server momentum": flow.kind.has_server_momentum,
+        'outputs="full"': flow.outputs != "shared",
     }
-    for name, (got, is_wrong, allowed) in wrong.items():
-        if is_wrong:
-            raise ValueError(f"flow: got {name} = {got}, must be {allowed} for private rounds")
+    for what, is_there in refused.items():
+        if is_there:
+            raise ValueError(f"flow: got one with {what}, must be one without, for private rounds")
     if flow.blocks.ntk_test is None:
-        raise ValueError("flow: got kernels without ntk_test, must have it: the server's noise has this covariance")
+        raise ValueError("flow: got kernels without ntk_test, must have it: it is the covariance of the server's noise")
     check_known("flow", flow.rounds, flow.numbers)
     number("clip_norm", clip_norm, above=0)
     number("noise_multiplier", noise_multiplier, at_least=0)
@@ -282,42 +273,13 @@ def _positive(name: str, values: ArrayLike) -> Float64[np.ndarray, "n"]:
     return array
 
 
-class _Round(NamedTuple):
-    change: Float[Array, "q K D"]  # sum of the updates' coefficients over m
-    norms: Float[Array, "S"]  # of the updates before they are clipped; 0 in empty slots
-
-
-def _private_round(program: Program, residual: Array, a: Array, j: Array, clip_norm: Array | float) -> _Round:
-    """Trains the clients of a round and clips their updates."""
-    start, shares = Input(residual[:, None, :], None), jnp.ones(1)
-    drive = drive_of(program, start, shares, FlowState(a, None, None), j)
-    change, norms = jnp.zeros_like(a), jnp.zeros(program.rounds.model.shape[1])
-    for bucket, slots in zip(program.buckets, program.rounds.slots, strict=True):
-        weight, model = weights_of(slots, program.rounds, j)
-        moves = answers_of(program, bucket, slots, j, drive, None).moves
-        lengths = jnp.where(weight > 0, _lengths(bucket, slots.place[j], moves), 0.0)
-        clipped = weight * jnp.minimum(1.0, clip_norm / jnp.where(lengths > 0, lengths, 1.0))
-        change = change.at[bucket.rows[slots.place[j]], model[:, None]].add(clipped[:, None, None] * moves, mode="drop")
-        norms = norms.at[slots.slot[j]].add(lengths)
-    return _Round(change, norms)
-
-
-def _lengths(bucket: Bucket, place: Array, moves: Float[Array, "S s D"]) -> Float[Array, "S"]:
-    """Computes the norms of updates in the space of weights from their coefficients on the clients' rows."""
-    if bucket.block is not None:
-        of_moves = jnp.einsum("kst,ktd->ksd", jnp.asarray(bucket.block)[place], moves)
-        return jnp.sqrt(jnp.maximum(jnp.sum(moves * of_moves, axis=(1, 2)), 0.0))
-    modes = jnp.einsum("kst,ksd->ktd", jnp.asarray(bucket.eigenvectors)[place], moves)
-    return jnp.sqrt(jnp.sum(jnp.asarray(bucket.eigenvalues)[place][..., None] * modes**2, axis=(1, 2)))
-
-
 @jax.jit
 def _norms(program: Program, residual: Float[AnyArray, "q D"]) -> Float[Array, "R S"]:
     """Computes the norms of all updates of a run without noise and clipping."""
 
     def step(a: Array, j: Array) -> tuple[Array, Array]:
-        done = _private_round(program, jnp.asarray(residual), a, j, jnp.inf)
-        return a + program.rounds.server_learning_rate[j] * done.change, done.norms
+        change, norms = clipped_round(program, Input(jnp.asarray(residual)[:, None, :], None), a, j, jnp.inf)
+        return a + program.rounds.server_learning_rate[j] * change, norms
 
     rounds = jnp.arange(program.rounds.model.shape[0])
     return jax.lax.scan(step, jnp.zeros((residual.shape[0], 1, residual.shape[1])), rounds)[1]
@@ -331,7 +293,7 @@ def _noise(
     shares: Float[AnyArray, "rounds 1"],
     deviations: Float[AnyArray, "R"],
 ) -> Float[Array, "m m"]:
-    """Computes the covariance that all rounds' noise has left: each is forgotten as an initial function would be."""
+    """Computes the covariance of the last function over the noise of all rounds, which later rounds train away."""
     b = influences(program, jnp.asarray(theta_x), jnp.asarray(shares))[:, 0]
     b = jnp.concatenate([b[1:], jnp.zeros_like(b[:1])])  # a round's noise is there from the next round on
 
@@ -360,11 +322,11 @@ def _runs(
     def one(key: Array) -> tuple[Array, Array]:
         def step(carry: tuple[Array, Array], j: Array) -> tuple[tuple[Array, Array], Array]:
             a, added = carry
-            done = _private_round(program, residual + added[:q], a, j, clip_norm)
+            change, norms = clipped_round(program, Input((residual + added[:q])[:, None, :], None), a, j, clip_norm)
             noise = jax.random.normal(jax.random.fold_in(key, j), (factor.shape[1], columns))
             added = added + rates[j] * deviation * (factor @ noise)
-            clipped = jnp.sum(done.norms > clip_norm) / jnp.maximum(jnp.sum(done.norms > 0), 1)
-            return (a + rates[j] * done.change, added), clipped
+            clipped = jnp.sum(norms > clip_norm) / jnp.maximum(jnp.sum(norms > 0), 1)
+            return (a + rates[j] * change, added), clipped
 
         start = jnp.zeros((q, 1, columns)), jnp.zeros((factor.shape[0], columns))
         (a, added), clipped = jax.lax.scan(step, start, jnp.arange(len(rates)))

@@ -254,7 +254,7 @@ def one_round(
         state: State before the round.
         j: Index of the round.
     """
-    drive = drive_of(program, starts, beta, state, j)
+    drive = _drive(program, starts, beta, state, j)
     sums = _trained(program, drive, state, j)
     change = _with_pull(program, state, sums)
     past = None if state.past is None else state.models[:, : state.past.shape[1]]
@@ -269,6 +269,7 @@ class _Sums(NamedTuple):
     pull: Float[Array, "K"]  # kappa: how far a constant force of size 1 moves the clients
     starts: Float[Array, "_"] | None  # FedAsync: weights of the answers by the model at which they start
     corrections: tuple[Float[Array, "_ K _ D"], ...] | None  # each client's after the round, not added up
+    norms: Float[Array, "S"] | None = None  # of the clients' moves before they are clipped; None if none is
 
 
 class _Answers(NamedTuple):
@@ -277,7 +278,7 @@ class _Answers(NamedTuple):
     kappa: Float[Array, "S"]
 
 
-def drive_of(program: Program, starts: Input, beta: Float[Array, "K"], state: FlowState, j: Int[Array, ""]) -> Drive:
+def _drive(program: Program, starts: Input, beta: Float[Array, "K"], state: FlowState, j: Int[Array, ""]) -> Drive:
     """Computes the functions at ``state.models`` on all training points, [q, _, D] each, and the targets [q, D]."""
     controlled = program.kind.algorithm == "scaffold"
     carried = [state.a, state.memory] if controlled and state.memory is not None else [state.models]
@@ -294,24 +295,52 @@ def drive_of(program: Program, starts: Input, beta: Float[Array, "K"], state: Fl
     return Drive(residual, tilt, program.targets)
 
 
-def _trained(program: Program, drive: Drive, state: FlowState, j: Int[Array, ""]) -> _Sums:
+def clipped_round(
+    program: Program, starts: Input, a: Float[Array, "q 1 D"], j: Int[Array, ""], clip_norm: Array | float
+) -> tuple[Float[Array, "q 1 D"], Float[Array, "S"]]:
+    """Computes the server's change in a round of one model whose clients' moves are clipped.
+
+    Args:
+        program: Rule, kernel, clients and rounds, for FedAvg.
+        starts: Initial functions at the training points.
+        a: Coefficients of the model before the round.
+        j: Index of the round.
+        clip_norm: Bound on the norm of a move.
+
+    Returns:
+        The change of ``a`` at server rate 1, and the norm of the move of every slot before it is clipped; 0 if empty.
+    """
+    state = FlowState(a, None, None)
+    sums = _trained(program, _drive(program, starts, jnp.ones(1), state, j), state, j, clip_norm)
+    assert sums.norms is not None
+    return sums.change, sums.norms
+
+
+def _trained(
+    program: Program, drive: Drive, state: FlowState, j: Int[Array, ""], clip_norm: Array | float | None = None
+) -> _Sums:
     """Trains the round's clients, bucket after bucket, and adds up their answers."""
     rounds = program.rounds
     change, corrected, pull = jnp.zeros_like(state.a), jnp.zeros_like(state.a), jnp.zeros(program.num_models)
     starts = jnp.zeros(state.models.shape[1]) if program.kind.algorithm == "fed_async" else None
+    norms = None if clip_norm is None else jnp.zeros(rounds.model.shape[1])
     normaliser = _mean_kappa(program, j) if program.kind.algorithm == "fed_nova" else None
     corrections = []
     for i, (bucket, slots) in enumerate(zip(program.buckets, rounds.slots, strict=True)):
-        weight, model = weights_of(slots, rounds, j)
+        weight, model = _weights_of(slots, rounds, j)
         if rounds.delay is not None and rounds.oldest is not None:
             age = jnp.minimum(rounds.delay[j][slots.slot[j]], rounds.oldest[j])
             weight = weight * program.numbers.delay_weights[age]
         correction = None
         if state.corrections is not None:
             correction = state.corrections[i].at[slots.place[j], model].get(mode="fill", fill_value=0.0)
-        answer = answers_of(program, bucket, slots, j, drive, correction)
+        answer = _answers(program, bucket, slots, j, drive, correction)
         if normaliser is not None:
             weight = weight * normaliser[model] / jnp.where(answer.kappa > 0, answer.kappa, 1.0)
+        if norms is not None and clip_norm is not None:
+            lengths = jnp.where(weight > 0, clients.lengths(bucket, slots.place[j], answer.moves), 0.0)
+            weight = weight * jnp.minimum(1.0, clip_norm / jnp.where(lengths > 0, lengths, 1.0))
+            norms = norms.at[slots.slot[j]].add(lengths)
         at = bucket.rows[slots.place[j]], model[:, None]
         change = change.at[at].add(weight[:, None, None] * answer.moves, mode="drop")
         pull = pull.at[model].add(weight * answer.kappa)
@@ -321,7 +350,7 @@ def _trained(program: Program, drive: Drive, state: FlowState, j: Int[Array, ""]
             step = jnp.where(slots.present[j][:, None, None], step, 0.0)
             corrections.append(state.corrections[i].at[slots.place[j], model].add(step))
             corrected = corrected.at[at].add(weight[:, None, None] * step, mode="drop")
-    return _Sums(change, corrected, pull, starts, tuple(corrections) or None)
+    return _Sums(change, corrected, pull, starts, tuple(corrections) or None, norms)
 
 
 def _with_pull(program: Program, state: FlowState, sums: _Sums) -> Float[Array, "q K D"]:
@@ -338,7 +367,7 @@ def _with_pull(program: Program, state: FlowState, sums: _Sums) -> Float[Array, 
     return change
 
 
-def answers_of(
+def _answers(
     program: Program,
     bucket: Bucket,
     slots: BucketSlots,
@@ -444,7 +473,7 @@ def _server_momentum(program: Program, change: Array, memory: Momentum, trained:
     return jnp.where(trained, moved, 0.0), new
 
 
-def weights_of(slots: BucketSlots, rounds: Rounds, j: Int[Array, ""]) -> tuple[Float[Array, "S"], Int[Array, "S"]]:
+def _weights_of(slots: BucketSlots, rounds: Rounds, j: Int[Array, ""]) -> tuple[Float[Array, "S"], Int[Array, "S"]]:
     """Returns weight (0 for padding) and model of a bucket's slots in round ``j``, [S] each."""
     slot = slots.slot[j]
     return jnp.where(slots.present[j], rounds.weight[j][slot], 0.0), rounds.model[j][slot]
@@ -476,7 +505,7 @@ def _mean_kappa(program: Program, j: Int[Array, ""]) -> Float[Array, "K"]:
     """Computes the weighted mean of the clients' kappas in round ``j``, [K]; 0 for a model without a client."""
     mean = jnp.zeros(program.num_models)
     for bucket, slots in zip(program.buckets, program.rounds.slots, strict=True):
-        weight, model = weights_of(slots, program.rounds, j)
+        weight, model = _weights_of(slots, program.rounds, j)
         mean = mean.at[model].add(weight * _kappas_of(program, bucket, slots, j))
     return mean
 
