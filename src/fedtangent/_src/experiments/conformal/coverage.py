@@ -144,7 +144,7 @@ def _covered(study: Study, of: Predictors, seed: int) -> Iterator[Covered]:
         calibration = [rows[: settings.num_calibration] for rows in shuffled]
         test = [rows[settings.num_calibration :][: settings.num_test] for rows in shuffled]
         for name, predictor in of.predicted.items():
-            for score in scores if name == "ensemble" else scores[:1]:  # the process knows some points too well
+            for score in scores if name == "ensemble" else scores[:1]:  # the process has variance 0 at some points
                 sets = ft.measures.conformal_predictor(predictor, of.targets, calibration, settings.alpha, score=score)
                 is_covered, of_all = np.asarray(sets.covers(predictor, of.targets)), sets.sets(predictor)
                 size = of_all.sum(axis=1) if isinstance(of_all, np.ndarray) else np.asarray(of_all.length)[:, 0]

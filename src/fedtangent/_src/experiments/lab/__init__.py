@@ -88,7 +88,7 @@ class MeanInterval(NamedTuple):
         return SEEN if self.high < level else NOT_SEEN if self.low > level else UNDECIDED
 
     def claim_above(self, claim: str, measured: str = "{:+.4f}", level: float = 0.0) -> Claim:
-        """Returns the verdict on a claim that the mean is above a level.
+        """Judges the claim that the mean is above a level: SEEN, NOT_SEEN or UNDECIDED, by the 95 % interval.
 
         Args:
             claim: The claim, as a sentence.
