@@ -272,7 +272,7 @@ def page(usage: str, about: str, groups: Iterable[str], options: Mapping[str, Op
         options: Options by name, each with its group.
     """
     width = max(NARROWEST, shutil.get_terminal_size((WIDTH, 24)).columns)
-    introduction = f"{about} The value after each option is its default, or your choice."
+    introduction = f"{about} After an option stands its default, or in capitals its kind of value."
     lines = [f"usage: {usage}", *textwrap.wrap(introduction, width)]
     for title in groups:
         mine = [one for one in options.values() if one.group == title]
@@ -293,13 +293,13 @@ def _lines(one: Option, width: int) -> list[str]:
 
 def _default(one: Option) -> str:
     """Returns the text after an option: its value, or the kind of value it takes if it has none."""
-    if one.type is bool:
+    if one.type is bool or one.positional:
         return ""
     if one.default is None or one.default is dataclasses.MISSING:
-        if one.positional:
-            return ""
         plain = [kind for kind in typing.get_args(one.type) if kind is not type(None)] or [one.type]
         return getattr(plain[0], "__name__", str(plain[0])).upper()
+    if one.default == ():
+        return f"{typing.get_args(one.type)[0].__name__.upper()} .."
     if isinstance(one.default, tuple):
         text = " ".join(map(str, one.default))
         return text if len(text) < 24 else f"{one.default[0]} {one.default[1]} .."

@@ -52,7 +52,8 @@ class CompareOptions:
     """
 
     case: tuple[str, ...] = DEFAULT_CASES
-    """Standard cases: sine, digits, fashion_mnist (downloaded). For your own run give --algorithm, as to `train`."""
+    """Standard cases: sine, digits, fashion_mnist (downloaded). For your own run give --algorithm A, as to `train`,
+    whose options `compare --algorithm A --help` shows."""
     scale: str = "default"
     """Size: smoke (small, for CI), default (minutes), paper (needs an accelerator)."""
     seed: int = option(0, most=MAX_SEED)

@@ -69,11 +69,11 @@ class Forecasting:
     """Settings of a forecast: its target, its number of initial functions, and whether rates are searched."""
 
     target: float | None = None
-    """Rounds and bytes to this test accuracy; without labels, to this mean squared error, or loss of margins."""
+    """Rounds and bytes to this test accuracy; without labels, to this mean squared or other error."""
     draws: int = 16
-    """Initial functions (times K) that are averaged over, and make the band; two or more."""
+    """Initial functions, of each model, that are averaged over and make the band; two or more."""
     rates: bool = True
-    """Search for the largest stable and the best rate; off: only the learning curve at the run's rate."""
+    """Off: only the learning curve at the run's rate, without a search for the largest stable and the best rate."""
     kernel_dir: Path | None = option(None, may_differ=True)
     """Folder of the kernel's file, where memory has no room for it (default: below the output)."""
 

@@ -111,7 +111,7 @@ class RotationTest(NamedTuple):
 
     @property
     def is_exact(self) -> bool:
-        """Whether the functions are the same up to rounding."""
+        """Whether runs on features and on rotated features give the same functions up to rounding."""
         return self.disagreement <= SAME
 
     @property

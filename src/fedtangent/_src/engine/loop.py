@@ -396,7 +396,7 @@ def _refused(past: Past, chunks: int = 0) -> tuple[int, str] | None:
 
 
 def _end(past: Past) -> str:
-    """Returns the status of a run at its end; rounds may have been refused, or numbers may have overflowed."""
+    """Returns the status of a run: finished, unstable if the server refused its rate, or diverged."""
     refused = _refused(past)
     if refused is not None:
         return f"unstable at round {refused[0]}: {refused[1]}"

@@ -100,7 +100,7 @@ class _Shapes(Protocol):
 
 
 class _Composed(NamedTuple):
-    """All parts of an algorithm."""
+    """What ``compose`` was given, with defaults filled in, for the algorithm's ``init``, ``step`` and ``cost``."""
 
     model: Model
     local: Local

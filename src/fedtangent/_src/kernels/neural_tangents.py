@@ -98,7 +98,7 @@ class _Step(NamedTuple):
 
 
 def _unroll(jaxpr: Jaxpr, consts: Sequence[AnyArray], args: Sequence[_Value], tape: list[_Step]) -> list[_Value]:
-    """Appends to ``tape`` the equations that depend on a slot, with nested jaxprs in place; evaluates the others."""
+    """Evaluates a jaxpr; equations with an input that is known only later, a ``_Slot``, are appended to ``tape``."""
     values: dict[Var, _Value] = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*consts, *args], strict=True))
 
     def read(atom: Var | Literal) -> _Value:

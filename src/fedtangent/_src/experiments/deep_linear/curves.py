@@ -169,7 +169,7 @@ def problem(study: Study, seed: int) -> Problem:
 
 
 def _divisions(study: Study) -> Iterator[tuple[Problem, Partition]]:
-    """Yields the examples of every seed with their division among the clients of every run."""
+    """Yields a partition and its examples for every seed, number of clients and number of classes a client."""
     counts = sorted({setting.num_clients for setting in study.settings.runs()})
     for seed in study.seeds:
         examples = problem(study, seed)

@@ -211,7 +211,10 @@ def _sheet(all_pairs: Sequence[Pair]) -> lab.Sheet:
 
 
 def claims(all_pairs: Sequence[Pair]) -> tuple[lab.Claim, ...]:
-    """Judges whether equal K / N gives one curve, and, beyond the paper, less so for more heterogeneous clients."""
+    """Judges whether runs of equal K / N, local steps over clients, have the same curve of the loss.
+
+    It also judges, which the paper does not, whether these curves are farther apart for more heterogeneous clients.
+    """
     verdicts = list[lab.Claim]()
     for (classes, one, twice), group in lab.grouped(all_pairs, *ALIKE).items():
         name = f"{scheme_name(classes)}: {tuple(one)} and {tuple(twice)}"

@@ -199,7 +199,7 @@ def _worst_terms(networks: list[FollowedNetwork], wrong: list[FollowedNetwork]) 
 def _error_rows(
     settings: TheoremSettings, networks: list[FollowedNetwork], rates: dict[str, lab.MeanInterval]
 ) -> list[lab.Row]:
-    """Computes the mean error of every flow by width, and its slope."""
+    """Computes each flow's distance from the networks' residuals: the mean by width, and its slope in the width."""
     rows = []
     for name, label in FLOWS.items():
         means = {f"w{w}": float(np.mean([f.error(name) for f in networks if f.width == w])) for w in settings.widths}

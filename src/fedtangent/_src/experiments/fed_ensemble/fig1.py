@@ -80,7 +80,7 @@ class PosteriorCase(NamedTuple):
 
 
 def law_of(process: Gaussian) -> Law:
-    """Computes standard deviations and leading directions of a process of one output."""
+    """Computes standard deviations, and the directions that hold 99 % of the variance, of a process of one output."""
     values, vectors = np.linalg.eigh(np.asarray(process.cov))
     values, vectors = np.maximum(values[::-1], 0), vectors[:, ::-1]
     rank = 1 + int(np.searchsorted(np.cumsum(values) / np.sum(values), SHARE_OF_VARIANCE))

@@ -356,7 +356,7 @@ def published(beta: float, dimension: int) -> float | None:
 
 
 def _judge_fig6(settings: BetaSettings, ends: dict[tuple[float, int], np.ndarray]) -> tuple[lab.Claim, ...]:
-    """Judges the largest against the smallest value of each axis, averaged over the other axis, paired by seed."""
+    """Judges whether the largest beta is more accurate than the smallest, averaged over d1', and likewise for d1'."""
     top, low = max(settings.betas), min(settings.betas)
     most, least = max(settings.dimensions), min(settings.dimensions)
     by_beta = lab.interval(np.mean([ends[top, d] - ends[low, d] for d in settings.dimensions], axis=0))

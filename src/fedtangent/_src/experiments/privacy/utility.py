@@ -135,7 +135,7 @@ def _networks(
 
 
 def _budgets(study: Study, seed: int, noises: list[float]) -> Iterator[Budget]:
-    """Predicts the best pair of every budget, and trains networks on the whole grid."""
+    """Predicts for every epsilon the best pair of rate and clipping bound, and trains networks with all pairs."""
     settings, of = study.settings, _task(study, seed)
     assert of.network.kernel is not None
     kernels = ft.kernels.kernel_blocks(of.network.kernel, of.x, of.x_test)

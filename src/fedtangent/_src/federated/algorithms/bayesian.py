@@ -68,7 +68,7 @@ class EnsembleOfClients:
 
 @dataclasses.dataclass(frozen=True)
 class DistilledEnsemble(EnsembleOfClients):
-    """The ensemble that is drawn from the clients' models, and the student that learns from it at the server."""
+    """Options of FedBE: how models are drawn around the clients' ones, and how the server distils them into one."""
 
     server_data: Shaped[AnyArray, "m ..."] | None = None
     """x [m, ...] without labels, held by the server. Charged as sent up once, before the first round."""

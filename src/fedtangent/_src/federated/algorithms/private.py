@@ -46,7 +46,7 @@ class ClientPrivacy:
     clip_norm: float = 1.0
     """Bound on the norm of an update."""
     noise_multiplier: float = 1.0
-    """Noise on the sum of the updates, in units of ``clip_norm``."""
+    """Noise on the sum of the updates, in units of their bound; 0 for none."""
     expected_clients: float | None = None
     """The fixed number m that the sum is divided by (default: the schedule's slots per model)."""
 

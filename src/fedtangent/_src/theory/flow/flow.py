@@ -86,7 +86,7 @@ class Flow:
         return len(self.slots.client)
 
     def mean(self, r: int | Sequence[int], model: int | None = None) -> Float[AnyArray, "*r m C"]:
-        """Computes the mean over initial functions of mean zero, ``Theta(x, X) M_r Y``: [..., m, C].
+        """Computes the mean over initial functions of mean zero, ``Theta(x, X) M_r Y`` (``operator``): [..., m, C].
 
         Args:
             r, model: Finished rounds and model, as documented at ``Flow``.
