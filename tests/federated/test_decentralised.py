@@ -18,6 +18,7 @@ from fedtangent._src.federated.local import Work
 from fedtangent._src.federated.schedule import own_models
 from fedtangent._src.types import Algorithm, PyTree, Schedule
 
+from ..nightly import nightly
 from . import reference, reference_decentralised
 from .toys import NUM_CLIENTS, arguments_of, cohorts, distance, fixed, go, models_of, owned_rows, two_layer, uneven_data
 
@@ -110,7 +111,7 @@ def test_one_local_step_is_d_psgd() -> None:
     assert distance(end, models) < TOLERANCE
 
 
-@pytest.mark.parametrize("away", [False, True])
+@pytest.mark.parametrize("away", nightly([False, True], [True]))
 def test_mixing_keeps_the_mean_and_brings_models_together_as_fast_as_the_gap_says(away: bool) -> None:
     """Of clients that hardly learn, from models that start apart."""
     still = build("train_then_mix", away, 1, client_learning_rate=1e-14)

@@ -34,7 +34,7 @@ def row(**changes: Any) -> ft.types.Verdict:
 
 
 @pytest.mark.theory
-@pytest.mark.parametrize("weights", [None, conformal.WEIGHTS])
+@pytest.mark.parametrize("weights", [pytest.param(None, marks=pytest.mark.slow), conformal.WEIGHTS])
 def test_a_row_holds_and_its_control_fails(weights: tuple[float, ...] | None) -> None:
     found = row(calibration_weights=weights, test_weights=weights)
     assert found.passed, found
