@@ -36,7 +36,7 @@ SEVERAL = [*DIGITS, "--algorithm", "fed_ensemble", "--num-models", "2", "--loss"
 pytestmark = pytest.mark.usefixtures("kept_builds")
 
 
-@pytest.mark.parametrize("name", RUNS)
+@pytest.mark.parametrize("name", nightly(RUNS, ["fed_avg", "ntk_fl"]))
 def test_a_run_writes_its_files_and_prints_its_table(run: Callable, folder: Path, name: str) -> None:
     ended = run("train", *RUNS[name], "--output", "out")
     assert ended.code == 0, ended

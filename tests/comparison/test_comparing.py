@@ -360,11 +360,11 @@ def half_way(model, schedule, client_learning_rate, share=0.5):
     )
 
 
-def test_a_recipe_of_ones_own_is_simulated_predicted_and_compared(monkeypatch: pytest.MonkeyPatch) -> None:
-    """By the three functions, with the same arguments; a rule that is wrong by 5 % does not pass."""
+@pytest.mark.slow
+def test_a_recipe_of_ones_own_is_simulated_predicted_and_compared() -> None:
+    """By the three functions, with the same arguments."""
     data, clients = own_data()
-    model, each = linear(3, 2), all_clients(4)
-    algorithm = half_way(model, each, 0.1)
+    algorithm = half_way(linear(3, 2), all_clients(4), 0.1)
     run = ft.simulate(algorithm, data, clients, num_rounds=6, seed=0, evaluation=ft.Evaluation(3))
     theory = ft.predict(
         algorithm, data, clients, num_rounds=6, seed=0, evaluation=ft.Evaluation(3), forecasting=ft.Forecasting(None, 4)
@@ -377,8 +377,11 @@ def test_a_recipe_of_ones_own_is_simulated_predicted_and_compared(monkeypatch: p
     for one in (run.history, theory.history, side.history):
         assert len(one.plot().axes) == 2 and "<img" in one._repr_html_() and len(one.to_pandas())
 
+
+def test_a_rule_of_ones_own_that_is_wrong_by_5_percent_does_not_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    data, clients = own_data()
     monkeypatch.setattr(linear_models, "LINEARISED_WIDTH", 16)
-    network = half_way(mlp(3, 2, (16,)), each, 0.5)
+    network = half_way(mlp(3, 2, (16,)), all_clients(4), 0.5)
     wrong = network._replace(
         composition=network.composition._replace(rule={**network.rule, "server_learning_rate": 0.475})
     )

@@ -118,6 +118,7 @@ def test_a_loop_with_one_thing_wrong_differs(name: str, fault: str) -> None:
     assert distance(simulated(name)[1], replayed(name, fault)) > VISIBLE
 
 
+@pytest.mark.slow
 def test_a_mapping_to_devices_is_the_same_run() -> None:
     """The others are those of the laws."""
     assert distance(simulated("poisson"), simulated("poisson", "sharded:chunked:2")) < TOLERANCE

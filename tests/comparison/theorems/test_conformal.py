@@ -33,6 +33,7 @@ def row(**changes: Any) -> ft.types.Verdict:
     return conformal.verdict(pool(), "coverage", right, ("quiet", quiet), conformal.SPLITS, 1)
 
 
+@pytest.mark.slow
 @pytest.mark.theory
 @pytest.mark.parametrize("weights", [pytest.param(None, marks=pytest.mark.slow), conformal.WEIGHTS])
 def test_a_row_holds_and_its_control_fails(weights: tuple[float, ...] | None) -> None:
