@@ -77,6 +77,7 @@ def test_several_algorithms_are_ranked_and_repeated(run: Callable, folder: Path)
     assert [d.algorithm.entry.name for d in one.arguments["described"].runs] == ["fed_avg"]
 
 
+@pytest.mark.slow
 def test_several_values_of_an_option_are_a_run_each(run: Callable, folder: Path) -> None:
     line = ["predict", *TINY, "--algorithm", "fed_prox", "fed_avg", "--mu", 0.5, 2, "--no-rates"]
     ended = run(*line, "--output", "out")

@@ -101,13 +101,15 @@ def test_a_convolution_follows_the_flow_of_its_own_kernel(case: str) -> None:
 WARM_UP = optax.warmup_constant_schedule(0.0, 0.003, 3)
 
 
+@pytest.mark.slow
 def test_a_warm_up_of_optax_has_one_value_in_training_and_in_theory() -> None:
     """In float32 its last digit depends on how it is compiled."""
     side = ft.compare(fed_avg(rate=WARM_UP), DATA, CLIENTS, num_rounds=4, start=jax.random.key(0))
     assert side.verdicts[0].passed, side.verdicts[0]
 
 
-@pytest.mark.parametrize("optimizer", [pytest.param(optax.adam(WARM_UP), marks=pytest.mark.slow), optax.sgd(WARM_UP)])
+@pytest.mark.slow
+@pytest.mark.parametrize("optimizer", [optax.adam(WARM_UP), optax.sgd(WARM_UP)])
 def test_an_optimiser_whose_first_local_step_is_0_is_put_beside_linearised_networks(optimizer: Any) -> None:
     algorithm = fed_avg(rate=None, client_optimizer=optimizer)
     side = ft.compare(algorithm, DATA, CLIENTS, num_rounds=2, start=jax.random.key(0))

@@ -241,7 +241,7 @@ def _count_traces_anew() -> None:
 
 
 # By day one of each kind of server, client, cohort and message; of the others the laws that compile nothing.
-DAILY = ("centralised", "cp_ntk_fl", "fed_adam", "fed_avg", "fed_be", "gossip", "lg_fed_avg", "random_walk", "scaffold")
+DAILY = ("centralised", "cp_ntk_fl", "fed_avg", "fed_be", "gossip", "random_walk", "scaffold")
 
 
 @pytest.fixture(scope="module", params=nightly(catalogue("algorithms"), DAILY))
@@ -371,7 +371,7 @@ def linear() -> Model:
 
 
 # By day one of each kind of server and of client; the programs of the linear model serve this law alone.
-IN_UNITS = ("centralised", "cp_ntk_fl", "fed_avg", "fed_be", "gossip", "scaffold")
+IN_UNITS = ("centralised", "cp_ntk_fl", "fed_be", "scaffold")
 
 
 @pytest.mark.parametrize("name", nightly(LAWS, IN_UNITS))
