@@ -32,7 +32,9 @@ def _float64():
         yield
 
 
-@pytest.mark.parametrize(("name", "loss"), nightly(CASES, [("scaffold", "squared_error")]))
+@pytest.mark.parametrize(
+    ("name", "loss"), nightly(CASES, [("momentum, decay", "cross_entropy"), ("scaffold", "squared_error")])
+)
 def test_runs_on_features_are_the_flow(name: str, loss: str) -> None:
     """To rounding, for every algorithm with a rule; a flow with a rate 1 % off is not."""
     setting = described(name, loss=loss)
