@@ -9,11 +9,9 @@ import gc
 import os
 import shutil
 import tempfile
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
 
 # Before jax is imported, and as variables of the environment, so that every process that a test starts has them too.
 # Each computes on one thread, so that parallel processes do not fight for cores.
@@ -45,8 +43,6 @@ if __package__:  # not in a process that a test starts
 
     contracts.install("fedtangent")  # before any of its modules is imported
 
-from jax._src.interpreters import mlir
-
 # Compiled programs are shared by all processes of a run and kept for the next one.
 from fedtangent._src import programs
 
@@ -77,30 +73,6 @@ def pytest_configure(config: pytest.Config) -> None:
     folder = Path(os.environ["JAX_COMPILATION_CACHE_DIR"])
     if folder.parts[-3:-1] == ("fedtangent", "tests") and not hasattr(config, "workerinput"):
         programs.tidy(folder, PROGRAMS_BYTES)
-
-
-class _Context(threading.local):
-    """The MLIR context of a thread, and how many programs were lowered in it."""
-
-    made: Any = None
-    programs = 0
-
-
-def _in_one_context(make: Callable[[], Any], most: int = 200) -> Callable[[], Any]:
-    """``make``, asked anew for every ``most``-th program only: JAX makes a context for each, which takes 5 ms."""
-    kept = _Context()
-
-    def context() -> Any:
-        if kept.made is None or kept.programs == most:  # what was lowered in it stays as long as it does
-            kept.made, kept.programs = make(), 0
-        kept.programs += 1
-        return kept.made
-
-    return context
-
-
-if hasattr(mlir, "make_ir_context"):
-    mlir.make_ir_context = _in_one_context(mlir.make_ir_context)
 
 
 def _memory_maps() -> int:
