@@ -186,16 +186,12 @@ def apart(jacobian: np.ndarray, outputs: str, loss: str, batches: np.ndarray | N
 
 DAILY = (
     "prox and weight decay beside both momenta",
-    "nesterov",
     "steps that shrink",
     "fed_nova, nesterov",
     "fed_nova, a round of rate 0",
     "scaffold, a round of rate 0",
     "steps of other sizes",
-    "fed_nova",
     "fed_dyn",
-    "scaffold",
-    "weight decay",
 )
 
 
