@@ -14,7 +14,7 @@ from fedtangent._src.comparison.theorems.conformal import Pool, Question
 from fedtangent._src.data.partition.given import consecutive
 from fedtangent._src.measures import conformal as measures
 
-from .....nightly import nightly
+from ...nightly import nightly
 
 Break = Callable[[pytest.MonkeyPatch], None]
 
