@@ -97,7 +97,7 @@ WRONG: dict[str, Callable[[Seen], dict[str, Any]]] = {
 CONTROLS = [*(("wide", name) for name in WRONG), ("linear", "another model's initial function")]
 
 
-@pytest.mark.parametrize(("which", "name"), nightly(CONTROLS, [("wide", next(iter(WRONG)))]))
+@pytest.mark.parametrize(("which", "name"), nightly(CONTROLS, [("wide", name) for name in list(WRONG)[:3]]))
 def test_a_wrong_prediction_fails(request: pytest.FixtureRequest, which: str, name: str) -> None:
     run = request.getfixturevalue(which)
     assert not run.ledger.against(**WRONG[name](run)).passed
