@@ -12,7 +12,7 @@
 # ---
 
 # %% [markdown]
-# # Fed-ensemble, NTK-FL and their Gaussian-process limit, side by side
+# # Do federated networks do what kernel theory says? Fed-ensemble, NTK-FL and the Gaussian process, side by side
 #
 # Fed-ensemble trains $K$ networks at once: in every round each client trains one of them. Its Theorem 2 says what
 # wide networks become when they are trained long enough: independent draws of a Gaussian process. This notebook
@@ -182,3 +182,20 @@ print(f"relative error to the flow without client {missed}: {gap.mean():.4f}")
 # %% [markdown]
 # `fedtangent compare` does all of this for several widths and data sets, with standard errors, a fitted slope in the
 # width (theory: -1/2) and a verdict for every comparison.
+
+# %% [markdown]
+# ## To play with
+#
+# `ROUND` is any round from 0 to 80, `MODEL` any of the five. The band narrows where there are data.
+
+# %%
+ROUND, MODEL = 10, 0
+
+at, spread = np.asarray(flow.mean(ROUND))[MODEL, :, 0], np.asarray(flow.cov(ROUND))[MODEL]
+width = 1.96 * np.sqrt(np.maximum(np.diag(spread), 0))
+figure, ax = plt.subplots(figsize=(5, 3), layout="constrained")
+ax.plot(x, at, color="#d55e00")
+ax.fill_between(x, at - width, at + width, color="#d55e00", alpha=0.2)
+ax.plot(toy.x_train[:, 0], toy.y_train[:, 0], "k.", ms=3)
+ax.set(title=f"theory: model {MODEL} after round {ROUND}", xlabel="x")
+plt.show()

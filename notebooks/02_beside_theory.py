@@ -12,7 +12,9 @@
 # ---
 
 # %% [markdown]
-# # Your own run beside its theory
+# # How wide must my network be for theory to hold?
+#
+# Theory describes infinitely wide networks. How far is a network of width 64, or 1,024, from it?
 #
 # `ft.simulate`, `ft.predict` and `ft.compare` take the same algorithm, data and clients. `compare` trains networks of
 # several widths, and the federated kernel flow predicts the same run, with its cohorts, its minibatches and each
@@ -108,3 +110,25 @@ forecast.history
 # %% [markdown]
 # On the command line these are `fedtangent compare --algorithm fed_prox --mu 0.1 --dataset mine.npz` and
 # `fedtangent predict` with the same options.
+
+# %% [markdown]
+# ## To play with
+#
+# How wide must a network be to end within `WITHIN` of theory? The line through the errors above says so; beyond the
+# widths that were trained it is a guess. `RATE`, `MU` and `STEPS` are of another run, which theory predicts.
+
+# %%
+WITHIN = 0.02
+RATE, MU, STEPS = 0.5, 1.0, 20
+
+slope, level = np.polyfit(np.log(WIDTHS), np.log(errors.mean(axis=1)), 1)
+print(f"an error of {WITHIN:g} needs a width of about {np.exp((np.log(WITHIN) - level) / slope):.0f}")
+other = ft.fed_prox(
+    model,
+    ft.schedules.all_clients(6),
+    client_learning_rate=RATE,
+    mu=MU,
+    work=ft.Work(steps=STEPS, batch_size=16),
+    loss="cross_entropy",
+)
+print(ft.predict(other, data, clients, num_rounds=10, seed=0))

@@ -12,7 +12,9 @@
 # ---
 
 # %% [markdown]
-# # The Gaussian-process limit
+# # How many models does an ensemble need?
+#
+# The error of an ensemble's mean falls as 1 / K, and theory says from where.
 #
 # Theorem 2 of Fed-ensemble: wide networks that are trained long enough are independent draws of a Gaussian process,
 # with mean $m(x) = \Theta(x, X) \Theta^{-1} Y$ and a covariance $k$ that the kernels give. An ensemble of $K$ of them
@@ -118,3 +120,22 @@ try:
     ft.theory.gp_limit(kernel, y, max_relative_jitter=0)
 except ft.kernels.SingularKernelError as error:
     print(error)
+
+# %% [markdown]
+# ## To play with
+#
+# Where must the next example lie? `POINT` is added to the sixteen of the first problem (its value is not needed), and
+# `MODELS` is how many models are averaged: the standard deviation of their mean, before and after.
+
+# %%
+POINT, MODELS = 1.2, 5
+
+x, x_test = np.linspace(-1, 1, 16)[:, None], np.linspace(-1.3, 1.3, 80)[:, None]
+figure, ax = plt.subplots(figsize=(6, 3.2), layout="constrained")
+for label, inputs in (("sixteen examples", x), (f"and one at {POINT:g}", np.concatenate([x, [[POINT]]]))):
+    kernel = ft.kernels.kernel_blocks(model.kernel, inputs, x_test)
+    cov = ft.theory.gp_limit(kernel, np.zeros((len(inputs), 1))).cov
+    ax.plot(x_test, np.sqrt(np.maximum(np.diag(cov), 0) / MODELS), label=label)
+ax.set(xlabel="x", ylabel=f"standard deviation of {MODELS} models' mean")
+ax.legend()
+plt.show()

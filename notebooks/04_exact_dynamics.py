@@ -12,12 +12,12 @@
 # ---
 
 # %% [markdown]
-# # Exact federated dynamics
+# # Will heterogeneity, or many local steps, hurt here?
 #
-# In the kernel regime every round of federated gradient descent is a linear map of the residuals.
+# And which rate is stable with 20 local steps? In the kernel regime these questions have answers without noise, in
+# seconds: every round of federated gradient descent is a linear map of the residuals.
 # `theory.federated_flow` composes these maps: mean and covariance of every model at every round, for any clients,
-# cohorts, local steps, weights and corrections. So one can ask, without noise and in seconds, what heterogeneity,
-# local steps and participation do.
+# cohorts, local steps, weights and corrections.
 
 # %%
 import matplotlib.pyplot as plt
@@ -105,3 +105,27 @@ def last_loss(rate, algorithm):
 for name in ("fed_avg", "scaffold"):
     found = ft.theory.best_learning_rate(lambda rate, name=name: last_loss(rate, name), 0.01, 2.0)
     print(f"{name}: test loss {found.loss:.4f} after 20 rounds at its best rate {found.rate:.3f}")
+
+# %% [markdown]
+# ## Which rate is stable?
+#
+# Above the largest stable rate a mode of the residual grows from round to round. With one local step a round is a step
+# on the mean of all losses. With many, every client's own steps have to be stable, and clients are curved more steeply
+# than their mean.
+
+# %%
+for steps in (1, 5, 20, 100):
+    rule = ft.theory.Rule(local_steps=steps, learning_rate=0.1)
+    stable = ft.theory.federated_flow(kernel, y, clients, cohorts, rule).largest_stable_learning_rate()
+    print(f"local steps: {steps:3d}, stable up to a rate of {stable:.3f}")
+
+# %% [markdown]
+# ## To play with
+#
+# Your own federation: a small `ALPHA` makes clients differ, `STEPS` are local steps, `PER_ROUND` of six clients train.
+
+# %%
+ALPHA, STEPS, PER_ROUND = 0.05, 100, 3
+
+settings = {"alpha": ALPHA, "steps": STEPS, "per_round": PER_ROUND}
+show({"yours": losses(**settings), "alpha 100": losses(**settings | {"alpha": 100})}, "FedAvg: your federation")

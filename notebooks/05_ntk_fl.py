@@ -12,7 +12,7 @@
 # ---
 
 # %% [markdown]
-# # NTK-FL, and what crosses the wire
+# # Is a round of Jacobians worth its bytes, and what does it give away?
 #
 # NTK-FL's clients send the Jacobian of the network at every example; the server evolves the tangent kernel of the
 # pooled data, and so takes many steps of gradient descent in one round. It pays in bytes: CP-NTK-FL sends fewer rows
@@ -102,5 +102,26 @@ for ax, sparsity in zip(axes[1:], (0.0, 0.9, 0.98), strict=True):
     ax.imshow(found[0], cmap="gray")
     ax.set_title(f"sparsity {sparsity:g}\nSSIM {similarity:.2f}")
 for ax in axes:
+    ax.set_axis_off()
+plt.show()
+
+# %% [markdown]
+# ## To play with
+#
+# Another image of the test set, and as sparse a message as you like. `SIZE` examples are sent in one message: what is
+# read from their sum is a mixture of them.
+
+# %%
+IMAGE, SPARSITY, SIZE = 7, 0.95, 1
+
+images = digits.x_test[IMAGE : IMAGE + SIZE]
+sent = ft.attacks.sparsify(ft.attacks.jacobians(readable, params, images), SPARSITY)
+found = np.asarray(ft.attacks.read_first_layer(readable, params, sent)).reshape(-1, 8, 8)
+figure, axes = plt.subplots(2, len(images), figsize=(2 * len(images), 3.4), squeeze=False, layout="constrained")
+for at, (image, read) in enumerate(zip(np.reshape(images, (-1, 8, 8)), found, strict=True)):
+    axes[0, at].imshow(image, cmap="gray")
+    axes[1, at].imshow(read, cmap="gray")
+    axes[1, at].set_title(f"read: SSIM {ft.attacks.ssim(read[None], image[None])[0]:.2f}", fontsize="small")
+for ax in axes.ravel():
     ax.set_axis_off()
 plt.show()

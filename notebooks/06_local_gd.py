@@ -12,7 +12,7 @@
 # ---
 
 # %% [markdown]
-# # The implicit bias of Local-GD
+# # Which of many solutions does federated training find? The implicit bias of Local-GD
 #
 # A linear model with more dimensions than examples has many solutions. Which one does federated training find? For
 # regression every round is known in closed form: the global model tends to the centralised minimum-norm solution. For
@@ -75,3 +75,19 @@ print(f"after 120 rounds: Local-GD {end[0]:.4f}, modified {end[1]:.4f}")
 
 # %%
 print(ft.theory.local_theorem_1(run))
+
+# %% [markdown]
+# ## To play with
+#
+# The same in other sizes: regression with `EXAMPLES` on each of `NODES` nodes, in `DIMENSIONS` (more than there are
+# examples). How many rounds are needed, and how does that grow with the number of nodes?
+
+# %%
+NODES, EXAMPLES, DIMENSIONS = 5, 20, 400
+
+count = NODES * EXAMPLES
+inputs = np.random.default_rng(1).standard_normal((count, DIMENSIONS))
+own = ft.types.Partition(np.arange(count), np.arange(0, count + 1, EXAMPLES))
+yours = ft.theory.local_regression(inputs, inputs @ np.ones(DIMENSIONS), own)
+print(f"{NODES} nodes: a round leaves {yours.contraction:.3f} of the distance at most")
+print(f"{yours.rounds_to(1e-3)} rounds to a thousandth of it")

@@ -12,7 +12,7 @@
 # ---
 
 # %% [markdown]
-# # Deep linear networks
+# # How fast must a deep linear network converge, and how fast does it?
 #
 # FedAvg on a network without activations is the smallest model that is not convex, and whose rate can be proved: the
 # loss decays by a factor rho a round where the network is wide. The theorem's conditions can be looked at on one's
@@ -94,3 +94,14 @@ for width in (50, 200, 800):
     shares = [np.linalg.norm(term) / np.linalg.norm(terms.total) for term in terms]
     names = ("linear", "kernel", "drift", "products")
     print(f"width {width}: " + ", ".join(f"{n} {s:.1e}" for n, s in zip(names, shares, strict=True)))
+
+# %% [markdown]
+# ## To play with
+#
+# A rate, local steps and a width of your own: what the theorem promises, and which of its conditions then hold.
+
+# %%
+RATE, STEPS, WIDTH = 0.001, 5, 1000
+
+own = [rng.standard_normal(shape) for shape in ((WIDTH, 2), (WIDTH, WIDTH), (1, WIDTH))]
+print(ft.theory.deep_linear_theorem(own, ft.theory.full_batch_work(x, y, clients, RATE, STEPS)))

@@ -12,7 +12,7 @@
 # ---
 
 # %% [markdown]
-# # Uncertainty and calibration
+# # Does an ensemble know what it does not know?
 #
 # An ensemble says how much its members disagree. In the kernel regime that disagreement is a posterior variance
 # (notebook 03); here it is measured on digits: entropy, knowledge uncertainty, reliability, and what it says of
@@ -90,3 +90,16 @@ for ax, (label, of) in zip(axes, measures, strict=True):
     ax.legend()
     print(f"{label}: known {values[seen].mean():.3f}, never seen {values[~seen].mean():.3f}")
 plt.show()
+
+# %% [markdown]
+# ## To play with
+#
+# How many models does it take? `MODELS` of the ten, and the share of unseen digits among the `FLAGGED` predictions of
+# which they know least. By chance it would be the share of unseen digits in the test set.
+
+# %%
+MODELS, FLAGGED = 3, 50
+
+doubt = np.asarray(ft.measures.mutual_information(logits["fed_ensemble"][:MODELS]))
+flagged = np.argsort(doubt)[-FLAGGED:]
+print(f"{(~seen[flagged]).mean():.2f} of the {FLAGGED} most doubtful were never seen, {(~seen).mean():.2f} of all")

@@ -12,7 +12,7 @@
 # ---
 
 # %% [markdown]
-# # Your own algorithm, model and data
+# # Is my own server rule better than FedAvg? An algorithm, model and data of your own
 #
 # An algorithm is a composition of small pure functions; the engine maps it over clients, counts its bytes and writes
 # its checkpoints. Here a new server rule, a new network and one's own arrays are put together and compared, seed by
@@ -139,3 +139,25 @@ plt.show()
 # As a file `mine.py` it is an option of the command line: `fedtangent train --algorithm mine:fed_exp --epsilon 0.01`.
 # Mappings, faults, checkpoints and counted bytes come with it. The tests of the laws that every algorithm keeps run for
 # it once it is registered: docs/guides/own_algorithm.md says how, and how to test it before.
+
+# %% [markdown]
+# ## To play with
+#
+# More heterogeneous clients, more local epochs, another rate: does the answer change?
+
+# %%
+ALPHA, EPOCHS, RATE = 0.1, 5, 0.05
+
+other = ft.partition.dirichlet(y[:1000], num_clients=10, alpha=ALPHA, seed=0)
+found = ft.sweep(
+    lambda name: {"fed_exp": fed_exp, "fed_avg": ft.fed_avg}[name](
+        model, schedule, client_learning_rate=RATE, work=ft.Work(epochs=EPOCHS, batch_size=20), loss="cross_entropy"
+    ),
+    ft.data.federated_data(x[:1000], y[:1000], other, num_classes=2),
+    num_rounds=20,
+    seeds=range(5),
+    grid=grid,
+    evaluation=ft.Evaluation(measure=accuracy),
+)
+(difference,) = ft.measures.differences(found, "accuracy", baseline={"name": "fed_avg"})
+print(f"FedExP minus FedAvg: {difference.mean:+.3f}, 95 % interval {difference.low:+.3f} to {difference.high:+.3f}")

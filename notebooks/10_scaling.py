@@ -12,7 +12,7 @@
 # ---
 
 # %% [markdown]
-# # Scaling: mappings, devices, sweeps
+# # How fast is a round on my machine, and how are its clients laid out?
 #
 # A round is one compiled program. How its clients are laid onto the devices is a choice of its own, which changes the
 # speed and not the result.
@@ -106,3 +106,15 @@ for difference in ft.measures.differences(found, "accuracy", baseline={"rate": 0
 
 # %%
 print(ft.processes.resolve_mapping(algorithm, held, 20, "vmap"))
+
+# %% [markdown]
+# ## To play with
+#
+# A wider network, and more clients in a round: which mapping would be taken, and how much memory would it need?
+
+# %%
+WIDTH, PER_ROUND, MAPPING = 2048, 100, "auto"
+
+wide = ft.models.mlp(64, 10, (WIDTH,), parameterization="standard")
+larger = ft.fed_avg(wide, ft.schedules.uniform_sampling(100, PER_ROUND), 0.1, work, loss="cross_entropy")
+print(ft.processes.resolve_mapping(larger, held, 20, MAPPING))

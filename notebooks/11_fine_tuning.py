@@ -12,7 +12,7 @@
 # ---
 
 # %% [markdown]
-# # Fine-tuning beside its linearisation
+# # Does fine-tuning stay near its linearisation?
 #
 # Pre-trained networks are where the kernel regime is used today: fine-tuning moves the weights little, so a network may
 # train like its linearisation at the pre-trained weights. Here a network is trained on the digits 0 to 4 and then
@@ -148,3 +148,14 @@ plt.show()
 # diverges, and the best rate is among these: a kernel that stays as it is cannot know it.
 # `fedtangent experiment fine_tuning.regime` does this for five seeds and for LoRA of several ranks:
 # docs/experiments/fine_tuning.md has the numbers.
+
+# %% [markdown]
+# ## To play with
+#
+# LoRA of another rank: the best learning rate and the test loss that theory expects, before anything is trained.
+
+# %%
+RANK = 1
+
+lora = ft.models.lora(network, weights, rank=RANK)
+print(ft.predict(fed_avg(lora, 0.1), data, clients, num_rounds=rounds, seed=0, start=lora.init(jax.random.key(0))))

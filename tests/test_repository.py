@@ -15,6 +15,8 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+import fedtangent
+
 from .jax_versions import selected
 
 ROOT = Path(__file__).parents[1]
@@ -291,5 +293,6 @@ def test_what_there_is_not_is_refused_before_anything_is_installed(option: str, 
 
 def test_the_version_is_said_alike_everywhere():
     version = read_config()["metadata"]["version"]
+    assert fedtangent.__version__ == version
     assert f"\nversion: {version}\n" in (ROOT / "CITATION.cff").read_text()
     assert f"\n## {version}\n" in (ROOT / "CHANGELOG.md").read_text()

@@ -19,7 +19,7 @@ Public are the names in ``__init__.pyi`` and in the modules beside it, each list
 
 import lazy_loader as _lazy
 
-__version__ = "0.1.0"
+__version__ = "1.0.0"
 
 __getattr__, _, __all__ = _lazy.attach_stub(__name__, __file__)
 __all__ = sorted([*__all__, "enable_x64"])

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+import fedtangent
 from fedtangent._src import cli
 from fedtangent._src.cli import commands, main, train
 from fedtangent._src.engine import description
@@ -85,7 +86,7 @@ def test_what_there_is_and_the_version(run: Callable) -> None:
     for word in ("compare", "predict", "train", "experiment", "check-theory", "list", "--version"):
         assert word in ended.out
     assert max(map(len, ended.out.splitlines())) <= 80
-    assert run("--version") == (0, "fedtangent 0.1.0\n", "")
+    assert run("--version") == (0, f"fedtangent {fedtangent.__version__}\n", "")
     nothing = run()
     assert (nothing.code, nothing.out) == (2, "") and nothing.err == ended.out
     assert run("learn").err.startswith("fedtangent: error: command: got 'learn', allowed are ")

@@ -109,7 +109,9 @@ def test_curves_of_the_last_half_fill_the_axis(tmp_path: Path, monkeypatch: pyte
     half = half_width(rise)[-1]
     assert rise[:, 10].min() > low > 0.98 and 1.011 < high < 1.01 + half  # the interval of two seeds is cut
     assert -0.1 < whole < -0.001 and few < 0
-    assert [title for _, title in kept] == ["digits; axis of the last half", "digits", "digits"] + [kept[0][1]]
+    assert [title for _, title in kept] == ["digits; vertical axis fits the last half", "digits", "digits"] + [
+        kept[0][1]
+    ]
 
 
 def told(seeds: int, names: tuple[str, ...], rounds: tuple[int, ...] = (0, 2, 4)) -> list[Metric]:

@@ -6,8 +6,10 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import matplotlib.style
 import numpy as np
 import pytest
+from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 
 from fedtangent._src.output import style
@@ -117,3 +119,16 @@ def test_the_reach_of_an_axis() -> None:
     low, high = style.reach(np.array([0.9, np.nan, 0.91, np.inf])) or (0, 0)
     assert 0.899 < low < 0.9 and 0.91 < high < 0.911
     assert style.reach(np.array([np.nan])) is None and style.reach(np.ones(3)) is None
+
+
+@pytest.mark.parametrize("ground", ["default", "dark_background"])
+def test_every_line_is_seen_on_its_ground(ground: str) -> None:
+    colours = [style.DATA, style.NEUTRAL, "black", *style.SHADES, *style.METHODS]
+    with matplotlib.style.context(ground):
+        figure, axes = style.canvas(1)
+        for colour in colours:
+            axes[0][0].plot([0, 1], [0, 1], color=colour)
+        style.finish(figure)
+    seen = [to_rgb(line.get_color()) for line in axes[0][0].lines]
+    away = np.abs(np.mean(seen, axis=1) - np.mean(to_rgb(axes[0][0].get_facecolor())))
+    assert away.min() > 0.15 and len(set(seen)) >= len(colours) - 1  # data are black or nearly so

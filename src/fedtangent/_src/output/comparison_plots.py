@@ -95,15 +95,14 @@ def _bands(result: Comparison, path: Path) -> Path:
     figure, axes = canvas(len(methods) + 1, sharey=True, sharex=True)
     for ax, networks in zip(axes[0], methods, strict=False):
         draws = networks.test[-1].swapaxes(0, 1).reshape(-1, *networks.test.shape[3:])[:, order, 0]
-        for draw in draws[:MEMBERS_SHOWN]:
-            ax.plot(x[order], draw, color=NEUTRAL, lw=0.7, alpha=0.6)
+        _members(ax, x[order], draws[:MEMBERS_SHOWN], "single models")
         band(ax, x[order], draws.mean(axis=0), draws.std(axis=0, ddof=1), SIMULATED, f"mean of {len(draws)} models")
     last = theory.moments[-1]
     mean, cov = last.mean.mean(axis=0)[order, 0], last.cov.mean(axis=0)
     band(axes[0][-1], x[order], mean, np.sqrt(np.maximum(np.diag(cov), 0))[order], PREDICTED, "predicted mean")
     rng = np.random.default_rng(0)
-    for draw in rng.multivariate_normal(mean, cov[np.ix_(order, order)], MEMBERS_SHOWN, method="eigh"):
-        axes[0][-1].plot(x[order], draw, color=NEUTRAL, lw=0.7, alpha=0.6)
+    drawn = rng.multivariate_normal(mean, cov[np.ix_(order, order)], MEMBERS_SHOWN, method="eigh")
+    _members(axes[0][-1], x[order], drawn, "draws of the prediction")
     low = min(float(np.min(problem.y_train)), float(np.min(mean))) - 1.5
     high = max(float(np.max(problem.y_train)), float(np.max(mean))) + 1.5
     titles = [f"{networks.method}, width {networks.width}" for networks in methods]
@@ -112,6 +111,11 @@ def _bands(result: Comparison, path: Path) -> Path:
         ax.set_ylim(low, high)
         dress(ax, "x", "f(x)" if ax is axes[0][0] else "", title)
     return save(figure, path, setting.title)
+
+
+def _members(ax: Axes, x: np.ndarray, functions: np.ndarray, label: str) -> None:
+    """Draws functions [draws, len(x)] as thin lines of one name."""
+    ax.plot(x, functions.T, color=NEUTRAL, lw=0.7, alpha=0.6, label=[label, *[None] * (len(functions) - 1)])
 
 
 def width_errors(results: Sequence[Compared], path: Path) -> Path:
@@ -125,8 +129,8 @@ def width_errors(results: Sequence[Compared], path: Path) -> Path:
     for ax, result in zip(axes[0], results, strict=True):
         widths = np.array(result.setting.size.widths, float)
         errors = [g.run_error.ravel() for g in result.gaps]
-        for w, e in zip(widths, errors, strict=True):
-            ax.plot(np.full(e.size, w), e, ".", color=NEUTRAL, ms=3, alpha=0.35)
+        across = np.repeat(widths, [e.size for e in errors])
+        ax.plot(across, np.concatenate(errors), ".", color=NEUTRAL, ms=3, alpha=0.35, label="one network")
         means = np.array([np.exp(np.log(e).mean()) for e in errors])
         ax.plot(widths, means, "o", color=SIMULATED, label="geometric mean over networks")
         if len(widths) >= 3:

@@ -19,7 +19,7 @@ from fedtangent._src.comparison import explored as runs
 from fedtangent._src.comparison.explored import Controls, Curves, Explored
 from fedtangent._src.comparison.forecast import BAND
 from fedtangent._src.data.dataset import Dataset
-from fedtangent._src.output.style import DATA, NEUTRAL, PREDICTED, SIMULATED
+from fedtangent._src.output.style import DATA, METHODS, NEUTRAL, PREDICTED, SIMULATED
 
 if TYPE_CHECKING:
     from bokeh.document import Document
@@ -308,7 +308,10 @@ class _View:
 
         log = {"x_axis_type": "log", "y_axis_type": "log"}
         panel = self._figure("Spectrum of all clients' kernels", "mode", "rate x eigenvalue / examples", **log)
-        looks = {"stable": (SIMULATED, "circle", "stable, at most 2"), "unstable": (PREDICTED, "triangle", "unstable")}
+        looks = {
+            "stable": (METHODS[2], "circle", "stable, at most 2"),
+            "unstable": (METHODS[3], "triangle", "unstable"),
+        }
         for name, (colour, marker, label) in looks.items():
             dots = {"x": "place", "y": "value", "source": self.sources[name], "size": 6}
             panel.scatter(**dots, color=colour, marker=marker, legend_label=label)

@@ -60,7 +60,7 @@ def learning_curves(forecasts: Sequence[Forecast], path: Path) -> Path:
             ax.set_ylim(0.8 * least, BEYOND * untrained)
         if target is not None and metric == first.main:
             ax.axhline(target, color=NEUTRAL, lw=1, ls=":", label=f"target {target:g}")
-        title = "axis of the last half" if late else ""
+        title = "the last half of the rounds, enlarged" if late else ""
         dress(ax, "round", in_words(metric), title, log="" if late or metric == "accuracy" else "y", whole=True)
     return save(figure, path, f"{_title(forecasts)}, predicted; bands: 90 % of {first.draws} starts")
 

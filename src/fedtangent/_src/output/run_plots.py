@@ -74,7 +74,7 @@ def curves(
         if len(x) > FEW:
             first = len(x) // 2 if late else 0
             ax.set_ylim(reach(np.concatenate([values[:, first:].ravel() for values in lines.values()])))
-    return save(figure, path, f"{title}; axis of the last half" if late else title)
+    return save(figure, path, f"{title}; vertical axis fits the last half" if late else title)
 
 
 def _lines(ax: Axes, lines: Mapping[str, np.ndarray], x: Sequence[float]) -> None:

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
 SIMULATED, PREDICTED, NEUTRAL, DATA = "#0072b2", "#d55e00", "#666666", "#222222"  # Okabe-Ito: safe for all eyes
 SHADES = ("#9ecae1", "#6baed6", "#4292c6", "#2171b5", "#084594", "#042c5c")
+SHADES_ON_DARK = ("#2171b5", "#4292c6", "#6baed6", "#9ecae1", "#c6dbef", "#eff3ff")
+ON_DARK = {DATA: "#eeeeee", "black": "#eeeeee", NEUTRAL: "#aaaaaa", **dict(zip(SHADES, SHADES_ON_DARK, strict=True))}
 METHODS = (SIMULATED, PREDICTED, "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
 METRICS = {"mse": "mean squared error", "nll": "negative log-likelihood"}
 LAZINESS = {  # the parts of a network's distance to its prediction: name and colour
@@ -114,17 +116,31 @@ def save(figure: Figure, path: Path, title: str = "") -> Path:
 def finish(figure: Figure, title: str = "") -> None:
     """Adds title, legends and the marks of logarithmic axes to a drawn figure.
 
+    Dark lines become light on a dark ground, which a style of matplotlib gives: ``plt.style.use("dark_background")``.
+
     Args:
         figure: The figure.
         title: Title of the figure.
     """
     if title:
         figure.suptitle(title, fontsize=11)
+    _lighten(figure)
     _add_legends(figure)
     for ax in figure.axes:
         _mark_logarithms(ax.xaxis)
         _mark_logarithms(ax.yaxis)
     _part_ticks(figure)
+
+
+def _lighten(figure: Figure) -> None:
+    """Replaces the colours of lines that a dark ground would hide."""
+    from matplotlib.colors import to_rgb
+
+    light = {to_rgb(dark): colour for dark, colour in ON_DARK.items()}
+    for ax in figure.axes:
+        if sum(to_rgb(ax.get_facecolor())) < 1.5:
+            for line in ax.lines:
+                line.set_color(light.get(to_rgb(line.get_color()), line.get_color()))
 
 
 def _add_legends(figure: Figure) -> None:
