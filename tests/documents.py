@@ -30,10 +30,11 @@ def example(containing: str) -> str:
     return found
 
 
-def run(containing: str, names: dict[str, Any] | None = None) -> dict[str, Any]:
-    """The names that the example leaves, after it ran beside those given."""
-    names = {} if names is None else names
-    exec(compile(example(containing), f"the example with {containing}", "exec"), names)
+def run(containing: str, names: dict[str, Any] | None = None, until: str | None = None) -> dict[str, Any]:
+    """The names that the example leaves, after it ran beside those given; up to where ``until`` stands, if given."""
+    names, text = {} if names is None else names, example(containing)
+    text = text if until is None else text[: text.index(until)]
+    exec(compile(text, f"the example with {containing}", "exec"), names)
     return names
 
 

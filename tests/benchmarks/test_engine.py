@@ -228,7 +228,9 @@ def test_the_table_fits_the_screen(bench, width: int):
     ("model", "mapping", "precision"),
     [
         *(("logistic", "scan", "float32"), ("mlp", "python loop", "float32"), ("mlp", "auto", "float32")),
-        *(("lstm", "vmap", "bfloat16"), ("cnn", "chunked:2", "bfloat16")),
+        ("logistic", "chunked:2", "bfloat16"),
+        pytest.param("lstm", "vmap", "bfloat16", marks=pytest.mark.slow),
+        pytest.param("cnn", "chunked:2", "bfloat16", marks=pytest.mark.slow),
         pytest.param("transformer", "scan", "bfloat16", marks=pytest.mark.slow),
     ],
 )
@@ -244,6 +246,7 @@ def test_every_kind_of_row_is_measured(bench, monkeypatch, tmp_path: Path, model
     assert dtypes == {jnp.dtype(precision)}
 
 
+@pytest.mark.slow
 def test_a_transformer_reads_its_tokens_in_order(bench):
     model = bench.child.network(bench.cases.tiny(bench.cases.Case("models", "transformer")))
     params, apply = jax.jit(model.init)(jax.random.key(0)), jax.jit(model.apply)

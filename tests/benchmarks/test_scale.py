@@ -107,6 +107,7 @@ def test_other_hardware_is_predicted_from_the_given_numbers(scale: Any, constant
     assert scale.on_other_hardware(constants, case, hardware) == pytest.approx(expected)
 
 
+@pytest.mark.slow
 def test_two_processes_are_measured(scale: Any) -> None:
     found = scale.measured(scale.Case("round", clients=50, cohort=4, processes=2, rounds=2))
     assert found["seconds"] > 0 and found["peak_bytes"] > 0

@@ -38,6 +38,7 @@ def test_a_message_has_its_bytes(name: str) -> None:
     assert cost == Cost(message, 0, 4 * P)
 
 
+@pytest.mark.slow
 def test_metrics_carry_the_exact_bytes(run: Callable, folder: Path) -> None:
     """Three of five clients a round: the other two are charged neither way."""
     options, message = RUNS["dp_fed_avg"]

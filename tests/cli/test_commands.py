@@ -26,6 +26,7 @@ from fedtangent._src.models import convolutional
 from fedtangent._src.output import style
 
 from .. import documents
+from ..nightly import nightly
 
 EMBEDDED = ("digits", "sine")
 NUMBERS = {"bits": "4"}  # what channels and graphs are written with; of the others 0.5
@@ -76,6 +77,8 @@ ENTRIES = [command_of(kind, name) for kind in KINDS for name in catalogue(kind) 
 ELSEWHERE = ("check", "explore")
 LINES = [line for line in dict.fromkeys([*lines_of_the_documents(), *ENTRIES]) if line.split()[0] not in ELSEWHERE]
 COMPARE = [line for line in LINES if line.startswith("compare") and "--help" not in line]  # by ``test_compare.py``
+LARGE = ("mobilenet_v2", "resnet34", "shufflenet_v2")  # networks of images; by day there is resnet18
+DAILY = [line for line in LINES if line not in COMPARE and not line.endswith(LARGE)]
 WHOLE = [line for line in lines_of_the_documents() if not re.search("^list|^check|^explore|--help|--distributed", line)]
 
 
@@ -139,7 +142,7 @@ def check_what_was_written(line: str, folder: Path) -> None:
 
 
 @pytest.mark.usefixtures("nothing_is_trained")
-@pytest.mark.parametrize("line", [line for line in LINES if line not in COMPARE])
+@pytest.mark.parametrize("line", nightly([line for line in LINES if line not in COMPARE], DAILY))
 def test_every_command_runs_with_its_defaults(line: str, folder: Path) -> None:
     ended(before(line))
     check_what_was_written(line, folder)

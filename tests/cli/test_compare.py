@@ -10,12 +10,14 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from matplotlib.figure import Figure
 
 from fedtangent._src.cli import compare
 from fedtangent._src.comparison import all_verdicts, predicted
 from fedtangent._src.comparison.settings import Setting
 from fedtangent._src.comparison.side_by_side import Comparison
 from fedtangent._src.comparison.verdicts import Verdict
+from fedtangent._src.output import style
 
 from ..metrics_file import rows_of
 from .conftest import tiny
@@ -32,6 +34,13 @@ def compared() -> Comparison:
 def compared_once(monkeypatch: pytest.MonkeyPatch, tiny_case: None) -> None:
     found = compared()
     monkeypatch.setattr(compare, "compared", lambda setting, **more: found)
+
+
+@pytest.fixture
+def nothing_is_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Figures are made, but their pixels are not drawn: the test of the files of a comparison looks at them."""
+    monkeypatch.setattr(style, "finish", lambda figure, title="": None)
+    monkeypatch.setattr(Figure, "savefig", lambda figure, path, **options: Path(path).touch())
 
 
 @pytest.mark.usefixtures("compared_once")
@@ -66,7 +75,7 @@ def test_a_comparison_writes_its_files_and_ends_with_its_verdict(run: Callable, 
     assert config["options"]["case"] == ["sine", "sine"] and config["options"]["figures"] == "pdf"
 
 
-@pytest.mark.usefixtures("tiny_case")
+@pytest.mark.usefixtures("tiny_case", "nothing_is_drawn")
 @pytest.mark.parametrize("strict", [False, True])
 def test_an_undecided_verdict_is_named_in_the_last_line(
     run: Callable, folder: Path, monkeypatch: pytest.MonkeyPatch, strict: bool
@@ -83,7 +92,7 @@ def test_an_undecided_verdict_is_named_in_the_last_line(
     assert run("compare", "--case", "sine", "--strict", "--output", "decided").code == 0
 
 
-@pytest.mark.usefixtures("tiny_case")
+@pytest.mark.usefixtures("tiny_case", "nothing_is_drawn")
 def test_a_wrong_theory_ends_with_exit_code_1(run: Callable, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     right = predicted.run_flow
 
@@ -100,7 +109,7 @@ def test_a_wrong_theory_ends_with_exit_code_1(run: Callable, folder: Path, monke
     assert (exact["holds"], exact["control_fails"]) == (False, True)
 
 
-@pytest.mark.usefixtures("trained_once")
+@pytest.mark.usefixtures("trained_once", "nothing_is_drawn")
 @pytest.mark.parametrize("line", COMPARE)
 def test_every_command_runs_with_its_defaults(
     run: Callable, folder: Path, monkeypatch: pytest.MonkeyPatch, line: str

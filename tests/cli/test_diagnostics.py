@@ -95,6 +95,7 @@ def test_several_seeds_of_a_network_whose_kernel_is_singular(run: Callable, fold
         assert rows[seed, "2", "condition_number"] == np.inf
 
 
+@pytest.mark.slow
 def test_laziness_of_several_seeds_where_theory_has_no_rule(run: Callable, folder: Path) -> None:
     given = ["--algorithm", "fed_adam", "--server-learning-rate", "0.01", "--seeds", "0,5"]
     base = [*RUN[:1], *RUN[5:]]  # a single model

@@ -36,7 +36,7 @@ SEVERAL = [*DIGITS, "--algorithm", "fed_ensemble", "--num-models", "2", "--loss"
 pytestmark = pytest.mark.usefixtures("kept_builds")
 
 
-@pytest.mark.parametrize("name", RUNS)
+@pytest.mark.parametrize("name", nightly(RUNS, ["fed_avg", "ntk_fl"]))
 def test_a_run_writes_its_files_and_prints_its_table(run: Callable, folder: Path, name: str) -> None:
     ended = run("train", *RUNS[name], "--output", "out")
     assert ended.code == 0, ended
@@ -192,7 +192,7 @@ def test_what_is_refused(line: str, message: str) -> None:
         prepared("train --num-train 40 --num-clients 2 --widths 4 " + line)
 
 
-@pytest.mark.parametrize("name", nightly(["dp_fed_avg", "ntk_fl", "fed_be_no_distillation"], ["dp_fed_avg", "ntk_fl"]))
+@pytest.mark.parametrize("name", nightly(["dp_fed_avg", "ntk_fl", "fed_be_no_distillation"], ["ntk_fl"]))
 def test_the_last_line_the_result_and_the_exit_code_agree(run: Callable, folder: Path, name: str) -> None:
     more = ["--ntk-unstable", "allow"] if name == "ntk_fl" else []
     given = ["--algorithm", name, "--num-train", "40", "--num-clients", "4", "--num-rounds", "3", *more]

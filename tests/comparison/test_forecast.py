@@ -264,7 +264,7 @@ def test_rounds_without_end_lead_to_the_limit() -> None:
     [
         pytest.param({"dropout": 0.3}, marks=pytest.mark.slow),
         {"algorithm": "scaffold", "schedule": "uniform", "clients_per_round": 3},
-        {"algorithm": "fed_ensemble", "num_models": 2},
+        pytest.param({"algorithm": "fed_ensemble", "num_models": 2}, marks=pytest.mark.slow),
         pytest.param({"algorithm": "data_sharing", "schedule": "poisson", "clients_per_round": 2},
                      marks=pytest.mark.slow),
     ],

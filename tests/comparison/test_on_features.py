@@ -67,12 +67,13 @@ def test_a_linear_model_is_that_of_its_features() -> None:
     """To rounding, and not that of wrong kernels, whatever the algorithm."""
     case = runs()
     algorithm = ft.fed_avg(ft.models.linear(4, 2), case["schedule"], **CLIPPED)
-    result = ft.compare(algorithm, case["data"], ft.partition.iid(24, 3, 0), num_rounds=3, draws=5)
+    x, y, *_ = case["data"]  # without test examples too
+    result = ft.compare(algorithm, (x, y), ft.partition.iid(24, 3, 0), num_rounds=3, draws=5)
     (verdict,) = result.verdicts
     assert verdict.passed and float(verdict.measured) < 1e-12, verdict
 
 
-@pytest.mark.parametrize("loss", ["squared_error", "cross_entropy"])
+@pytest.mark.parametrize("loss", nightly(["squared_error", "cross_entropy"], ["squared_error"]))
 def test_a_singular_kernel_is_followed_by_its_features(loss: str) -> None:
     """Of repeated points, at which the rounding of a draw is no combination of features."""
     case, rows = runs(), np.repeat(np.arange(6), 2)
@@ -85,12 +86,19 @@ def test_a_singular_kernel_is_followed_by_its_features(loss: str) -> None:
         ft.predict(ft.fed_adam(case["model"], ft.schedules.all_clients(4), 0.1), data, clients, num_rounds=2)
 
 
-def test_without_test_examples_and_where_features_do_not_do() -> None:
-    """Equal points have equal initial functions; a server that has inputs of its own needs the network."""
+@pytest.mark.slow
+def test_networks_without_test_examples() -> None:
+    """Equal points have equal initial functions."""
     case = runs()
-    (x, y, *_), clients, options = case["data"], ft.partition.iid(24, 3, 0), {"widths": (8, 16, 32), "draws": 5}
+    (x, y, *_), clients = case["data"], ft.partition.iid(24, 3, 0)
     clipped = ft.fed_avg(case["model"], case["schedule"], **CLIPPED)
-    assert isinstance(ft.compare(clipped, (x, y), clients, num_rounds=2, **options), OnFeatures)
+    assert isinstance(ft.compare(clipped, (x, y), clients, num_rounds=2, widths=(8, 16, 32), draws=5), OnFeatures)
+
+
+def test_where_features_do_not_do() -> None:
+    """A server that has inputs of its own needs the network."""
+    case = runs()
+    x, clients, options = case["data"][0], ft.partition.iid(24, 3, 0), {"widths": (8, 16, 32), "draws": 5}
     distilled = ft.fed_be(case["model"], case["schedule"], **WORK, ensemble=ft.DistilledEnsemble(server_data=x[:5]))
     result = ft.compare(distilled, case["data"], clients, num_rounds=2, **options)
     assert isinstance(result, FromStart) and "nor can it be run on the kernel's features: x: got inputs" in repr(result)
@@ -127,8 +135,10 @@ def test_a_forecast_on_features_is_that_of_the_flow() -> None:
     Both searches end within 2 % of the rate; that of the closed form starts at a bound of its own.
     """
     theory, on_features, clipped = (
-        forecast(ft.fed_avg, WORK | {"averaging": ft.Averaging(channel=channel)})
-        for channel in (None, ft.channels.clip(1e6), ft.channels.clip(0.05))
+        forecast(
+            ft.fed_avg, WORK | {"averaging": ft.Averaging(channel=channel)}, forecasting=ft.Forecasting(rates=rates)
+        )
+        for channel, rates in ((None, True), (ft.channels.clip(1e6), True), (ft.channels.clip(0.05), False))
     )
     assert theory.plan.is_flow and not on_features.plan.is_flow and "its channel changes" in repr(on_features)
     for metric, values in theory.given.values.items():
@@ -138,6 +148,7 @@ def test_a_forecast_on_features_is_that_of_the_flow() -> None:
     assert abs(clipped.loss / theory.loss - 1) > 0.01  # the control: one that does clip
 
 
+@pytest.mark.slow
 def test_a_forecast_that_the_kernel_does_not_determine_is_of_the_linearised_network() -> None:
     theory = forecast(ft.fed_adam, WORK)
     assert theory.plan.setting.start is not None and theory.plan.draws == 1
@@ -151,7 +162,7 @@ def runs() -> dict[str, Any]:
     return {"model": model, "data": (x[:24], y[:24], x[24:], y[24:]), "schedule": ft.schedules.all_clients(3)}
 
 
-@pytest.mark.parametrize("place", [0, 1, 2])
+@pytest.mark.parametrize("place", nightly([0, 1, 2], [1]))
 def test_a_client_without_examples_may_stand_anywhere(place: int) -> None:
     """It is as absent; its minibatches are drawn from no example of another client."""
     case = runs()

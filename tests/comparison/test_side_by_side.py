@@ -36,6 +36,7 @@ from fedtangent._src.engine.memory import DoesNotFit
 from fedtangent._src.engine.run import resolve_mapping
 from fedtangent._src.types import Algorithm, Cohort
 
+from ..nightly import nightly
 from ..stand_ins import stand_in
 from .tiny import network
 
@@ -323,7 +324,7 @@ def test_ntk_fl_whose_jacobian_does_not_fit_is_left_out_of_a_users_run_only(
     assert any("needs 2 GiB" in line for line in said)
 
 
-@pytest.mark.parametrize("cores", [1, 3])
+@pytest.mark.parametrize("cores", nightly([1, 3], [3]))
 def test_networks_are_the_same_on_any_number_of_cores(
     linear_setting: Setting, linear_result: Comparison, monkeypatch: pytest.MonkeyPatch, cores: int
 ) -> None:

@@ -80,7 +80,7 @@ def test_fewer_devices_too(devices: int) -> None:
     assert_same(finished([launch(devices, BOTH, ("sharded:vmap",))]), BOTH, "sharded:vmap")
 
 
-@pytest.mark.parametrize("name", nightly(["ntk_fl", "fed_ensemble", "fed_avg"], ["ntk_fl"]))
+@pytest.mark.parametrize("name", nightly(["ntk_fl", "fed_ensemble", "fed_avg"], ["fed_avg"]))
 def test_two_processes_have_the_history_of_one(name: str) -> None:
     address = f"127.0.0.1:{free_port()}"
     options = ("--coordinator", address, "--num-processes", "2", "--process-id")

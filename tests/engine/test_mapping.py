@@ -35,6 +35,7 @@ from fedtangent._src.federated.schedule import all_clients, uniform_sampling
 from fedtangent._src.types import Algorithm, Array, Cohort, FederatedData, PyTree, Slots
 
 from ..federated.toys import distance, two_layer, uneven_data
+from ..nightly import nightly
 from .slot_loop import FOLDS, ROUNDING, assert_by_hand, mapped
 
 VISIBLE = 1e-4
@@ -162,7 +163,7 @@ def test_a_cohort_is_fetched_together_only_where_that_is_cheap() -> None:
     assert _fetched(skewed, Cohort(*(leaf[:1] for leaf in cohort)), 161) is None  # most of it would be padding
 
 
-@pytest.mark.parametrize("method", ["fed_avg", "ntk_fl"])
+@pytest.mark.parametrize("method", nightly(["fed_avg", "ntk_fl"], ["fed_avg"]))
 def test_neither_fetching_a_cohort_together_nor_chunks_change_a_run(
     method: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -33,6 +33,7 @@ from fedtangent._src.models import mlp
 from fedtangent._src.streams import keys
 from fedtangent._src.types import Algorithm, Channel, FederatedData, PyTree
 
+from ..nightly import nightly
 from . import reference
 from . import reference_channel as loops
 from .toys import (
@@ -144,7 +145,9 @@ def test_the_memory_is_the_loops_and_absent_clients_have_none() -> None:
     assert sorted(memory) == np.flatnonzero(np.abs(found).max(axis=1) > 0).tolist()
 
 
-@pytest.mark.parametrize(("name", "mapping"), [("fed_com", "sharded"), ("top_k_feedback", "sharded:chunked:2")])
+@pytest.mark.parametrize(
+    ("name", "mapping"), nightly([("fed_com", "sharded"), ("top_k_feedback", "sharded:chunked:2")], ["top_k_feedback"])
+)
 def test_a_mapping_to_devices_is_the_same_run(name: str, mapping: str) -> None:
     """The others are those of the laws."""
     assert distance(simulated(name)[2], simulated(name, mapping)[2]) < TOLERANCE
@@ -219,7 +222,7 @@ def test_bytes_of_a_message(name: str) -> None:
     assert sending(name).cost(data, engine_for(data, "scan")) == (BYTES[name], 0, 4 * P, 0, 0, 0, 0)
 
 
-@pytest.mark.parametrize("name", ["chain", "feedback"])
+@pytest.mark.parametrize("name", nightly(["chain", "feedback"], ["feedback"]))
 def test_the_history_charges_messages_times_bytes(name: str) -> None:
     """Clients that are not sampled cost nothing; one that drops out has received the model and sends nothing."""
     run = simulate(

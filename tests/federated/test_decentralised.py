@@ -18,6 +18,7 @@ from fedtangent._src.federated.local import Work
 from fedtangent._src.federated.schedule import own_models
 from fedtangent._src.types import Algorithm, PyTree, Schedule
 
+from ..nightly import nightly
 from . import reference, reference_decentralised
 from .toys import NUM_CLIENTS, arguments_of, cohorts, distance, fixed, go, models_of, owned_rows, two_layer, uneven_data
 
@@ -79,7 +80,7 @@ def replayed(order: str, away: bool, common: bool, fault: str = "none") -> list[
 CASES = [("train_then_mix", False, True), ("train_then_mix", True, False), ("mix_then_train", True, True)]
 
 
-@pytest.mark.parametrize(("order", "away", "common"), CASES)
+@pytest.mark.parametrize(("order", "away", "common"), nightly(CASES, [("train_then_mix", True, False)]))
 def test_two_rounds_equal_the_loop(order: str, away: bool, common: bool) -> None:
     start, state, infos = ran(order, away, common)
     end = models_of(built(order, away), state)
@@ -110,7 +111,7 @@ def test_one_local_step_is_d_psgd() -> None:
     assert distance(end, models) < TOLERANCE
 
 
-@pytest.mark.parametrize("away", [False, True])
+@pytest.mark.parametrize("away", nightly([False, True], [True]))
 def test_mixing_keeps_the_mean_and_brings_models_together_as_fast_as_the_gap_says(away: bool) -> None:
     """Of clients that hardly learn, from models that start apart."""
     still = build("train_then_mix", away, 1, client_learning_rate=1e-14)

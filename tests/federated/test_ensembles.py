@@ -37,7 +37,7 @@ def built(schedule: Any, name: str, ensemble: bool) -> Any:
     return algorithms.fed_ensemble(model, schedule, base=base, **given) if ensemble else base(model, schedule, **given)
 
 
-@pytest.mark.parametrize("name", nightly(BASES, ["scaffold", "fed_dyn"]))
+@pytest.mark.parametrize("name", nightly(BASES, ["scaffold"]))
 def test_one_model_is_the_algorithm_itself_bit_for_bit(name: str) -> None:
     """Permutations of one model are all clients every round."""
     ensemble, alone = (

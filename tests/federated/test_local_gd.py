@@ -18,6 +18,7 @@ from fedtangent._src.federated.local import Work
 from fedtangent._src.models.features import linear
 from fedtangent._src.types import Algorithm, Model, Partition
 
+from ..nightly import nightly
 from .toys import arguments_of, counting
 
 NODES, HELD, SIZE, ROUNDS = 4, 6, 40, 3
@@ -160,7 +161,7 @@ def test_every_round_is_that_of_the_loop(name: str) -> None:
         assert distance(found, loop(other)) > VISIBLE, what
 
 
-@pytest.mark.parametrize("steps", [150, 200])
+@pytest.mark.parametrize("steps", nightly([150, 200], [150]))
 def test_hundreds_of_local_steps_are_one_program(steps: int) -> None:
     """The model is traced as often as for one step, and a second run, of more rounds, traces nothing."""
 

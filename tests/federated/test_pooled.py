@@ -24,6 +24,7 @@ from fedtangent._src.federated.schedule import all_clients, per_client_permutati
 from fedtangent._src.losses import squared_error
 from fedtangent._src.types import FederatedData, Model, Partition, Schedule
 
+from ..nightly import nightly
 from . import reference
 from .toys import (
     NUM_CLIENTS,
@@ -87,7 +88,7 @@ def ran(name: str, mapping: str = "scan") -> tuple[list[reference.Params], list[
     return begin, models_of(algorithm, run.state), run
 
 
-@pytest.mark.parametrize("name", SCHEDULES)
+@pytest.mark.parametrize("name", nightly(SCHEDULES, ["two models"]))
 def test_every_epoch_goes_once_through_the_pooled_rows(name: str) -> None:
     for t, of_round in enumerate(batches(name)):
         for k, steps in enumerate(of_round):
@@ -100,7 +101,7 @@ def test_every_epoch_goes_once_through_the_pooled_rows(name: str) -> None:
             assert max(map(len, mixed)) > 1  # minibatches mix the clients' rows
 
 
-@pytest.mark.parametrize("name", SCHEDULES)
+@pytest.mark.parametrize("name", nightly(SCHEDULES, ["two models"]))
 def test_centralised_equals_the_loop(name: str) -> None:
     """SGD on the pooled minibatches; local training and averaging, or one batch less, would be something else."""
     begin, end, _ = ran(name)

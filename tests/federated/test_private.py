@@ -21,6 +21,7 @@ from fedtangent._src.federated.wire.channel import qsgd
 from fedtangent._src.streams import keys
 from fedtangent._src.types import Algorithm, PyTree, Schedule
 
+from ..nightly import nightly
 from . import reference
 from . import reference_channel as loops
 from .toys import (
@@ -101,7 +102,7 @@ def replayed(name: str, fault: str = "none") -> reference.Params:
     )
 
 
-@pytest.mark.parametrize("name", SCHEDULES)
+@pytest.mark.parametrize("name", nightly(SCHEDULES, ["poisson"]))
 def test_equals_the_loop(name: str) -> None:
     start, end = simulated(name)
     assert distance(start, end) > 1e-2
@@ -117,6 +118,7 @@ def test_a_loop_with_one_thing_wrong_differs(name: str, fault: str) -> None:
     assert distance(simulated(name)[1], replayed(name, fault)) > VISIBLE
 
 
+@pytest.mark.slow
 def test_a_mapping_to_devices_is_the_same_run() -> None:
     """The others are those of the laws."""
     assert distance(simulated("poisson"), simulated("poisson", "sharded:chunked:2")) < TOLERANCE

@@ -27,6 +27,7 @@ from fedtangent._src.federated.schedule import (
 from fedtangent._src.streams import keys
 from fedtangent._src.types import Cohort, FederatedData, Schedule
 
+from ..nightly import nightly
 from . import reference
 from .replay import batches
 from .toys import NUM_CLIENTS, SIZES, arguments_of, cohorts, distance, go, models_of, two_layer, uneven_data
@@ -166,7 +167,9 @@ def wrongly_assigned(cohort: Cohort, case: Case) -> Cohort:
     return cohort._replace(weight=dropped)
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize(
+    "name", nightly(CASES, ["ensemble_of_one", "permutations_minibatches", "strata_partial_minibatches_uniform"])
+)
 def test_equals_the_loop(name: str) -> None:
     start, end = simulated(name)
     assert distance(start, end) > 1e-2  # something was learnt

@@ -116,7 +116,7 @@ def convolutional():
     return model, params, x1, x2, jacobians(model, params, np.concatenate([x1, x2]))
 
 
-@pytest.mark.parametrize("by_gradients", [True, False])
+@pytest.mark.parametrize("by_gradients", nightly([True, False], [True]))
 def test_the_convolutional_network(convolutional, monkeypatch, by_gradients):
     """Both orders of contraction; odd blocks of a symmetric kernel, and a rectangular one."""
     model, params, x1, x2, every = convolutional
@@ -145,7 +145,7 @@ COUNTED = {
 }
 
 
-@pytest.mark.parametrize("network", nightly(COUNTED, [Tied, Lifted]))
+@pytest.mark.parametrize("network", nightly(COUNTED, [Tied]))
 def test_only_layers_that_own_their_weights_are_counted(network):
     model = flax_model(network, SHAPES[network])
     params = jax.eval_shape(model.init, jax.random.key(0))
@@ -155,7 +155,7 @@ def test_only_layers_that_own_their_weights_are_counted(network):
     assert plan.num_others == sum(leaf.size for leaf in jax.tree.leaves(params)) - sum(owned)
 
 
-@pytest.mark.parametrize("network", [Residual, Shared])
+@pytest.mark.parametrize("network", nightly([Residual, Shared], [Residual]))
 def test_networks_of_ones_own(network):
     model = flax_model(network, SHAPES[network])
     params, x = double_params(model), RNG.normal(size=(4, *SHAPES[network]))
@@ -186,7 +186,7 @@ NETWORKS = {  # strides, skips, depthwise convolutions, normalisation, half the 
 }
 
 
-@pytest.mark.parametrize("name", nightly(NETWORKS, list(NETWORKS)[:2]))
+@pytest.mark.parametrize("name", nightly(NETWORKS, ["mobilenet_v2"]))
 def test_every_network(name):
     shape, options, layer = NETWORKS[name]
     of_text = name == "lstm"
@@ -214,6 +214,7 @@ def test_every_network(name):
         assert np.abs(np.asarray(whole) - wrong).max() > 1e-4 * np.abs(wrong).max()
 
 
+@pytest.mark.slow
 def test_the_published_network_is_built_from_its_layers():
     """MobileNetV2 has more than 65,536 weights outside layers, fewer than its layers have outputs."""
     model = build("mobilenet_v2", (32, 32, 3), 10)

@@ -16,6 +16,8 @@ from scipy.stats import norm
 
 from fedtangent._src.measures import privacy
 
+from ..nightly import nightly
+
 RUN = {"num_clients": 100, "clients_per_round": 10, "num_rounds": 50, "noise_multiplier": 1.1, "delta": 1e-5}
 
 
@@ -114,7 +116,7 @@ def test_the_second_order_of_sampling_without_replacement() -> None:
     assert 0 < found < bound  # the least over all orders
 
 
-@pytest.mark.parametrize("sampling", privacy.SAMPLINGS)
+@pytest.mark.parametrize("sampling", nightly(privacy.SAMPLINGS, ["without_replacement"]))
 @pytest.mark.parametrize(
     ("name", "values", "rising"),
     [

@@ -13,6 +13,8 @@ import fedtangent as ft
 from fedtangent._src.models import gemm_convolution
 from fedtangent._src.models.gemm import with_fast_convolutions
 
+from ..nightly import nightly
+
 LAYOUT = ("NHWC", "HWIO", "NHWC")
 CASES = {
     "same": ((9, 8), (3, 2), (1, 1), "SAME", (1, 1)),
@@ -264,7 +266,7 @@ NETWORKS = {
 KERNEL = jnp.asarray(RNG.normal(size=(3, 3, 3, 3)), jnp.float32)
 
 
-@pytest.mark.parametrize("name", NETWORKS)
+@pytest.mark.parametrize("name", nightly(NETWORKS, ["groups", "channels first"]))
 def test_a_users_network_has_fast_convolutions_and_the_same_derivatives(name):
     """Values, gradients, forward derivatives, and gradients under vmap over kernels; no convolution of JAX is left."""
 

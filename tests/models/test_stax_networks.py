@@ -41,13 +41,18 @@ def run(model: ft.types.Model) -> tuple[Any, ...]:
     return algorithm, (x[:8], y[:8], x[8:], y[8:]), ft.partition.iid(8, num_clients=2, seed=0)
 
 
-def test_a_network_of_one_width_is_predicted_at_infinite_width_and_compared_from_a_start() -> None:
+def test_a_network_of_one_width_is_predicted_at_infinite_width() -> None:
     algorithm, data, clients = run(from_stax(network(8), 4))
     forecasting = ft.Forecasting(draws=2, rates=False)
     trained = ft.simulate(algorithm, data, clients, num_rounds=2)
     predicted = ft.predict(algorithm, data, clients, num_rounds=2, forecasting=forecasting)
     assert np.isfinite(trained.history.to_pandas()["test.mse"].iloc[-1]) and np.isfinite(predicted.loss)
     assert predicted.plan.is_flow
+
+
+@pytest.mark.slow
+def test_a_network_of_one_width_is_compared_from_a_start() -> None:
+    algorithm, data, clients = run(from_stax(network(8), 4))
     side = ft.compare(algorithm, data, clients, num_rounds=2)
     assert side.how == "the flow of the tangent kernel at the start" and side.verdicts[0].passed
 

@@ -81,7 +81,7 @@ SELECTIONS = {
 }
 
 
-@pytest.mark.parametrize("case", SELECTIONS)
+@pytest.mark.parametrize("case", nightly(SELECTIONS, ["last", "tree"]))
 def test_the_kernel_is_the_sum_over_the_selected_columns_of_the_jacobian(case: str) -> None:
     select, paths = SELECTIONS[case]
     model, columns = ft.models.trainable(NETWORK, WEIGHTS, select), jacobians()
@@ -133,7 +133,7 @@ def bytes_of_everything() -> int:
     return ft.simulate(fed_avg(NETWORK), DATA, CLIENTS, **ROUNDS).history.evaluations[-1].uplink_bytes
 
 
-@pytest.mark.parametrize("case", PARTS)
+@pytest.mark.parametrize("case", nightly(PARTS, ["lora"]))
 def test_only_trained_parameters_travel(case: str) -> None:
     algorithm = fed_avg(PARTS[case]())
     run = ft.simulate(algorithm, DATA, CLIENTS, **ROUNDS)
@@ -170,7 +170,7 @@ def test_a_run_is_simulated_predicted_and_compared(case: str) -> None:
 # ---- LoRA ----
 
 
-@pytest.mark.parametrize("dtype", [jnp.float32, jnp.float64])
+@pytest.mark.parametrize("dtype", [pytest.param(jnp.float32, marks=pytest.mark.slow), jnp.float64])
 def test_lora_starts_as_the_pre_trained_network_bit_for_bit(dtype: Any) -> None:
     weights = jax.tree.map(lambda leaf: leaf.astype(dtype), WEIGHTS)
     model, x = ft.models.lora(NETWORK, weights, 3, alpha=5), X.astype(dtype)
@@ -181,7 +181,7 @@ def test_lora_starts_as_the_pre_trained_network_bit_for_bit(dtype: Any) -> None:
     assert not np.array_equal(model.apply(moved, x), NETWORK.apply(weights, x))
 
 
-@pytest.mark.parametrize(("rank", "alpha"), [(1, None), (100, None), (2, 5.0)])
+@pytest.mark.parametrize(("rank", "alpha"), nightly([(1, None), (100, None), (2, 5.0)], [(2, 5.0)]))
 def test_its_kernel_is_that_of_the_matrices_seen_through_a(rank: int, alpha: float | None) -> None:
     """By the chain rule from the Jacobian of the matrices; rank 100 is more than any matrix has."""
     model, columns = ft.models.lora(NETWORK, WEIGHTS, rank, alpha=alpha), jacobians()
@@ -257,6 +257,12 @@ def test_refused_in_one_line(case: str) -> None:
     assert said in str(caught.value) and "\n" not in str(caught.value)
 
 
+def test_the_example_of_the_documentation_up_to_its_comparison() -> None:
+    names = documents.run("adapted = ft", until="    both = ")
+    assert names["model"] is names["adapted"] and names["start"]["layers_0"]["kernel"].a.shape == (6, 2)
+
+
+@pytest.mark.slow
 def test_the_example_of_the_documentation(capsys: pytest.CaptureFixture[str]) -> None:
     names = documents.run("adapted = ft")
     assert names["both"].feature_learning[-1, 0] > 1e-3 and names["both"].verdicts[0].passed

@@ -18,6 +18,7 @@ from fedtangent._src.data import partition
 from fedtangent._src.output import comparison_plots as plots
 from fedtangent._src.output.files import Figures
 
+from ..nightly import nightly
 from ..stand_ins import stand_in
 from .drawn import assert_drawn
 
@@ -71,14 +72,15 @@ def result(
     )
 
 
-def test_every_figure_that_applies(tmp_path: Path) -> None:
+@pytest.mark.parametrize("with_digits", nightly([False, True], [False]))
+def test_every_figure_that_applies(tmp_path: Path, with_digits: bool) -> None:
     results = [
         result("sine, linear", 1, linear=True, widths=(100,)),
-        result("digits", 4),
+        *([result("digits", 4)] if with_digits else []),
         result("fed_prox on mine", 4, standard=False),
     ]
     paths = plots.draw_all(results, Figures(tmp_path))
-    assert sorted(p.name for p in paths) == [
+    expected = [
         "digits_laziness.png",
         "digits_uncertainty.png",
         "fed_prox_on_mine_beside.png",
@@ -88,6 +90,7 @@ def test_every_figure_that_applies(tmp_path: Path) -> None:
         "sine_linear_bands.png",
         "width_error.png",
     ]
+    assert sorted(p.name for p in paths) == [name for name in expected if with_digits or "digits" not in name]
     assert sorted(tmp_path.iterdir()) == sorted(paths)
     for path in paths:
         assert_drawn(path)

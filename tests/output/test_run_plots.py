@@ -16,6 +16,7 @@ from fedtangent._src.output import run_plots as plots
 from fedtangent._src.output import style
 from fedtangent._src.output.files import Metric
 
+from ..nightly import nightly
 from .drawn import assert_drawn, pixels
 
 
@@ -86,7 +87,7 @@ def test_pooled_bins_are_those_of_all_examples() -> None:
     np.testing.assert_allclose(confidence[full], np.asarray(several[0].confidence)[full])
 
 
-@pytest.mark.parametrize(("seeds", "points"), [(1, 1), (4, 3), (4, 20)])
+@pytest.mark.parametrize(("seeds", "points"), nightly([(1, 1), (4, 3), (4, 20)], [(4, 3)]))
 def test_curves(tmp_path: Path, seeds: int, points: int) -> None:
     values = np.random.default_rng(0).uniform(size=(seeds, points))
     values[0, 0] = np.nan
@@ -124,7 +125,9 @@ def told(seeds: int, names: tuple[str, ...], rounds: tuple[int, ...] = (0, 2, 4)
     ]
 
 
-@pytest.mark.parametrize(("seeds", "names"), [(1, ("mse",)), (3, ("mse", "accuracy"))])
+@pytest.mark.parametrize(
+    ("seeds", "names"), nightly([(1, ("mse",)), (3, ("mse", "accuracy"))], [(3, ("mse", "accuracy"))])
+)
 def test_learning_curves_are_of_loss_accuracy_and_bytes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seeds: int, names: tuple[str, ...]
 ) -> None:

@@ -186,21 +186,17 @@ def apart(jacobian: np.ndarray, outputs: str, loss: str, batches: np.ndarray | N
 
 DAILY = (
     "prox and weight decay beside both momenta",
-    "nesterov",
     "steps that shrink",
     "fed_nova, nesterov",
     "fed_nova, a round of rate 0",
     "scaffold, a round of rate 0",
     "steps of other sizes",
-    "fed_nova",
     "fed_dyn",
-    "scaffold",
-    "weight decay",
 )
 
 
 CASES = [(name, loss) for loss in ("cross_entropy", "squared_error") for name in RULES]
-OF_BOTH = ("prox and weight decay beside both momenta", "scaffold, a round of rate 0", "fed_dyn", "fed_nova, nesterov")
+OF_BOTH = ("prox and weight decay beside both momenta",)
 
 
 @pytest.mark.parametrize(
@@ -213,7 +209,7 @@ def test_every_rule_follows_the_loop(name: str, loss: str) -> None:
 
 @pytest.mark.parametrize(
     "loss",
-    nightly([n for n in LOSSES if n not in ("cross_entropy", "squared_error")], ["cross_entropy_sum", "exponential"]),
+    nightly([n for n in LOSSES if n not in ("cross_entropy", "squared_error")], ["exponential"]),
 )
 def test_every_loss_follows_the_loop(loss: str) -> None:
     """Negative control: the mean over examples where it is a sum, or the other way."""
@@ -224,7 +220,7 @@ def test_every_loss_follows_the_loop(loss: str) -> None:
         assert apart(SHARED, "shared", loss, batches, rule, {"loss": other}) > 1e-3
 
 
-@pytest.mark.parametrize("loss", ["exponential_sum", "logistic", "squared_error_sum"])
+@pytest.mark.parametrize("loss", nightly(["exponential_sum", "logistic", "squared_error_sum"], ["logistic"]))
 def test_losses_of_outputs_that_share_parameters(loss: str) -> None:
     assert apart(JACOBIAN, "full", loss, BATCHES, {"step_weights": np.full(STEPS.max(), 0.3)}) < 1e-12
 

@@ -19,6 +19,8 @@ from fedtangent._src.theory.local_gd.regression import local_regression
 from fedtangent._src.theory.ntk_fl.convergence import NtkConstants, NtkTheorem, ntk_evolution
 from fedtangent._src.types import Cohort, Partition
 
+from ..nightly import nightly
+
 MOST = 2**31 - 1  # the largest number of steps and rounds
 BASE = np.random.default_rng(0).normal(size=(7, 8)) / 2
 FEATURES = {  # of one shape, so that a program serves all
@@ -104,7 +106,7 @@ def _pseudo_inverse(case: Case) -> np.ndarray:
     return kernel.ntk_test_train @ np.linalg.pinv(kernel.ntk_train, rcond=1e-12, hermitian=True) @ case.y
 
 
-@pytest.mark.parametrize("x64", [True, False])
+@pytest.mark.parametrize("x64", nightly([True, False], [True]))
 @pytest.mark.parametrize("dtype", [np.float64, np.float32])
 @pytest.mark.parametrize("name", LIMITS)
 def test_infinity_is_the_limit(name: str, dtype: type, x64: bool) -> None:

@@ -14,6 +14,8 @@ from fedtangent._src.comparison.theorems.conformal import Pool, Question
 from fedtangent._src.data.partition.given import consecutive
 from fedtangent._src.measures import conformal as measures
 
+from ...nightly import nightly
+
 Break = Callable[[pytest.MonkeyPatch], None]
 
 
@@ -33,8 +35,9 @@ def row(**changes: Any) -> ft.types.Verdict:
     return conformal.verdict(pool(), "coverage", right, ("quiet", quiet), conformal.SPLITS, 1)
 
 
+@pytest.mark.slow
 @pytest.mark.theory
-@pytest.mark.parametrize("weights", [None, conformal.WEIGHTS])
+@pytest.mark.parametrize("weights", [pytest.param(None, marks=pytest.mark.slow), conformal.WEIGHTS])
 def test_a_row_holds_and_its_control_fails(weights: tuple[float, ...] | None) -> None:
     found = row(calibration_weights=weights, test_weights=weights)
     assert found.passed, found
@@ -51,7 +54,7 @@ def too_large(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(measures, "_weighted_quantile", lambda v, m, level: right(v, m, level + 0.03))
 
 
-@pytest.mark.parametrize("wrong", [no_correction, too_large])
+@pytest.mark.parametrize("wrong", nightly([no_correction, too_large], [no_correction]))
 def test_a_wrong_quantile_is_noticed(wrong: Break, monkeypatch: pytest.MonkeyPatch) -> None:
     wrong(monkeypatch)
     assert row().holds is not True

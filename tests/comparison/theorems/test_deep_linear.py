@@ -26,6 +26,7 @@ def test_a_round_and_its_terms() -> None:
         assert row.passed, row
 
 
+@pytest.mark.slow
 def test_modes_by_width() -> None:
     """Few networks of few widths: undecided at worst, and no row holds for a theory of other steps."""
     for row in deep_linear._modes(Size(3, 4, 4, 3, 0, 4, 5, 2), (64, 256, 1024), 12, 2):

@@ -10,6 +10,8 @@ import pytest
 from fedtangent._src.comparison.theorems import Claim, local_gd, local_gd_steps
 from fedtangent._src.comparison.theorems.local_gd import Size
 
+from ...nightly import nightly
+
 pytestmark = pytest.mark.theory
 SMALL = Size(3, 4, 30)
 
@@ -43,7 +45,7 @@ def test_where_regression_ends_and_how_fast() -> None:
     assert square.holds is False
 
 
-@pytest.mark.parametrize("modified", [False, True])
+@pytest.mark.parametrize("modified", nightly([False, True], [True]))
 def test_the_exponential_loss_is_simulated(modified: bool) -> None:
     row = local_gd._simulated_rounds(local_gd._classification(SMALL, 3), modified)
     assert row.passed, row

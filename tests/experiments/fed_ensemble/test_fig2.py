@@ -84,6 +84,7 @@ def test_the_claim_can_fail_in_each_part() -> None:
     assert verdicts(1.05, 0.99, 0.9) == ["undecided", "undecided", "undecided"]
 
 
+@pytest.mark.slow
 def test_the_experiment_shows_the_gap_and_its_simulation_is_the_flow(tmp_path: Path) -> None:
     changes = ("num_clients=8", "spacing=0.03", "num_models=3", "num_rounds=40")
     with jax.enable_x64(False):

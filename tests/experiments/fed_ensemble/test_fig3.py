@@ -19,6 +19,7 @@ from ..performed import performed
 TINY = ("num_clients=5", "num_models=3", "num_rounds=8", "local_epochs=2", "width=8", "num_points=7", "num_train=200")
 
 
+@pytest.mark.slow
 def test_three_models_are_measured() -> None:
     model = models.build("mlp", 4, 3, widths=(5,))
     rng = np.random.default_rng(0)

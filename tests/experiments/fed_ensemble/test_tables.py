@@ -18,6 +18,7 @@ from fedtangent._src.experiments.lab.harness import Config, Tuned
 from fedtangent._src.experiments.lab.trials import IID, Trial, scheme_name
 from fedtangent._src.federated import schedule
 
+from ...nightly import nightly
 from ..performed import performed, study_of
 
 TINY = ("num_clients=5", "num_models=2", "num_rounds=3", "local_epochs=1", "width=8", "tuning_rounds=3",
@@ -152,15 +153,18 @@ def test_settings_are_the_papers(dataset: str, model: str, kept: int) -> None:
     assert (text.model, text.optimizer, text.batch_size, text.num_clients) == ("lstm", "adam", 128, 10)
 
 
-def test_a_model_reads_its_own_kind_of_input_and_knows_its_width() -> None:
-    trial, s = divided()
+def test_a_model_reads_its_own_kind_of_input() -> None:
     for change, message in (("model=lstm", "model: got 'lstm'"), ("model=mobilenet_v2", "width: got 8, must be 0")):
         with pytest.raises(ValueError, match=message):
             study_of("fed_ensemble.table2", (*TINY, change))
-    for model, its_own in (("resnet18", 64), ("cnn", 32)):
-        made = [classifiers._network(dataclasses.replace(s, model=model, width=w), trial) for w in (4, its_own, 0)]
-        counts = [pytrees.num_bytes(jax.eval_shape(one.init, jax.random.key(0))) // 4 for one in made]
-        assert counts[0] < counts[1] / 50 and counts[1] == counts[2]
+
+
+@pytest.mark.parametrize(("model", "its_own"), nightly([("resnet18", 64), ("cnn", 32)], ["cnn"]))
+def test_a_model_knows_its_width(model: str, its_own: int) -> None:
+    trial, s = divided()
+    made = [classifiers._network(dataclasses.replace(s, model=model, width=w), trial) for w in (4, its_own, 0)]
+    counts = [pytrees.num_bytes(jax.eval_shape(one.init, jax.random.key(0))) // 4 for one in made]
+    assert counts[0] < counts[1] / 50 and counts[1] == counts[2]
 
 
 def test_a_run_falls_by_what_it_ends_below_its_best() -> None:

@@ -11,6 +11,7 @@ from fedtangent._src.comparison.theorems.fed_ensemble import variational
 from ..performed import performed
 
 
+@pytest.mark.slow
 def test_it_prints_draws_and_keeps_the_curve(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in (("SAMPLES", 2000), ("ROUNDS", 160), ("EVERY", 40)):
         monkeypatch.setattr(variational, name, value)

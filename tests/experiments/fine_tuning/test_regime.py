@@ -49,7 +49,8 @@ def test_the_network_was_trained_on_the_other_classes() -> None:
     assert (outputs.argmax(axis=1) == y_test).mean() < 0.5
 
 
-@pytest.mark.parametrize("part", ["last layer", pytest.param("LoRA 1", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("part", ["last layer", "LoRA 1"])
 def test_losses_of_networks_beside_those_predicted(part: str) -> None:
     """The last layer's is predicted to rounding; LoRA, which is not linear in its weights, leaves its linearisation."""
     study = study_of("fine_tuning.regime", SMALL)

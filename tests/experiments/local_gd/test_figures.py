@@ -12,6 +12,7 @@ from fedtangent import theory
 from fedtangent._src.experiments.lab import NOT_SEEN, SEEN, UNDECIDED
 from fedtangent._src.experiments.local_gd import fig1d, halfspaces, problems, regression
 
+from ...nightly import nightly
 from ..performed import performed, study_of
 
 
@@ -36,7 +37,7 @@ def test_figure_1a_with_the_printed_loss_is_not_its_closed_form(tmp_path):
     assert all(row["unfinished"] > 0.01 for row in found.rows)
 
 
-@pytest.mark.parametrize("name", ["fig1b", "fig1c"])
+@pytest.mark.parametrize("name", nightly(["fig1b", "fig1c"], ["fig1b"]))
 def test_figures_1b_and_1c(name, tmp_path):
     found, metrics = run(name, tmp_path)
     assert [row["dimension"] for row in found.rows] == [10, 20, 60] * 2

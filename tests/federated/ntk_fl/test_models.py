@@ -20,6 +20,7 @@ from fedtangent._src.models.flax_networks import from_flax
 from fedtangent._src.types import Model, Partition
 
 from ...drawn import parameters
+from ...nightly import nightly
 from ..toys import arguments_of, distance, fixed, leaves, two_layer, uneven_data
 from .descent import linearised_descent
 
@@ -44,7 +45,7 @@ NETWORKS = {
 }
 
 
-@pytest.mark.parametrize("name", NETWORKS)
+@pytest.mark.parametrize("name", nightly(NETWORKS, ["flax"]))
 def test_any_network_follows_the_descent_on_its_linearisation(name):
     """Against the steps taken one by one in weight space."""
     build, shape = NETWORKS[name]

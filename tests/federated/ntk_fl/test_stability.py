@@ -17,6 +17,7 @@ from fedtangent._src.federated.schedule import all_clients
 from fedtangent._src.types import DIVERGED, OK, REFUSED
 
 from ...drawn import parameters
+from ...nightly import nightly
 from ..toys import leaves, two_layer, uneven_data
 from .test_evolution import evolve, flat, jacobian, network, pooled
 
@@ -80,7 +81,7 @@ def run(rounds: int, **options):
     return simulate(rising(), uneven_data(), num_rounds=rounds, seed=1, evaluation=evaluation, devices=Devices("scan"))
 
 
-@pytest.mark.parametrize("every", [None, 2])
+@pytest.mark.parametrize("every", nightly([None, 2], [2]))
 def test_a_run_ends_before_the_round_that_is_refused(every):
     ended = run(7, stop_on_divergence=True, every=every, measure=lambda _, state: {})
     assert re.fullmatch(

@@ -100,7 +100,7 @@ def test_a_pairs_mask_does_not_depend_on_the_order_of_the_clients() -> None:
     np.testing.assert_array_equal(plain[order], other)
 
 
-@pytest.mark.parametrize("size", [1e-30, 1e-6, 1.0, 2474.0, 1e30])
+@pytest.mark.parametrize("size", nightly([1e-30, 1e-6, 1.0, 2474.0, 1e30], [1e-30, 1e30]))
 @pytest.mark.parametrize("clients", [3, 300])
 def test_the_mean_has_the_digits_of_numbers_of_any_size(size: float, clients: int) -> None:
     sent = {
