@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import re
+import sys
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -117,6 +118,7 @@ def test_data_and_networks_of_ones_own(tmp_path: Path, monkeypatch: pytest.Monke
     assert clients.num_clients == 4 and list(clients.sizes) == [10] * 4
     Path("mine.py").write_text(example("class Network(linen.Module)"))
     monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "mine", raising=False)
     own = build("mine:network", (8, 8, 1), 10, units=50)
     assert own.apply(own.init(jax.random.key(0)), np.ones((2, 8, 8, 1), np.float32)).shape == (2, 10)
     names: dict[str, Any] = run("from_flax(linen")

@@ -91,6 +91,8 @@ def mine(folder: Path) -> Iterator[Path]:
     (path / "broken.py").write_text("import no_such_package")
     (path / "wrong.py").write_text("1 / 0")
     sys.path.insert(0, str(path))
+    for name in ("mine", "broken", "wrong"):  # of other tests' folders
+        sys.modules.pop(name, None)
     yield path
     sys.path.remove(str(path))
     for name in ("mine", "broken", "wrong"):

@@ -193,6 +193,7 @@ def test_a_budget_out_of_reach_is_refused() -> None:
 
 def test_the_example_of_the_documentation(capsys: pytest.CaptureFixture[str]) -> None:
     run("theory.private_flow(")
-    printed = capsys.readouterr().out.splitlines()
+    *printed, without_noise = capsys.readouterr().out.splitlines()
     assert [line.split(":")[0] for line in printed] == ["epsilon 2", "epsilon 8", "epsilon 32"]
+    assert without_noise == "without noise: error 0.0052"
     assert printed[0].endswith("error 0.0101 at rate 1.0, clip 0.1") and printed[2].endswith("rate 2.0, clip 0.3")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import signal
 from dataclasses import dataclass
 from typing import Any
 
@@ -45,5 +47,7 @@ def run_job(job: tuple[Any, bool]) -> Ended:
     console().print(f"http://localhost:{page.port}/ shows the page; Ctrl-C ends it", highlight=False)
     if in_browser:
         page.show("/")
+    # As a callback of the loop an interrupt is not lost where code that it interrupts catches everything.
+    asyncio.get_event_loop().add_signal_handler(signal.SIGINT, page.io_loop.stop)
     page.run_until_shutdown()
     return Ended()
