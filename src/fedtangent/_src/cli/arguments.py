@@ -272,7 +272,7 @@ def page(usage: str, about: str, groups: Iterable[str], options: Mapping[str, Op
         options: Options by name, each with its group.
     """
     width = max(NARROWEST, shutil.get_terminal_size((WIDTH, 24)).columns)
-    introduction = f"{about} After an option stands its default, or in capitals its kind of value."
+    introduction = f"{about} Values shown are defaults; words in capitals are kinds of values."
     lines = [f"usage: {usage}", *textwrap.wrap(introduction, width)]
     for title in groups:
         mine = [one for one in options.values() if one.group == title]

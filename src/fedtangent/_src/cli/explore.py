@@ -47,7 +47,7 @@ def run_job(job: tuple[Any, bool]) -> Ended:
     console().print(f"http://localhost:{page.port}/ shows the page; Ctrl-C ends it", highlight=False)
     if in_browser:
         page.show("/")
-    # As a callback of the loop an interrupt is not lost where code that it interrupts catches everything.
+    # A KeyboardInterrupt may be raised inside code that catches it; the loop handles the signal between callbacks.
     asyncio.get_event_loop().add_signal_handler(signal.SIGINT, page.io_loop.stop)
     page.run_until_shutdown()
     return Ended()

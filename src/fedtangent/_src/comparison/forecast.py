@@ -69,11 +69,11 @@ class Forecasting:
     """Settings of a forecast: its target, its number of initial functions, and whether rates are searched."""
 
     target: float | None = None
-    """Rounds and bytes to this test accuracy; without labels, to this mean squared or other error."""
+    """Rounds and bytes to this test accuracy; where there are no labels, to this test loss."""
     draws: int = 16
-    """Initial functions, of each model, that are averaged over and make the band; two or more."""
+    """Initial functions of each model; their mean and band are shown. Two or more."""
     rates: bool = True
-    """Off: only the learning curve at the run's rate, without a search for the largest stable and the best rate."""
+    """Off: predict only at the run's own rate, and search neither for the largest stable nor for the best one."""
     kernel_dir: Path | None = option(None, may_differ=True)
     """Folder of the kernel's file, where memory has no room for it (default: below the output)."""
 

@@ -98,7 +98,7 @@ class _Step(NamedTuple):
 
 
 def _unroll(jaxpr: Jaxpr, consts: Sequence[AnyArray], args: Sequence[_Value], tape: list[_Step]) -> list[_Value]:
-    """Evaluates a jaxpr; equations with an input that is known only later, a ``_Slot``, are appended to ``tape``."""
+    """Evaluates a jaxpr, but appends equations to ``tape`` whose inputs (``_Slot``) are known only later."""
     values: dict[Var, _Value] = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*consts, *args], strict=True))
 
     def read(atom: Var | Literal) -> _Value:

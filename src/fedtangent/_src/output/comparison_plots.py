@@ -101,8 +101,8 @@ def _bands(result: Comparison, path: Path) -> Path:
     mean, cov = last.mean.mean(axis=0)[order, 0], last.cov.mean(axis=0)
     band(axes[0][-1], x[order], mean, np.sqrt(np.maximum(np.diag(cov), 0))[order], PREDICTED, "predicted mean")
     rng = np.random.default_rng(0)
-    drawn = rng.multivariate_normal(mean, cov[np.ix_(order, order)], MEMBERS_SHOWN, method="eigh")
-    _members(axes[0][-1], x[order], drawn, "draws of the prediction")
+    functions = rng.multivariate_normal(mean, cov[np.ix_(order, order)], MEMBERS_SHOWN, method="eigh")
+    _members(axes[0][-1], x[order], functions, "draws of the prediction")
     low = min(float(np.min(problem.y_train)), float(np.min(mean))) - 1.5
     high = max(float(np.max(problem.y_train)), float(np.max(mean))) + 1.5
     titles = [f"{networks.method}, width {networks.width}" for networks in methods]

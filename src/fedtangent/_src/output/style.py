@@ -116,7 +116,7 @@ def save(figure: Figure, path: Path, title: str = "") -> Path:
 def finish(figure: Figure, title: str = "") -> None:
     """Adds title, legends and the marks of logarithmic axes to a drawn figure.
 
-    Dark lines become light on a dark ground, which a style of matplotlib gives: ``plt.style.use("dark_background")``.
+    If matplotlib's style has a dark background (``plt.style.use("dark_background")``), dark lines become light.
 
     Args:
         figure: The figure.
@@ -133,7 +133,7 @@ def finish(figure: Figure, title: str = "") -> None:
 
 
 def _lighten(figure: Figure) -> None:
-    """Replaces the colours of lines that a dark ground would hide."""
+    """Replaces colours of lines that cannot be seen on a dark background."""
     from matplotlib.colors import to_rgb
 
     light = {to_rgb(dark): colour for dark, colour in ON_DARK.items()}

@@ -157,7 +157,7 @@ class ChannelOptions:
     """Share of an update's numbers, the smallest, that is set to zero."""
 
     def value(self) -> Channel | None:
-        """Returns the channel, None for a lossless one; raises ``ValueError`` if ``sparsity``, a top_k, has another."""
+        """Returns the channel, None for a lossless one; raises ``ValueError`` for a sparsity and another channel."""
         check_sparsity(self.sparsity)
         if self.sparsity > 0 and self.channel != "lossless":
             raise ValueError(f"sparsity: sends by top_k, but channel is {self.channel!r}: give one of the two")

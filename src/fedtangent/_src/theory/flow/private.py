@@ -91,9 +91,9 @@ def private_flow(
         "server momentum": flow.kind.has_server_momentum,
         'outputs="full"': flow.outputs != "shared",
     }
-    for what, is_there in refused.items():
+    for feature, is_there in refused.items():
         if is_there:
-            raise ValueError(f"flow: got one with {what}, must be one without, for private rounds")
+            raise ValueError(f"flow: got one with {feature}, must be one without, for private rounds")
     if flow.blocks.ntk_test is None:
         raise ValueError("flow: got kernels without ntk_test, must have it: it is the covariance of the server's noise")
     check_known("flow", flow.rounds, flow.numbers)
