@@ -79,6 +79,7 @@ def test_projections_are_those_of_another_solver():
         assert off(point[: len(p.w)], least_distance(p)) < 1e-8
         assert not np.any(point[len(p.w) :])
     assert np.max(np.asarray(found.residual)) < 1e-6
+    assert np.max(np.asarray(found.residual)[2::4]) < 1e-10  # repeated examples: without a ridge it is 5e-7
     assert np.min(np.asarray(found.dual)) >= 0
     wrong = [least_distance(p._replace(y=-p.y)) for p in problems]
     assert min(off(w, least_distance(p)) for w, p in zip(wrong, problems, strict=True)) > 1e-3
