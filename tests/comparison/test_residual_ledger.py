@@ -131,6 +131,13 @@ def test_metrics_are_those_of_the_rows(wide: Seen) -> None:
         assert found["gap"] == pytest.approx(np.mean([r.gap for r in rows]), rel=1e-12)
 
 
+def test_the_last_gap_is_that_of_the_last_rows(wide: Seen) -> None:
+    for rate in (0.1, 0.11):
+        rows = wide.ledger.against(learning_rate=rate).rows
+        last = [row.gap**2 for row in rows if row.round == rows[-1].round]
+        assert wide.ledger.last_gap(learning_rate=rate) == pytest.approx(np.sqrt(np.mean(last)), rel=1e-12)
+
+
 def test_gaps_are_simulated_less_predicted(linear: Seen) -> None:
     """Against NumPy that trains on features, and does not know of kernels."""
     ledger, features = linear.ledger, linear.features

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -115,9 +115,8 @@ class ResidualLedger:
         of, path, r = self.federation, self.paths[k], snapshot.round
         if r > before:
             self.sources[k].append(bounds.source(of, path, snapshot.change[k], before, r, float(snapshot.travelled[k])))
-        shape = path.coefficients.shape[1:]
-        gap = (snapshot.outputs[k] - path.outputs[r]).reshape(shape)
-        moved = (path.outputs[r] - path.outputs[0]).reshape(shape)
+        gap = path.gap(r, snapshot.outputs[k])
+        moved = path.gap(0, path.outputs[r])
         kernel = self.observer.kernels[k]
         steps = r * float(np.max(of.rule.local_steps))
         floor = bounds.rounding(
@@ -150,14 +149,31 @@ class ResidualLedger:
         Returns:
             A new ledger with the same evaluations.
         """
+        ledger = self._predicting(cohorts, models, changes)
+        for snapshot in self.snapshots:
+            ledger._record(snapshot)
+        return ledger
+
+    def last_gap(self, **changes: Any) -> float:
+        """Computes the root mean square of the last evaluation's gaps over models and clients, without tolerances.
+
+        Args:
+            changes: Fields of the rule to replace.
+        """
+        ledger, last = self._predicting(None, None, changes), self.snapshots[-1]
+        clients = [ledger.federation.rows(int(i)) for i in np.flatnonzero(ledger.federation.partition.sizes)]
+        gaps = [path.gap(last.round, last.outputs[k]) for k, path in enumerate(ledger.paths)]
+        return bounds.rms(np.array([bounds.rms(gap[examples]) for gap in gaps for examples in clients]))
+
+    def _predicting(
+        self, cohorts: Cohort | None, models: Sequence[int] | None, changes: Mapping[str, Any]
+    ) -> ResidualLedger:
+        """Builds a ledger without rows for another prediction, as ``against`` describes it."""
         old = self.federation
         cohorts = old.cohorts if cohorts is None else jax.tree.map(np.asarray, cohorts)
         of = old._replace(cohorts=cohorts, rule=dataclasses.replace(old.rule, **changes))
         starts = self.paths if models is None else [self.paths[m] for m in models]
-        ledger = _ledger(of, self.observer, np.stack([path.outputs[0] for path in starts]))
-        for snapshot in self.snapshots:
-            ledger._record(snapshot)
-        return ledger
+        return _ledger(of, self.observer, np.stack([path.outputs[0] for path in starts]))
 
     def is_of(self, history: History) -> bool:
         """Returns whether the cohorts recorded in ``history`` are the predicted ones, slot for slot."""

@@ -95,6 +95,11 @@ class Path(NamedTuple):
     local_moves: Float64[np.ndarray, "R"]  # the farthest that a client's weights move from the server's in each round
     propagate: Callable[[int, np.ndarray], np.ndarray]  # round r, values [q, D] -> [R + 1 - r, q, D], from round r on
 
+    def gap(self, round_: int, outputs: Float64[np.ndarray, "n C"]) -> Float64[np.ndarray, "q D"]:
+        """Returns ``outputs`` less the predicted ones of ``round_``, in the shape of the coefficients."""
+        gap: np.ndarray = (outputs - self.outputs[round_]).reshape(self.coefficients.shape[1:])
+        return gap
+
 
 def predict_path(
     of: Federation,

@@ -460,19 +460,20 @@ def _bound_check(size: Scale, networks: dict[int, list[ResidualLedger]]) -> Verd
     )
 
 
-def _last_gaps(ledgers: list[ResidualLedger], rounds: int) -> np.ndarray:
-    return np.array([np.sqrt(np.mean([r.gap**2 for r in of.rows if r.round == rounds])) for of in ledgers])
-
-
-def _gap_slope(size: Scale, networks: dict[int, list[ResidualLedger]]) -> Interval:
-    return width_slope(list(networks), [_last_gaps(same, size.num_rounds) for same in networks.values()])
+def _gap_slope(networks: dict[int, list[ResidualLedger]], factor: float = 1.0) -> Interval:
+    """Fits the slope of the last round's gap against the width, to a prediction with the step size times ``factor``."""
+    gaps = [
+        np.array([of.last_gap(learning_rate=factor * of.federation.rule.learning_rate) for of in same])
+        for same in networks.values()
+    ]
+    return width_slope(list(networks), gaps)
 
 
 def _slope_check(size: Scale, networks: dict[int, list[ResidualLedger]]) -> Verdict:
     """Checks that the gap falls at least as width^-1/2: an upper bound, which smooth activations may undercut."""
-    slope, steep = _gap_slope(size, networks), (-np.inf, SLOPE + BAND)
+    slope, steep = _gap_slope(networks), (-np.inf, SLOPE + BAND)
     for factor in LARGER_STEPS:
-        other = _gap_slope(size, {width: [_wrong_rate(of, factor) for of in same] for width, same in networks.items()})
+        other = _gap_slope(networks, factor)
         if other.outside(*steep):
             break
     statement = "networks: gap of the last round against width, O(l^-1/2) at most"
