@@ -107,7 +107,7 @@ def test_a_page_of_help_shows_what_is_chosen_in_place_of_defaults() -> None:
     for shown in ("--num-rounds 7 ", "--widths 3 4 ", "--loss cross_entropy "):
         assert f"\n  {shown}" in page, shown
     assert "\n  --num-rounds 50 " in main.help_page(commands.find("train"), [])
-    assert "--key-file PATH               with --projection: its seed's file" in page
+    assert "--key-file PATH               with --projection: file of its seed" in page
 
 
 def test_what_must_be_given_is_named(run: Callable) -> None:

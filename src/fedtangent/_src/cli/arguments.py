@@ -42,7 +42,7 @@ class OutputOptions:
     config: Path | None = option(None, may_differ=True)
     """Repeat the run of this config.json; further options replace its own."""
     programs: str | None = option(None, may_differ=True)
-    """Folder that keeps compiled programs, or off (default: a cache)."""
+    """Folder of compiled programs, or off (default: ~/.cache/fedtangent)."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,7 +66,7 @@ class VerdictOptions:
     """Options of the outcome, of every command that ends with verdicts."""
 
     strict: bool = option(False, may_differ=True)
-    """Exit with 3 if a verdict is undecided and none fails; without it the last line names that verdict."""
+    """Exit with 3, not 0, if a verdict is undecided and none fails; the last line names it in any case."""
     junit: Path | None = option(None, may_differ=True)
     """File to write the verdicts to as JUnit XML, which CI systems read."""
 
@@ -112,17 +112,17 @@ class MachineOptions:
     mapping: str = option("auto", may_differ=True)
     """Clients on devices: auto, scan, vmap, chunked:<n>, sharded[:..]."""
     stop_on_divergence: bool = option(True, may_differ=True)
-    """Off: go on when numbers are no longer finite."""
+    """Off: continue when numbers are no longer finite."""
     checkpoint_every: int | None = option(None, may_differ=True)
-    """Rounds between checkpoints, 0: none (default: ten seconds or more)."""
+    """Rounds between checkpoints, 0: none (default: by time, 10 s or more)."""
     host_devices: int = option(0, may_differ=True)
     """Without an accelerator: number of cores in use (0: all)."""
     distributed: bool = option(False, may_differ=True)
-    """One of several processes; Slurm and Open MPI need no more options."""
+    """One of several processes; Slurm and Open MPI need no other option."""
     coordinator: str | None = option(None, may_differ=True, used_with="distributed")
-    """Process 0, host:port (default: $JAX_COORDINATOR_ADDRESS)."""
+    """Address host:port of process 0 (default: $JAX_COORDINATOR_ADDRESS)."""
     num_processes: int | None = option(None, may_differ=True, used_with="distributed")
-    """Processes (default: $JAX_NUM_PROCESSES)."""
+    """Their number (default: $JAX_NUM_PROCESSES)."""
     process_id: int | None = option(None, may_differ=True, used_with="distributed")
     """This process, from 0 (default: $JAX_PROCESS_ID)."""
 
@@ -272,7 +272,7 @@ def page(usage: str, about: str, groups: Iterable[str], options: Mapping[str, Op
         options: Options by name, each with its group.
     """
     width = max(NARROWEST, shutil.get_terminal_size((WIDTH, 24)).columns)
-    introduction = f"{about} Values shown are defaults; words in capitals are kinds of values."
+    introduction = f"{about} Values shown are defaults; INT, FLOAT, STR, PATH: kinds of values."
     lines = [f"usage: {usage}", *textwrap.wrap(introduction, width)]
     for title in groups:
         mine = [one for one in options.values() if one.group == title]

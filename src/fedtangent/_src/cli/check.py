@@ -42,8 +42,8 @@ class CheckOptions:
     """
 
     claims: Annotated[Path, tyro.conf.Positional] = Path("claims.toml")
-    """TOML file with a table for each claim: options of `fedtangent compare`, agree (words of the verdicts that count),
-    and within (largest distance of a network from its prediction)."""
+    """TOML file with a table for each claim: options of `fedtangent compare`; agree, parts of the statements of the
+    verdicts that count; within, the largest distance of a network from its prediction."""
 
 
 class ClaimedRuns(NamedTuple):

@@ -1,4 +1,4 @@
-"""``fedtangent compare``: simulation, NTK-FL and the Gaussian-process limit side by side.
+"""``fedtangent compare``: a run, or the standard cases, beside what theory predicts.
 
 It compares the standard cases, or any run that options of `fedtangent train` describe; `fedtangent compare --algorithm
 fed_avg --help` shows the options of the second form.
@@ -52,8 +52,8 @@ class CompareOptions:
     """
 
     case: tuple[str, ...] = DEFAULT_CASES
-    """Standard cases: sine, digits, fashion_mnist (downloaded). For your own run give --algorithm A, as to `train`,
-    whose options `compare --algorithm A --help` shows."""
+    """Standard cases: sine, digits, fashion_mnist (downloaded). To compare a run of your own, give --algorithm A and
+    the options of `train`; `compare --algorithm A --help` lists them."""
     scale: str = "default"
     """Size: smoke (small, for CI), default (minutes), paper (needs an accelerator)."""
     seed: int = option(0, most=MAX_SEED)
@@ -61,7 +61,7 @@ class CompareOptions:
     output: Path = Path("results/compare")
     """Folder for config.json, metrics.csv, result.json and figures/."""
     data_dir: Path | None = None
-    """Folder with original data files (default: $FEDTANGENT_DATA)."""
+    """Folder with the data sets' published files (default: $FEDTANGENT_DATA)."""
 
 
 @dataclass(frozen=True)
@@ -71,11 +71,11 @@ class ComparisonOptions:
     widths: tuple[int, ...] = WIDTHS
     """Widths of the networks, all hidden layers alike; three or more."""
     draws: int = DRAWS
-    """Initialisations of the K networks at every width; five or more."""
+    """Independent initialisations at every width; five or more."""
     hidden_layers: int = 1
     """Hidden layers of an mlp."""
     evaluations: int = EVALUATIONS
-    """Largest number of rounds, besides the start, at which networks are evaluated."""
+    """Evaluate networks at the start and after at most this many of the rounds."""
     output: Path = Path("results/compare")
     """Folder for config.json, metrics.csv, result.json and figures/."""
 

@@ -36,7 +36,7 @@ class DataOptions:
     cache_dir: Path | None = option(None)
     """Where prepared data are kept (default: $FEDTANGENT_CACHE, or the user's cache folder)."""
     tfds_dir: Path | None = option(None)
-    """Folder of TensorFlow Datasets, for downloads (default: its own)."""
+    """Folder for downloads of TensorFlow Datasets (default: its own)."""
 
 
 class DataJob(NamedTuple):

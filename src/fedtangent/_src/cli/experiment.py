@@ -35,19 +35,19 @@ class ExperimentOptions:
     scale: str = "default"
     """Size: smoke (a few minutes on two cores), default (up to an hour) or paper (needs an accelerator)."""
     dataset: str | None = None
-    """One of its data sets (default: the first, which needs no files)."""
+    """One of the experiment's data sets (default: its first, which needs no files)."""
     set: tuple[str, ...] = ()
-    """Settings that replace the scale's, such as num_rounds=20 learning_rates=0.1,0.3."""
+    """Settings that replace those of the scale, such as num_rounds=20 learning_rates=0.1,0.3."""
     seeds: str | None = None
     """Seeds, as 0:10 or 0,3,7 (default: five, from --seed on)."""
     seed: int = entries.option(0, most=MAX_SEED)
     """First of the five seeds, where --seeds is not given."""
     strict: bool = entries.option(False, may_differ=True)
-    """Exit with 3 if a claim or verdict is undecided; without it the last line names those."""
+    """Exit with 3, not 0, if a claim or verdict is undecided; the last line names it in any case."""
     output: Path | None = entries.option(None, may_differ=True)
     """Folder for config.json, metrics.csv, result.json and figures/ (default: results/experiment/NAME)."""
     data_dir: Path | None = entries.option(None, may_differ=True)
-    """Folder with original data files (default: $FEDTANGENT_DATA)."""
+    """Folder with the data sets' published files (default: $FEDTANGENT_DATA)."""
 
 
 ExperimentJob = tuple[ExperimentOptions, FigureOptions, Experiment, Study]

@@ -18,7 +18,7 @@ class ListOptions:
     """Options of the command ``list``."""
 
     kind: Annotated[str, tyro.conf.Positional] = "kinds"
-    """What to list, such as algorithms; by default the names of all lists."""
+    """What to list, such as algorithms (default: the names of all lists)."""
 
 
 def prepare(options: ListOptions) -> ListOptions:

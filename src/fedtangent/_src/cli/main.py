@@ -219,7 +219,7 @@ def help_page(command: Command, arguments: Sequence[str]) -> str:
 
 
 def _place(one: Option) -> str:
-    """Returns a positional option as in a line of usage: in brackets if it may be left out."""
+    """Returns a positional argument as the usage line shows it: in brackets if it may be left out."""
     text = f"{one.shown} .." if one.several else one.shown
     return text if one.default is dataclasses.MISSING else f"[{text}]"
 

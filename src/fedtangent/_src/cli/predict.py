@@ -55,7 +55,7 @@ class PredictOptions(Forecasting):
     """Options of the forecast, and of its output."""
 
     evaluate_every: int = 1
-    """Rounds between evaluations, at which a target can be reached."""
+    """Rounds between evaluations; a target can be reached only at these."""
     output: Path = Path("results/predict")
     """Folder for config.json, metrics.csv, result.json and figures/."""
 

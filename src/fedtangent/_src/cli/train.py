@@ -46,11 +46,11 @@ class TrainOptions:
     evaluate_every: int = 5
     """Rounds between evaluations."""
     seeds: str | None = option(None, may_differ=True)
-    """Seeds of several runs, 0:10 or 0,3,7; data and clients: --seed."""
+    """Repeat with seeds 0:10 or 0,3,7; data and clients stay --seed's."""
     diagnostics: str = "none"
     """Measure at evaluations: none, kernel, or laziness (distance from the linearised network)."""
     diagnostics_examples: int = option(256, used_with="diagnostics")
-    """Examples it measures (laziness: of each split)."""
+    """Examples to measure on (laziness: of each split)."""
     log: str = option("none", may_differ=True)
     """none, or tensorboard: evaluations also go to OUTPUT/tensorboard."""
     resume: bool = option(False, may_differ=True)

@@ -132,7 +132,7 @@ def _from_zero(flow: Flow) -> Float[np.ndarray, "K m C"]:
 
 
 def _starts_differ(theory: Predicted) -> bool:
-    """Returns whether initial functions are random, so that the models have a law; False if all start as zero."""
+    """Returns whether the models start from random functions; False if all start from zero."""
     return bool(np.trace(np.asarray(theory.blocks.nngp_test)) > 0)
 
 

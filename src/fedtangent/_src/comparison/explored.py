@@ -68,7 +68,7 @@ class Controls:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Explored:
-    """The parts of a run that its controls do not change; built by ``explored``."""
+    """The parts of an explored run that stay the same while its ``Controls`` change; built by ``explored``."""
 
     data: Dataset
     source: str  # the call that loads the data; "" for a user's own
@@ -277,7 +277,7 @@ def _every(num_rounds: int) -> int:
 
 
 def _of_curve(data: Dataset) -> dict[str, Any]:
-    """Returns the options of networks whose examples have one input; none for other data."""
+    """Returns the options of ``mlp`` for examples with a single input; an empty dict for other data."""
     return CURVE if math.prod(data.x_train.shape[1:]) == 1 else {}
 
 

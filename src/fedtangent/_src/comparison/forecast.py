@@ -69,13 +69,13 @@ class Forecasting:
     """Settings of a forecast: its target, its number of initial functions, and whether rates are searched."""
 
     target: float | None = None
-    """Rounds and bytes to this test accuracy; where there are no labels, to this test loss."""
+    """Also say in how many rounds and bytes this test accuracy (without class labels: this test loss) is reached."""
     draws: int = 16
     """Initial functions of each model; their mean and band are shown. Two or more."""
     rates: bool = True
-    """Off: predict only at the run's own rate, and search neither for the largest stable nor for the best one."""
+    """Off: predict only at the run's own rate, without a search for the largest stable and the best rate."""
     kernel_dir: Path | None = option(None, may_differ=True)
-    """Folder of the kernel's file, where memory has no room for it (default: below the output)."""
+    """Folder for the kernel if it does not fit into memory (default: below the output)."""
 
 
 class Plan(NamedTuple):

@@ -68,12 +68,15 @@ class Predicted:
 
 
 def predict(setting: Setting, cohorts: Cohort, progress: bool | None = False) -> Predicted:
-    """Predicts flow, law and limit of a setting from its analytic kernel.
+    """Predicts a run from its model's analytic kernel: the flow, the models' distribution by round, and the limit.
+
+    The distribution is the mean and covariance of each model over random initial functions; the limit is the Gaussian
+    process after many rounds. Under a loss other than the squared error, the distribution is estimated from samples.
 
     Args:
-        setting: The setting.
-        cohorts: Cohorts of its rounds, [R, S].
-        progress: Whether to show progress.
+        setting: The run: problem, algorithm and the rounds to evaluate.
+        cohorts: The clients of each round, and the model that each of them trains, [R, S].
+        progress: Whether to show progress; None: in terminals and notebooks.
     """
     blocks, rounds = setting.blocks(progress), setting.size.rounds
     flow = run_flow(setting, blocks, cohorts)

@@ -312,11 +312,11 @@ def relative_distance(a: Num[AnyArray, "*shape"], b: Num[AnyArray, "*shape"]) ->
 
 
 def law_distance(law: Sequence[AnyArray], reference: Sequence[AnyArray]) -> float:
-    """Computes the larger of the relative distances of means and covariances.
+    """Computes the larger of the relative distance between two means and that between two covariances.
 
     Args:
-        law: Mean and covariance.
-        reference: Mean and covariance of the law whose norms are the unit.
+        law: Mean and covariance of a Gaussian process.
+        reference: Mean and covariance to compare with; each distance is divided by the norm of the reference's.
     """
     return float(np.max([relative_distance(a, b) for a, b in zip(law, reference, strict=True)]))
 

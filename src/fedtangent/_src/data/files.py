@@ -145,7 +145,16 @@ def _header(packed: zipfile.ZipFile, member: zipfile.ZipInfo) -> Header:
 
 
 def _described(begin: bytes, size: int, name: str) -> Header:
-    """Reads an array's header from the beginning of its file; raises ``ValueError`` if the size is not ``size``."""
+    """Reads the header of a ``.npy`` file.
+
+    Args:
+        begin: The first bytes of the file.
+        size: Size of the whole file in bytes.
+        name: Name of the file, for error messages.
+
+    Raises:
+        ValueError: The file holds no array of numbers or strings, or its size does not fit its header.
+    """
     file = io.BytesIO(begin[:MOST_HEADER])
     try:
         version = np.lib.format.read_magic(file)

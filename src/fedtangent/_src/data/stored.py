@@ -25,7 +25,7 @@ class StoredOptions:
     cache_dir: Path | None = option(None, may_differ=True)
     """Where prepared data are kept (default: $FEDTANGENT_CACHE, or the user's cache folder)."""
     tfds_dir: Path | None = option(None, may_differ=True)
-    """Folder of TensorFlow Datasets, when the data must be downloaded (default: that of TFDS)."""
+    """Folder for downloads of TensorFlow Datasets (default: its own)."""
 
 
 class Found(NamedTuple):

@@ -198,7 +198,10 @@ def _arrange(slots: Slots, order: Array) -> Slots:
 
 
 def _restore(outs: PyTree, order: Array, num_slots: int) -> PyTree:
-    """Undoes ``_arrange`` on results whose leading axis is the flat ``order``."""
+    """Returns ``outs`` with its rows in the order of the slots, without the rows of empty slots.
+
+    It undoes ``_arrange``: row j of every leaf belongs to slot ``order[j]``, where ``num_slots`` marks an empty slot.
+    """
     back = jnp.zeros((num_slots,), jnp.int32).at[order].set(jnp.arange(order.shape[0], dtype=jnp.int32), mode="drop")
     return jax.tree.map(lambda leaf: leaf[back], outs)
 

@@ -48,13 +48,13 @@ class Choices:
     algorithm: str = "fed_avg"
     """Name (`fedtangent list algorithms`), or package.module:function."""
     dataset: str = "digits"
-    """The data set, or a file of your own (x, y, users ..)."""
+    """Name, or an .npz file of your own (x, y, users ..)."""
     partition: str = "dirichlet"
     """How examples are divided among clients."""
     model: str = "mlp"
     """Name, or package.module:function of your own."""
     schedule: str = "uniform"
-    """Who trains which model."""
+    """Clients and models of a round."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,7 +66,7 @@ class CommonOptions:
     seed: int = option(0, most=checks.MAX_SEED)
     """Seed of data, clients, schedule and training."""
     data_dir: Path | None = option(None, may_differ=True)
-    """Folder with original data files (default: $FEDTANGENT_DATA)."""
+    """Folder with published data files (default: $FEDTANGENT_DATA)."""
     client_test: float = 0.0
     """Share of each client's examples that is kept to test its predictions."""
     dropout: float = 0.0
@@ -74,13 +74,13 @@ class CommonOptions:
     keep_first: int | None = None
     """Close a round after this many clients have answered."""
     completion_time: str = option("lognormal", used_with="keep_first")
-    """lognormal or exponential times, by numbers of examples."""
+    """lognormal or exponential times to an answer, mean by number of examples."""
     completion_spread: float = option(1.0, used_with="keep_first")
-    """Standard deviation of the log of a lognormal time."""
+    """Standard deviation of a lognormal time's log."""
     projection: int | None = None
-    """Project inputs to this many numbers, by a secret shared seed."""
+    """Project inputs to this many numbers; clients share a secret seed."""
     key_file: Path | None = option(None, may_differ=True, used_with="projection")
-    """Its seed's file (default: $FEDTANGENT_KEY_FILE)."""
+    """File of its seed (default: $FEDTANGENT_KEY_FILE)."""
 
 
 class Chosen(NamedTuple):

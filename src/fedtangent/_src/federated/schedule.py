@@ -570,7 +570,7 @@ class StrataOptions(EnsembleOptions):
     """Options of the schedule ``strata``."""
 
     num_strata: int = 5
-    """Strata Q."""
+    """Number Q of strata: groups of clients."""
     clients_per_stratum: int | None = None
     """Clients drawn from each stratum in a round (default: all of them)."""
 

@@ -96,7 +96,14 @@ def _layers(plan: Plan) -> list[_Layer]:
 
 
 def _prefers_gradients(layer: _Layer, n1: int, n2: int, blocks: int, num_outputs: int) -> bool:
-    """Returns whether products of the layer's gradients take fewer multiplications than pairs of positions."""
+    """Returns whether the layer's kernel takes fewer multiplications from gradients than from pairs of positions.
+
+    Args:
+        layer: The layer.
+        n1, n2: Numbers of examples.
+        blocks: Blocks [n1, n2] to compute: C for the mean over the C outputs, C^2 for the whole kernel.
+        num_outputs: Number C of outputs.
+    """
     size = layer.fan_in * layer.channels
     by_gradients = (n1 + n2) * num_outputs * layer.positions * size + n1 * n2 * blocks * size
     by_positions = n1 * n2 * layer.positions**2 * (layer.fan_in + blocks * (layer.channels + 1))

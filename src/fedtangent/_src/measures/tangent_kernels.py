@@ -79,7 +79,9 @@ class GramOperators(NamedTuple):
 
 
 def drift(theta: ArrayLike, theta_0: ArrayLike) -> Drift:
-    """Computes the relative change of a kernel from ``theta_0``, which Theorem 9.1 of FE-2021 bounds by O(l^-1/2).
+    """Computes the change of a kernel since the start, relative to the initial kernel, in two norms.
+
+    For networks of width l, Theorem 9.1 of FE-2021 bounds the change by O(l^-1/2).
 
     Args:
         theta: The kernel now, [n, n].

@@ -115,7 +115,8 @@ def mobilenet_v2(
     ``models.images``). ``apply`` takes ``x`` [n, ...] of any shape that holds an example's numbers.
 
     Args:
-        width: Factor of the channels, which are rounded to multiples of 8; the last convolution has no fewer than at 1.
+        width: Factor of the channels, which are rounded to multiples of 8; below 1 the last convolution keeps its
+            number.
     """
     shape, size = image_shape(input_shape), whole("output_size", output_size)
     factor_of_all = number("width", width, above=0)

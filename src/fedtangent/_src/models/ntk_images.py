@@ -204,7 +204,8 @@ def ntk_resnet(
         width: Channels of the convolutions.
         blocks: Blocks of each stage; at most four stages.
         window: Side of a convolution's window.
-        readout: From the places to the outputs: flatten, average or global, as for ``ntk_cnn``.
+        readout: How the last layer reads the image: flatten (every place), average (means of 2 x 2 places) or global
+            (their mean).
         activation: relu, leaky_relu, abs, erf, gelu, sin or cos.
         layer_norm: Whether each activation follows a normalisation over channels.
 

@@ -207,9 +207,9 @@ def lstm(
         units: Units H of a layer.
         layers: Number of LSTM layers.
         positions: last for outputs [n, C] after the last character (LEAF), all for outputs [n, T, C] after each.
-        differentiation: reverse (fast), or any, which NTK-FL needs. With "reverse" the backward pass is explicit, about
-            twice as fast on a CPU, for reverse mode of any order. "any" leaves differentiation to JAX and allows
-            forward mode too (``jax.linearize``).
+        differentiation: reverse (fast), or any (forward derivatives too, which NTK-FL needs). With "reverse" the
+            backward pass is explicit, about twice as fast on a CPU, for reverse mode of any order. "any" leaves
+            differentiation to JAX and allows forward mode too (``jax.linearize``).
         dtype: Type of the parameters.
 
     Raises:

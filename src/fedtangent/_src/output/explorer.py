@@ -57,15 +57,16 @@ class Later(Protocol):
 
 
 def explore(data: Dataset | str = "sine", num_clients: int = 20, num_rounds: int = 30, seed: int = 0) -> DOMWidget:
-    """Shows a predicted run in Jupyter, recomputed whenever a slider moves.
+    """Shows a predicted run in Jupyter, and predicts it anew whenever a slider moves.
 
-    The run is Fed-ensemble (with one model FedAvg) of networks with one hidden layer under the squared error.
-    Sliders set learning rate, local steps, heterogeneity, clients in a round, models, staleness and width. A button
-    trains the networks beside the prediction, and the Python code of the run is shown. In the browser it is
-    ``fedtangent explore``. Predictions are made in float64 (``fedtangent.enable_x64()``).
+    The run is Fed-ensemble, or FedAvg if there is one model, of networks with one hidden layer, under the squared
+    error. Sliders set the learning rate, local steps, heterogeneity, clients in a round, number of models, staleness
+    (rounds by which every answer is late) and width. A button trains the networks and shows them beside the prediction.
+    The page also shows the Python code of the run. The command ``fedtangent explore`` opens the same page in the
+    browser. Predictions are made in float64 (``fedtangent.enable_x64()``).
 
     Args:
-        data: A ``Dataset``, or the name of one: 500 training and 200 test examples of it are loaded.
+        data: A ``Dataset``, or the name of a data set, of which 500 training and 200 test examples are loaded.
         num_clients: Clients N.
         num_rounds: Communication rounds R.
         seed: Seed of data, clients, schedule and initial functions.
@@ -74,8 +75,8 @@ def explore(data: Dataset | str = "sine", num_clients: int = 20, num_rounds: int
         The widget.
 
     Raises:
-        ValueError: An argument of the wrong type or range, 64-bit types are off, more than 2,500 examples, the packages
-            of the extra ``explore`` are not installed, or the call is not in Jupyter.
+        ValueError: An argument has the wrong type or range, 64-bit types are off, there are more than 2,500 examples,
+            the packages of the extra ``explore`` are not installed, or the call is not made in Jupyter.
     """
     check_installed("jupyter_bokeh")
     try:

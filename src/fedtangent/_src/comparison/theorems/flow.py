@@ -257,7 +257,7 @@ def _exact(option: Option, case: Case) -> Verdict:
 
 
 def _network_slope(option: Option, case: Case, widths: tuple[int, ...], num_networks: int) -> Verdict:
-    """Checks that the error of networks to the flow at the last round falls as width^-1/2."""
+    """Checks that the distance of networks from the flow after the last round falls as width^-1/2."""
     blocks, draws = case.blocks(), -(-num_networks // option.schedule().num_models)
     runs = [option._run(case, width, draws, evaluate_every=0) for width in widths]
     last = runs[0].rounds[-1:]

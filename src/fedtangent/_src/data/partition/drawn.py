@@ -42,7 +42,7 @@ class DirichletOptions(SkewOptions):
     """Options of the partition ``dirichlet``."""
 
     dirichlet_method: str = "per_client"
-    """per_client or hsu (clients draw label shares), or per_class (classes are divided)."""
+    """per_client (clients draw label shares), hsu (the same, Dir(alpha p)), or per_class (each class is divided)."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -387,12 +387,12 @@ class Partitioner(Protocol):
     __name__: str
 
     def __call__(self, examples: Any, /, *arguments: Any, **options: Any) -> Partition:
-        """Returns the examples of each client.
+        """Divides the examples among the clients.
 
         Args:
             examples: Class labels [n], or the number of examples n.
-            arguments: Unused.
-            options: The seed, and the options of the partition's entry.
+            arguments: Further positional arguments of the function; the catalogue passes none.
+            options: ``seed``, ``num_clients`` and the further options of this partition, such as ``alpha``.
         """
 
 

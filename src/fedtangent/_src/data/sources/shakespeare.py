@@ -67,7 +67,7 @@ def _load(options: RolesOptions, data_dir: Path | None, seed: int) -> Dataset:
 
 
 def _dataset(published: Published, parts: Arrays, characters: str, read_from: Path) -> Dataset:
-    """Builds the data set of the uint8 windows in ``parts``, as int32."""
+    """Builds the ``Dataset`` of the windows of characters in ``parts``, which are uint8 and become int32."""
     info = SourceInfo(published.homepage, published.licence, str(read_from))
     arrays = {name: np.asarray(array, np.int32) for name, array in parts.items()}
     user_train = arrays.pop("user_train", None)

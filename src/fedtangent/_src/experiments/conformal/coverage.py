@@ -73,7 +73,7 @@ class Covered(NamedTuple):
 
 
 def _examples(study: Study, seed: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray, list[np.ndarray]]:
-    """Returns inputs, targets and the rows of each client, in random order."""
+    """Returns inputs, targets, and for each client its rows in random order."""
     if study.dataset == "sine":
         count = study.settings.num_train + 4 * (study.settings.num_calibration + study.settings.num_test)
         x = rng.uniform(-1, 1, (len(NOISES) * count, 1))

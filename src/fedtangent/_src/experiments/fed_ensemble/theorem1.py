@@ -109,7 +109,15 @@ def _bounds(decay: EnsembleDecay) -> dict[str, np.ndarray]:
 
 
 def _ratios(decay: EnsembleDecay, norms: np.ndarray, bound: np.ndarray) -> np.ndarray:
-    """Computes measured norms over the bound at the end of each age, [ages, K]."""
+    """Divides the measured norms of the residuals by the bound, at the end of each age, [ages, K].
+
+    An age is a number of rounds in which every client trains each model once.
+
+    Args:
+        decay: Results of the seed, which say how many rounds an age has.
+        norms: Norm of each model's residual after every round, over the initial one, [rounds + 1, K].
+        bound: The bound after each age, with age 0 first, [A + 1].
+    """
     at_ages = norms[:: decay.theorem.plan.rounds_per_age][1:]
     with np.errstate(divide="ignore", over="ignore"):
         return np.asarray(at_ages / bound[1 : len(at_ages) + 1, None])

@@ -172,7 +172,10 @@ def _off(values: lab.MeanInterval, target: float) -> float:
 
 
 def _draw(study: Study, results: list[Turned]) -> None:
-    """Draws the first seed's angles by l, with both rates through the last point."""
+    """Plots the first seed's angles against l = ln(1 / lambda), beside curves in 1 / l and in ln l / l.
+
+    Both curves go through the angle at the largest l.
+    """
     levels, panels = np.array(study.settings.log_inverses), []
     for (dimension,), group in lab.grouped([t for t in results if t.seed == results[0].seed], "dimension").items():
         end = group[-1].angle[-1]

@@ -107,7 +107,7 @@ class Mixing:
     order: str = "train_then_mix"
     """train_then_mix or mix_then_train."""
     common_start: bool = True
-    """All models start with the same parameters, as in the papers; otherwise each is initialised separately."""
+    """Off: initialise each model separately; in the papers all models start with the same parameters."""
     seed: int = 0
     """Seed of a random graph."""
 

@@ -97,9 +97,9 @@ class RateOptions:
     """Options of the clients' learning rate, or of the rate of NTK-FL's server."""
 
     client_learning_rate: float = 1.0
-    """Step size of the clients, or of NTK-FL's server."""
+    """Step size of local training (NTK-FL: of the server)."""
     decay: float = 1.0
-    """Step size times this every --decay-every rounds (the papers: 0.99)."""
+    """Factor of the step size every --decay-every rounds (papers: 0.99)."""
     decay_every: int = option(10, used_with="decay")
     """Rounds between decays."""
 
@@ -152,7 +152,7 @@ class ChannelOptions:
     channel: str = "lossless"
     """How updates travel: lossless, top_k:<share>, random_k:<share>, qsgd:<bits>, quantise:<bits>, clip:<norm>."""
     error_feedback: bool = False
-    """A client adds what the channel left out to its next update."""
+    """Clients add what the channel left out to their next update."""
     sparsity: float = 0.0
     """Share of an update's numbers, the smallest, that is set to zero."""
 
@@ -170,7 +170,7 @@ class AcceptOptions:
     """Options of the server's rejection of messages."""
 
     max_update_norm: float | None = None
-    """Reject updates that are longer, or not finite (inf: only the latter)."""
+    """Reject updates of larger norm, or not finite (inf: only the latter)."""
 
     def value(self) -> Accept | None:
         """Returns the test of a message, None where all count; raises ``ValueError`` for a bound of 0 or less."""

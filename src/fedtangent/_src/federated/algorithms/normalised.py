@@ -37,7 +37,8 @@ class Normalisation:
     mu: float | Array = 0.0
     """Strength of the proximal term."""
     tau_eff: Rate | None = None
-    """Effective number of local steps, possibly a schedule of the round (default: ``sum_i p_i a_i``)."""
+    """Effective number of local steps (default: the clients' weighted mean, ``sum_i p_i a_i``). In Python it may be a
+    schedule of the round."""
 
     def __post_init__(self) -> None:
         """Raises ``ValueError`` for a negative mu or a tau_eff that is not positive."""

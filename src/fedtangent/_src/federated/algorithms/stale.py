@@ -46,14 +46,14 @@ class Staleness:
     client draws a new delay in every round, the same for all models.
     """
     buffered: bool = False
-    """Add the updates that clients made to late models (FedBuff)."""
+    """Add a late client's change to the present model (FedBuff)."""
     discount: str = "polynomial"
-    """Weight of an answer of delay d: constant, polynomial or hinge. These are 1, (1 + d)^-a, and 1 up to the delay b
-    and then 1 / (1 + a (d - b))."""
+    """Weight of an answer: constant, polynomial or hinge. After a delay of d rounds these are 1, (1 + d)^-a, and 1 up
+    to the delay b and then 1 / (1 + a (d - b))."""
     discount_rate: float = 0.5
-    """The number a of the discount."""
+    """The number a: of d rounds late, polynomial has the weight (1 + d)^-a."""
     grace: int = 4
-    """The number b of the discount hinge."""
+    """The delay from which the hinge falls."""
     mu: float | Array = 0.0
     """Strength of the proximal term, rho of FedAsync."""
 

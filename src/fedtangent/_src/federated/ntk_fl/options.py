@@ -108,8 +108,9 @@ class Evolution:
     times: tuple[int, ...] = tuple(range(100, 2001, 100))
     """Candidate numbers of gradient steps. They increase; the one with the smallest loss is kept (eq. 11a)."""
     kernel: str = "averaged"
-    """averaged (the paper's H for all outputs) or exact. "averaged" evolves every output with the paper's
-    ``H = 1/C sum_k Theta_kk`` [n, n]; "exact" with the whole kernel is the linearised network's gradient descent."""
+    """averaged (the paper's: outputs share one kernel) or exact. "averaged" evolves every
+    output with the paper's ``H = 1/C sum_k Theta_kk`` [n, n]; "exact" with the whole kernel is the linearised network's
+    gradient descent."""
     method: str = "auto"
     """auto (the cheapest by measured cost), eigh, chebyshev, iterate or multirate; all give the same result.
 

@@ -266,7 +266,10 @@ def random_k(
 
 
 def _narrowed(unsent: Unsent, chosen: Array) -> Unsent:
-    """Returns the entries of ``unsent`` with the indices ``chosen``, sorted by index, as a bitmap needs them."""
+    """Keeps the entries of ``unsent`` at the indices ``chosen``, in the order of their indices.
+
+    In this order a bitmap can say which entries they are.
+    """
     chosen = jnp.sort(chosen)
     at = chosen if unsent.at is None else unsent.at[chosen]
     return Unsent(unsent.values[chosen], at.astype(jnp.int32))

@@ -64,7 +64,10 @@ class EnsembleLaw(NamedTuple):
 
 
 class Corollary1(NamedTuple):
-    """Right-hand side of Corollary 1, and its exact left-hand side at a finite round, at m test points."""
+    """The ensemble's squared distance from the limit's mean (Corollary 1 of FE-2024), at m test points.
+
+    ``limit`` is its value after many rounds by the corollary, ``at_round`` the exact value after finitely many rounds.
+    """
 
     mean: Float64[np.ndarray, "m C"] | None  # m(x) of Theorem 2; None if Theta has no inverse in float64
     limit: Float64[np.ndarray, "m"] | None  # k(x, x) / K
@@ -102,17 +105,18 @@ def decompose_runs(runs: ArrayLike, expected: ArrayLike, noise_variance: float =
 
 
 def ensemble_law(flow: Flow, r: int) -> EnsembleLaw:
-    """Computes the exact law of the ensemble's prediction after round ``r`` of a flow, given its schedule.
+    """Computes the exact mean and variance of the average of a flow's K models after round ``r``, for its schedule.
 
-    With independent initial functions the K models' variances add up to ``sum_k k_k(x, x) / K^2``. The cost is one
-    backward pass.
+    The random part is the initial functions. They are independent, so the models' variances add up to
+    ``sum_k k_k(x, x) / K^2``. The cost is one backward pass through the rounds.
 
     Args:
-        flow: Flow of K models, whose outputs may share a kernel or not.
+        flow: Flow of K models. The variance is [m] if the outputs share a kernel, otherwise [m, C].
         r: Number of finished rounds.
 
     Raises:
-        ValueError: The flow has no law: another loss than the squared error, or kernel blocks without the nngp parts.
+        ValueError: The flow has no closed-form mean and variance: its loss is not the squared error, or its kernel
+            blocks have no nngp parts.
     """
     variance = np.diag(np.asarray(flow.ensemble_cov(r)))
     mean = np.asarray(flow.ensemble_mean(r))

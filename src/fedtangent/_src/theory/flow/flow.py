@@ -434,7 +434,13 @@ class Flow:
     def _evolved(
         self, trained: Input, at_test: Input | None, r: int | Sequence[int], model: int | None
     ) -> Float[AnyArray, "*r rows C"]:
-        """Computes the functions of one run at the test points; without ``at_test``, at the training points."""
+        """Computes the function of one run after ``r`` rounds.
+
+        Args:
+            trained: Initial function at the training points.
+            at_test: Initial function at the test points; None to compute the function at the training points.
+            r, model: Finished rounds and model, as documented at ``Flow``.
+        """
         train, test = jax.tree.map(lambda values: values[None], (trained, at_test))
         of_train, of_test = functions.followed(self, train, test, self.rounds_of(r), None, model)
         of_models = finite_functions(of_train if of_test is None else of_test)[:, :, 0]

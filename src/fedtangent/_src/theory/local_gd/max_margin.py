@@ -297,7 +297,19 @@ def _rounds(
     start: Float[Array, "d"],
     weights: Float[Array, "N"],
 ) -> tuple[Float[Array, "R+1 d"], Float[Array, "R N"]]:
-    """Computes models and residuals of rounds in which every node solves its local problem."""
+    """Computes the global model after every round, and how far each local solution is from exact.
+
+    Args:
+        solve: Solver of one node's local problem.
+        sets: Feasible sets of the N nodes.
+        parameters: Parameters of ``solve``.
+        alpha: Share of the nodes' mean in the model of each round; the rest is ``start``.
+        start: Initial model.
+        weights: Weights of the nodes in the mean.
+
+    Returns:
+        Models [R + 1, d], and the error of each node's solution in each round [R, N].
+    """
     nodes, gram, mask = jax.vmap(solve, (0, 0, 0, None)), jnp.asarray(sets.gram), jnp.asarray(sets.held)
 
     def one(w: Array, share: Array) -> tuple[Array, tuple[Array, Array]]:

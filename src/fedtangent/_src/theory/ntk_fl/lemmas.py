@@ -45,13 +45,13 @@ def expected_kernel(x: ArrayLike, covariance: ArrayLike = 1.0) -> Float64[np.nda
 
 
 def empirical_kernel(x: ArrayLike, v: ArrayLike) -> Float64[np.ndarray, "N N"]:
-    """Computes the tangent kernel of network (12) with n neurons at given weights, [N, N] float64.
+    """Computes the tangent kernel of NTK-FL's two-layer ReLU network (eq. 12) at given weights, [N, N] float64.
 
-    It is ``H_ij = 1/n x_i' x_j sum_r a_ir a_jr`` with ``a_ir = 1{v_r' x_i >= 0}`` (below eq. 12).
+    The kernel is ``H_ij = 1/n x_i' x_j sum_r a_ir a_jr`` with ``a_ir = 1{v_r' x_i >= 0}``.
 
     Args:
         x: Inputs [N, d].
-        v: Weights [n, d].
+        v: Weights of the n neurons [n, d].
     """
     inputs = checks.check_rows("x", x, "N, d")
     active = active_neurons(inputs, v)
