@@ -161,7 +161,7 @@ REFUSED = {
     "no annotation": (["--model", "mine:bare"], "whose option units must be annotated: as bool, int, float, str"),
     "a type that is not written": (["--model", "mine:odd"], "whose option activation must be annotated: as bool"),
     "an unknown type": (["--model", "mine:unknown"], "whose signature cannot be read: name 'Nowhere' is not defined"),
-    "too short": (["--model", "mine:short"], "which takes (input_shape), must take two arguments first"),
+    "too short": (["--model", "mine:short"], "with parameters (input_shape), must begin with two positional ones"),
     "returns nothing": (["--model", "mine:nothing"], "which returned a NoneType, must return a Model or a flax.linen"),
     "other outputs": (["--model", "mine:other_outputs"], "which returned a model of 2 outputs, must be 10"),
     "no step size": (["--algorithm", "mine:careless"], "must take client_learning_rate and loss, or **options"),

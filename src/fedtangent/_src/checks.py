@@ -164,7 +164,7 @@ def shares(name: str, weights: object, count: int) -> np.ndarray:
     values = real_array(name, weights)
     finite(name, values)
     if values.shape != (count,) or np.any(values < 0) or not values.any():
-        raise ValueError(f"{name}: got {weights!r:.60}, must be [{count}], at least 0 and not all 0")
+        raise ValueError(f"{name}: got {weights!r:.60}, must be {count} numbers, at least 0 and not all 0")
     return np.asarray(values / values.sum(), np.float64)
 
 

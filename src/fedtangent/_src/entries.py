@@ -81,7 +81,7 @@ def check_limits(options: Any) -> None:
             if isinstance(one, int | float) and one != math.inf:
                 most = field.metadata.get("most") or (MAX_NUMBER if isinstance(one, float) else MAX_INDEX)
                 if not abs(one) <= most:
-                    raise ValueError(f"{field.name}: got {one}, must be a number of at most {most}")
+                    raise ValueError(f"{field.name}: got {one}, must be a number of at most {most} in absolute value")
 
 
 def lasting(*groups: Any) -> list[str]:
@@ -230,7 +230,7 @@ def _parameters(noun: str, name: str, function: Builder) -> list[inspect.Paramet
         raise ValueError(f"{noun}: got {name!r}, whose signature cannot be read: {error}") from error
     if len(parameters) < 2 or any(p.kind not in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD) for p in parameters[:2]):
         raise ValueError(
-            f"{noun}: got {name!r}, which takes {inspect.signature(function)}, must take two arguments first"
+            f"{noun}: got {name!r} with parameters {inspect.signature(function)}, must begin with two positional ones"
         )
     return parameters
 

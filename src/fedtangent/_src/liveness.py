@@ -124,7 +124,10 @@ def _is_elementwise(equation: core.JaxprEqn) -> bool:
 
 
 def _needed_until(jaxpr: core.Jaxpr, users: dict[core.Var, list[int]]) -> list[int]:
-    """Returns, for each equation and for the program's end, the last equation until which its operands must be kept."""
+    """Returns the last equation that may read the operands of each equation; the program's end is the last entry.
+
+    A compiler may recompute an elementwise result at each use, so the operands are kept until its last use.
+    """
     until = list(range(len(jaxpr.eqns) + 1))  # a compiler may recompute an elementwise result wherever it is used
     for i in reversed(range(len(jaxpr.eqns))):
         used = [j for var in jaxpr.eqns[i].outvars for j in users[var] if j < len(jaxpr.eqns)]

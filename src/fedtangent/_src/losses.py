@@ -132,7 +132,7 @@ def summed(loss: Loss) -> Loss:
 
 def _check_shape(targets: Num[AnyArray, "..."], outputs: Float[AnyArray, "..."]) -> None:
     if outputs.shape != targets.shape:
-        raise ValueError(f"targets: got {targets.shape}, must be {outputs.shape}, the shape of the outputs")
+        raise ValueError(f"targets: got shape {targets.shape}, must be {outputs.shape}, the shape of the outputs")
 
 
 _MEANS: dict[str, tuple[Loss, str]] = {  # name -> loss, and the kind of its targets

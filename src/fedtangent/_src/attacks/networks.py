@@ -86,11 +86,11 @@ def ssim(
     Source: Wang, Bovik, Sheikh and Simoncelli, 2004.
 
     Args:
-        images: [n, H, W] or [n, H, W, channels]; clip values beyond the originals' range before.
+        images: [n, H, W] or [n, H, W, channels]. Clip values outside the range of the originals before the call.
         originals: As ``images``.
-        data_range: Difference between white and black.
-        window: Odd side of the sliding window. By default 7, as in scikit-image, and at most half of the image (3 for 8
-            x 8), because the mean is over windows inside the image.
+        data_range: Value of white minus value of black.
+        window: Side of the sliding window in pixels, an odd number from 3 to the side of the image. None for 7, as in
+            scikit-image; for images of a side below 14, for the largest odd number up to half the side (3 for 8 x 8).
 
     Raises:
         ValueError: Shapes do not fit, ``data_range`` is not positive, or the window is even, below 3, or too large.

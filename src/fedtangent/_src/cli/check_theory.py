@@ -40,14 +40,17 @@ TheoryJob = tuple[CheckTheoryOptions, VerdictOptions, dict[str, TheoremEntry]]
 
 
 def prepare(options: CheckTheoryOptions, verdicts: VerdictOptions) -> TheoryJob:
-    """Checks every option and writes nothing.
+    """Checks the options of ``check-theory`` before anything is written, and builds the job of ``run_job``.
 
     Args:
-        options: Checks and their scale.
-        verdicts: Whether undecided verdicts count, and the file of JUnit XML.
+        options: Names of the checks to run, their scale, the seed and the output folder.
+        verdicts: Whether an undecided verdict changes the exit code, and the file for JUnit XML.
+
+    Returns:
+        Both groups of options, and the chosen checks by name.
 
     Raises:
-        ValueError: A bad option.
+        ValueError: The scale, the seed or a name in ``only`` is not allowed.
     """
     choice("scale", options.scale, SCALES)
     seed(options.seed)

@@ -145,7 +145,7 @@ def _of_layers(described: Description, hidden_layers: int) -> Description:
     if hasattr(options, "widths"):
         options = replace(options, widths=defaults.widths * hidden_layers)
     elif hidden_layers != 1:
-        raise ValueError(f"hidden_layers: got {hidden_layers}, must be left out: the model is {entry.name}, no mlp")
+        raise ValueError(f"hidden_layers: got {hidden_layers}, must be left out: only mlp takes it, not {entry.name}")
     return described._replace(model=Chosen(entry, options))
 
 

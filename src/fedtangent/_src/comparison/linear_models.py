@@ -268,10 +268,14 @@ def _largest_error(flow: Flow, models: Simulated) -> float:
 
 
 def law_verdicts(theory: Predicted) -> list[Verdict]:
-    """Checks the mean and covariance of each of the K models, and of their ensemble, at one round, without sampling.
+    """Checks the flow's mean and covariance at one round against a linear model that the algorithm trains.
 
-    A linear model with the setting's analytic kernels is trained in one run: from the zero function, which gives the
-    mean, and from every function of a basis, which gives a factor G of the covariance ``G G'``.
+    The linear model has the setting's analytic kernels and is trained once. Outputs that start at 0 and learn the
+    targets give the mean. Outputs that start at a basis of the initial functions and learn 0 give a factor G of the
+    covariance ``G G'``. Nothing is sampled.
+
+    Returns:
+        A verdict on the K models and, if K > 1, a verdict on their ensemble.
     """
     problem, rounds = theory.setting.problem, theory.setting.size.rounds
     at, round_ = max((i, r) for i, r in enumerate(rounds) if r <= max(LAW_ROUNDS, rounds[1]))

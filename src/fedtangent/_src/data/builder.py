@@ -157,8 +157,8 @@ def prepare(published: Published, data_dir: str | Path | None = None) -> Arrays:
     for name, array in arrays.items():
         if sha256(array) != digests.get(name):
             raise ValueError(
-                f"{published.name}: {name} in {builder.data_dir} is not what was read from the published files; "
-                f"remove that folder; it is prepared again"
+                f"{published.name}: array {name} in {builder.data_dir} differs from the published files; remove that "
+                f"folder, and the next call prepares it again"
             )
     return arrays
 

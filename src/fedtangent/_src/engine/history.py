@@ -27,12 +27,13 @@ Metrics = dict[str, Any]  # metrics by name, or by split and name
 
 
 class Measurement(NamedTuple):
-    """The metrics after ``round`` rounds (0 is the initial state), and the bytes and seconds so far.
+    """Metrics after ``round`` rounds (0 for the initial state), with the bytes and the seconds up to then.
 
-    ``seconds`` is wall time since the first state was drawn, with compiling, evaluating and saving. It leaves out
-    reading the data and choosing a mapping (``auto`` then compiles too) and, for a resumed run, the time between its
-    last checkpoint and its resumption. Programs compile before the first evaluation after round 0, so the difference of
-    two later ``seconds`` contains no compilation. Two equal runs differ in ``seconds`` only.
+    ``seconds`` is the wall time since the initial state was drawn. It includes compilation, evaluation and saving. It
+    excludes the reading of the data and the choice of a mapping of clients onto the device, for which ``auto`` compiles
+    programs of its own. In a resumed run it also excludes the time between the last checkpoint and the resumption. All
+    programs are compiled before the first evaluation after round 0, so the difference of two later ``seconds`` contains
+    no compilation. Two runs with the same arguments differ in ``seconds`` only.
     """
 
     round: int

@@ -209,7 +209,11 @@ POLLS = (  # why theory has no closed form
 
 
 def _check_poll(name: str, poll: Poll, parts: Parts) -> None:
-    """Raises ``ValueError`` for a poll that does not fit how an algorithm predicts, or how it averages."""
+    """Raises ``ValueError`` if the schedule polls clients (``Poll``) and the algorithm does not allow that.
+
+    Clients answer about the global models, so the algorithm must predict with these. A poll with ``inverse_weights``
+    also needs an algorithm that averages by weights.
+    """
     if parts.predict is not None:
         raise ValueError(f"schedule: polls clients about the global models, but {name} has none: take one that draws")
     if poll.inverse_weights and parts.aggregate is not None:

@@ -161,22 +161,27 @@ def federated_quantile(
     weights: ArrayLike | None = None,
     summary_size: int | None = None,
 ) -> FederatedQuantile:
-    """Computes the conformal threshold of scores that are distributed over clients (Lu et al., ICML 2023).
+    """Computes the conformal threshold of scores that are distributed over N clients (Lu et al., ICML 2023).
 
-    It is the smallest score q with ``sum_k w_k m_k(q) / (n_k + 1) >= 1 - alpha``, where m_k(q) of client k's n_k scores
-    are at most q. With the paper's weights ``w_k = (n_k + 1) / (N + K)`` it is the ``ceil((1 - alpha)(N + K))``-th
-    smallest of all N scores of K clients.
+    It is the smallest score q with ``sum_k w_k m_k(q) / (n_k + 1) >= 1 - alpha``. Here client k has n_k scores, of
+    which m_k(q) are at most q, and the weights w_k are scaled to sum 1. With the paper's weights ``w_k = (n_k + 1) / (n
+    + N)`` it is the ``ceil((1 - alpha)(n + N))``-th smallest of all n scores. It is infinite if there are too few
+    scores for ``alpha``.
 
-    Clients send their sorted scores. With a ``summary_size`` of s a client sends only the scores of ranks
-    ``ceil(j n_k / s)``, j = 1 .. s, and the server counts a score as received when the next sent one is reached. So the
-    threshold is never below that of all scores, and coverage is never lost; the paper's T-Digest errs to both sides.
+    Each client sends its scores in increasing order. With a ``summary_size`` of s it sends only the scores of ranks
+    ``ceil(j n_k / s)``, j = 1 .. s, and the server replaces each score in between by the next larger one that was sent.
+    So the threshold is never below that of all scores, and coverage is never lost. The T-Digest of the paper can err in
+    both directions.
 
     Args:
         scores: Score of each calibration example [n], finite.
         clients: The calibration examples of each client.
         alpha: Largest probability that a set misses its target, above 0 and below 1.
-        weights: Weights [N] of the clients, at least 0, in any scale; None for ``n_k + 1``.
+        weights: Weights [N] of the clients, at least 0 and not all 0; only their ratios count. None for ``n_k + 1``.
         summary_size: Largest number of scores that a client sends; None for all.
+
+    Returns:
+        The threshold, the weights with sum 1, and the bytes that the clients send.
 
     Raises:
         ValueError: An argument is out of range.

@@ -92,7 +92,7 @@ def drift(theta: ArrayLike, theta_0: ArrayLike) -> Drift:
     """
     now, before = square("theta", theta), square("theta_0", theta_0)
     if now.shape != before.shape:
-        raise ValueError(f"theta_0: got shape {before.shape}, must be theta's, {now.shape}")
+        raise ValueError(f"theta_0: got shape {before.shape}, must be {now.shape}, the shape of theta")
     if not before.any():
         raise ValueError("theta_0: got zeros, must not be zero: its change has no scale")
     if not (np.isfinite(now).all() and np.isfinite(before).all()):
@@ -420,7 +420,7 @@ def check_watchable(algorithm: Algorithm, model: Model, num_clients: int, num_ex
     whole("num_examples", num_examples, 2)
     params = algorithm.params
     if params is None:
-        raise ValueError(f"algorithm: got {algorithm.name}, must predict with trained networks, one kernel for each")
+        raise ValueError(f"algorithm: got {algorithm.name}, must predict with trained networks, which have kernels")
     stacked = pytrees.by_path(jax.eval_shape(lambda: params(algorithm.init(0, num_clients))))
     single = pytrees.by_path(jax.eval_shape(model.init, jax.random.key(0)))
     if {path: leaf.shape for path, leaf in single.items()} != {path: a.shape[1:] for path, a in stacked.items()}:

@@ -218,8 +218,8 @@ def coverage(interval: Interval, targets: Float[AnyArray, "..."]) -> Float[Array
         ValueError: The shapes differ.
     """
     if not interval.low.shape == interval.high.shape == targets.shape:
-        shapes = f"{interval.low.shape} and {interval.high.shape}, targets {targets.shape}"
-        raise ValueError(f"interval: got shapes {shapes}, must be equal")
+        shapes = f"low {interval.low.shape}, high {interval.high.shape}, targets {targets.shape}"
+        raise ValueError(f"interval: got the shapes {shapes}, must be equal")
     inside = (interval.low <= targets) & (targets <= interval.high)
     return jnp.mean(inside.astype(widest(interval.low.dtype)))
 

@@ -107,7 +107,13 @@ TOGETHER = 5
 def _descended(
     weights: tuple[Array, ...], scale: float, loss: Callable[[Array], Array], rate: Array, steps: Array, together: int
 ) -> tuple[tuple[Array, ...], Array]:
-    """Runs gradient descent on ``loss`` of the scaled product of the weights; returns the weights and summed losses."""
+    """Takes gradient steps on ``loss``, a function of the product of the weights times ``scale``.
+
+    The full weight matrices are written once every ``together`` steps, which does not change the result.
+
+    Returns:
+        The new weights, and the sum of the losses before each step.
+    """
     # Multiplied from the output's side, all products and their gradients have C rows, and a weight's gradient is a
     # product of two of them: ``above``, the factor that multiplies the weight, and ``below``, the gradient by their
     # product. So within ``together`` steps a weight is ``w - rate below' above`` and need not be written.

@@ -177,7 +177,7 @@ def _verdict_table(verdicts: Sequence[Verdict], title: str) -> Table:
 
 
 def _paragraphs(verdicts: Sequence[Verdict], title: str) -> Group:
-    """Builds a paragraph for each verdict, grouped by subject; sizes are repeated only if they change."""
+    """Builds a paragraph for each verdict, grouped by subject; leaves out sizes that equal the previous verdict's."""
     parts, subject, sizes = list[RenderableType]([Text(title, "bold")]), "", ""
     for v in verdicts:
         parts += [Text(f"\n{v.subject}", "bold")] if v.subject != subject else []

@@ -359,7 +359,10 @@ LEDGER_SIZES = Scale((256, 1024, 4096), 8, 24), Scale((512, 2048, 8192), 16, 48)
 
 
 def _check_ledger(scale: str, seed: int) -> list[Verdict]:
-    """Checks the ledger of a linear model and of networks of several widths."""
+    """Checks that residual ledgers agree to rounding for a linear model, and within their tolerance for networks.
+
+    For networks it also checks that the gap falls with the width, at least as width^-1/2.
+    """
     size = of_scale(scale, *LEDGER_SIZES)
     networks = {width: _networks(size, width, seed) for width in size.widths}
     return [_linear_check(size, seed), _bound_check(size, networks), _slope_check(size, networks)]

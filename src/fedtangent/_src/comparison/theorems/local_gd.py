@@ -162,7 +162,10 @@ def _theory(
     partition: Partition | None = None,
     weights: ArrayLike = "uniform",
 ) -> LocalRegression:
-    """Builds the closed form for ``steps`` local steps, by default until convergence; other data make it wrong."""
+    """Builds the closed form of ``steps`` local steps; None for local work until convergence.
+
+    Negative controls pass a ``partition`` or ``weights`` other than the problem's: their closed form is wrong.
+    """
     rate = None if steps is None else _learning_rate(problem)
     clients = problem.partition if partition is None else partition
     return local_regression(problem.x, problem.y, clients, learning_rate=rate, local_steps=steps, weights=weights)

@@ -44,11 +44,11 @@ class LinearProblem(NamedTuple):
 
 
 def problem_of(seed: int, more: int = 0) -> LinearProblem:
-    """Draws a problem.
+    """Draws a linear regression for the clients ``CLIENTS``, with a different initial model for each client.
 
     Args:
-        seed: Seed of points, targets and start.
-        more: Number of points that no client has.
+        seed: Seed of the points, the targets and the initial models.
+        more: Number of further points, which belong to no client.
     """
     rng = np.random.default_rng(seed)
     x = rng.standard_normal((EXAMPLES + more, DIMENSION)) / np.sqrt(DIMENSION)

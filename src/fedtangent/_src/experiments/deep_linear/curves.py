@@ -326,7 +326,7 @@ def _wrong(
     flow: theory.LocalRegression,
     start: np.ndarray,
 ) -> Wrong:
-    """Computes the flows with K forgotten and with N forgotten."""
+    """Computes the flow of one local step instead of K, and the flow that adds clients' changes without averaging."""
     one = None
     if work.local_steps > 1:
         one_step = theory.deep_linear_limit(work._replace(local_steps=1), settings.depth)

@@ -150,7 +150,7 @@ class Pair(NamedTuple):
 
     @property
     def of_limits(self) -> float:
-        """Distance of the flows' limits, in logarithms."""
+        """Distance ``|ln a - ln b|`` of the limits a and b of the pair's curves of the excess at infinite width."""
         return abs(math.log(self.one.limit / self.twice.limit))
 
     @property

@@ -132,7 +132,7 @@ def _summary(name: str, values: Sequence[float]) -> lab.MeanInterval:
 
 
 def run(study: Study) -> lab.Outcome:
-    """Computes the bands of both methods, the flow and the limit on every seed's data."""
+    """Computes the bands of FedAvg, Fed-ensemble, the exact flow and the limit on every seed's data."""
     settings, cases = study.settings, list[GapCase]()
     model = sine.linear_model() if settings.model == "linear" else sine.network(settings.width)
     first = sine.of_study(study, study.seeds[0], gap=True)

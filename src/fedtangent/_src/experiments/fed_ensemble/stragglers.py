@@ -69,7 +69,7 @@ def check(study: Study) -> None:
     """Builds every method under every way; raises ``ValueError`` unless fewer answers are kept than are asked for."""
     settings = study.settings
     if settings.slowness != 0:
-        raise ValueError(f"slowness: got {settings.slowness:g}, must be 0 here: slow has those that are compared")
+        raise ValueError(f"slowness: got {settings.slowness:g}, must be 0: this experiment varies slowness by slow")
     if not 1 <= settings.keep_first < settings.clients_per_round:
         most = settings.clients_per_round - 1
         raise ValueError(f"keep_first: got {settings.keep_first}, must be from 1 to {most}, fewer than asked")

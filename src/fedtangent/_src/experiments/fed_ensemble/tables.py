@@ -360,7 +360,7 @@ SUMMARY_FIG4 = (
 
 
 def claims_fig6(scores: Sequence[Scores]) -> Iterator[lab.Claim]:
-    """Judges whether the mean of several walks is more accurate than one."""
+    """Judges whether the mean prediction of several randomly walking models is more accurate than one such model."""
     for walks in (f for f in scores if f.entrant.num_models > 1):
         one = next(f for f in scores if f.classes == walks.classes and f.entrant.num_models == 1)
         statement = f"the mean of {walks.entrant.num_models} walks is more accurate than one"

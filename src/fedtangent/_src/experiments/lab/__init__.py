@@ -162,13 +162,13 @@ def means(rows: Iterable[Row], *keys: str) -> list[Row]:
 
 
 def log_slopes(items: Iterable[Item], x: str, y: Callable[[Item], float], *keys: str) -> MeanInterval:
-    """Computes the slope of ``ln y`` against ``ln x`` in every group of items, and the interval over the groups.
+    """Computes the slope of ``ln y`` against ``ln x`` in each group of items, and the mean slope with its interval.
 
     Args:
-        items: Records of at least two groups.
-        x: The attribute of an item.
-        y: Function of an item.
-        *keys: Attributes that tell the groups, such as the seed.
+        items: Items of at least two groups.
+        x: Name of the attribute that holds x.
+        y: Function that computes y from an item.
+        *keys: Names of the attributes that define the groups, such as "seed".
     """
     groups = grouped(items, *keys).values()
     return interval(log_slope([getattr(item, x) for item in group], [y(item) for item in group]) for group in groups)

@@ -46,7 +46,10 @@ class LambdaSettings:
 
 
 class Turned(NamedTuple):
-    """Results of one seed and dimension after a number of rounds; arrays are over the values of l, [V]."""
+    """Distances of Local-GD's model from the projections and from the SVM, for one seed, dimension and round.
+
+    Arrays are [V], over the V values of ``l = ln(1 / lambda)``.
+    """
 
     seed: int
     dimension: int

@@ -138,7 +138,7 @@ SCALES_FIG3 = {
 
 
 def check_fig3(study: Study) -> None:
-    """Builds the four methods; raises ``ValueError``."""
+    """Raises ``ValueError`` unless the methods are those of Fig. 3 and ``baselines.check`` accepts the settings."""
     if study.settings.methods != METHODS_FIG3:
         raise ValueError(f"methods: got {', '.join(study.settings.methods)}, must be {', '.join(METHODS_FIG3)}")
     baselines.check(study)
@@ -223,12 +223,12 @@ SCALES_FIG5 = {
 
 
 def check_fig5(study: Study) -> None:
-    """Builds every method at the smallest and the largest alpha; raises ``ValueError``."""
+    """Raises ``ValueError`` unless every method can be built at the smallest and the largest alpha."""
     settings = study.settings
     if settings.partition != "dirichlet":
         raise ValueError(f"partition: got {settings.partition!r}, must be dirichlet, whose alpha this is about")
     if "ntk_fl" not in settings.methods:
-        raise ValueError(f"methods: got {', '.join(settings.methods)}, must have ntk_fl among them")
+        raise ValueError(f"methods: got {', '.join(settings.methods)}, must include ntk_fl")
     for alpha in (settings.alphas[0], settings.alphas[-1]):
         baselines.check(study, alpha=alpha)
 

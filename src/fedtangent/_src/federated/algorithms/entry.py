@@ -177,7 +177,7 @@ class AcceptOptions:
         if self.max_update_norm is None:
             return None
         if not self.max_update_norm > 0:
-            raise ValueError(f"max_update_norm: got {self.max_update_norm}, must be above 0 (inf: of any size)")
+            raise ValueError(f"max_update_norm: got {self.max_update_norm}, must be above 0, or inf for finite updates")
         return faults.finite(self.max_update_norm)
 
 

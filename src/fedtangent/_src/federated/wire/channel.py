@@ -41,9 +41,12 @@ class Stage(NamedTuple):
 
 
 def _coded(stages: tuple[Stage, ...], key: Key, message: PyTree) -> tuple[list[Unsent], Callable[[Array], PyTree]]:
-    """Returns the numbers before, between and after the stages, and a function from the vector back to the leaves.
+    """Flattens the floating leaves of ``message`` into one vector and passes it through the stages in order.
 
     Stage j draws from ``fold_in(key, j)``.
+
+    Returns:
+        The numbers before the first stage and after each stage; the function that restores the leaves from a vector.
     """
     dtype = ledger.dtypes(message)[1]
     floating = [leaf.astype(dtype) for leaf in jax.tree.leaves(message) if ledger.is_floating(leaf)]

@@ -348,7 +348,8 @@ def _check_company(rule: Rule, kind: Kind) -> None:
     }
     for name, (is_used, goes_with) in excluded.items():
         if is_used and rule.algorithm not in goes_with:
-            raise ValueError(f"{name}: got one for algorithm {rule.algorithm!r}, allowed are {', '.join(goes_with)}")
+            others = ", ".join(goes_with)
+            raise ValueError(f"{name}: given for algorithm {rule.algorithm!r}, must be left out, except for {others}")
     if rule.nesterov and not kind.has_server_momentum:
         raise ValueError("nesterov: got True, must be False without a server_momentum above 0")
     if rule.dynamics == "gradient_flow":

@@ -176,7 +176,7 @@ def weak(gram: Gram, across: Vector, mask: Mask, parameters: tuple[Array, ...]) 
 
 
 def descended(gram: Gram, across: Vector, mask: Mask, parameters: tuple[Array, ...]) -> tuple[Vector, Float[Array, ""]]:
-    """Takes gradient steps on eq. (12) (algorithm 2); the error is 0, or NaN if the descent diverges.
+    """Solves eq. (12) of Local-GD by gradient steps from 0 (algorithm 2); the error is 0, or NaN if they diverge.
 
     Args:
         gram, across, mask: As for every ``LocalSolver``.

@@ -105,12 +105,13 @@ def inputs(rng: np.random.Generator, number: int) -> Float64[np.ndarray, "number
 
 
 def setting_of(task: Task, width: int, seed: int) -> Setting:
-    """Builds the setting of ``task`` for networks of ``width``.
+    """Builds the problem and the Fed-ensemble run of ``task`` for networks of ``width``.
 
-    The step is chosen for the expected C_1 and size of the initial functions.
+    The learning rate is ``task.step`` of the largest that Theorem 9.1 of FE-2021 allows if the Hessian's bound C_1
+    (``curvature``) is 5 and the initial functions have their expected size.
 
     Args:
-        task: Clients, training and targets.
+        task: Clients, targets and length of training.
         width: Width of the networks.
         seed: Seed of data and networks.
     """

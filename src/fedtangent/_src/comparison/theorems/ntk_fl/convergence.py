@@ -82,7 +82,7 @@ def _checks(scale: str, seed: int) -> list[ft.types.Verdict]:
 
 
 def _allowed_run(seed: int, width: int) -> AllowedRun:
-    """Builds the run of this ``width`` on which all assumptions of both theorems hold."""
+    """Builds a problem and a start, at this ``width``, that meet all assumptions of Theorems 1 and 2 of NTK-FL."""
     model, key = ft.models.two_layer_relu(2, width, seed=seed, dtype=jnp.float64), jax.random.key(seed)
     params = initial(model, key)
     slowest = np.linalg.eigh(ft.theory.expected_kernel(PAIR))[1][:, 0]

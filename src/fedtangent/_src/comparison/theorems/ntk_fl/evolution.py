@@ -187,7 +187,9 @@ def descents(
     kernel: str = "exact",
     watch: Watch = _nothing,
 ) -> Descents:
-    """Computes both descents on ``1/(2 N C) sum |f - y|^2`` from the same weights, in the parameters' dtype.
+    """Trains a network and its linearisation by gradient descent from the same weights, and measures both at each step.
+
+    The loss is ``1/(2 N C) sum |f - y|^2``. All numbers have the parameters' dtype.
 
     Args:
         model: The network.
@@ -196,9 +198,10 @@ def descents(
         y: Targets, [N, C].
         learning_rate: Step size.
         steps: Number of steps.
-        kernel: ``"exact"`` descends on the linearised network; ``"averaged"`` lets every output's residual follow the
-            paper's ``H = 1/C sum_k Theta_kk`` (9b, 10).
-        watch: Function of the initial and the present weights that returns numbers by name, called after every step.
+        kernel: Kernel of the linearised path: ``"exact"`` for the network's tangent kernel, ``"averaged"`` for the
+            paper's ``H = 1/C sum_k Theta_kk`` (9b, 10), by which every output's residual then evolves.
+        watch: Function of the initial and the present weights of the network that returns numbers by name; called
+            at the start and after every step.
     """
     choice("kernel", kernel, ("exact", "averaged"))
     examples = jnp.asarray(x), jnp.asarray(y)
