@@ -11,7 +11,7 @@ from fedtangent._src.types import ArrayLike
 
 
 class CoverageBounds(NamedTuple):
-    """The least and the largest probability that a conformal prediction set covers its target."""
+    """Lower and upper bound of the probability that a conformal prediction set contains the true target."""
 
     low: float
     high: float

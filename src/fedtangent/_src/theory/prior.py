@@ -1,4 +1,4 @@
-"""The initial functions of infinite width, and the covariance of trained functions, term by term."""
+"""Functions of infinitely wide networks before training, and the covariance of their functions after training."""
 
 from __future__ import annotations
 
@@ -17,7 +17,10 @@ PriorBlocks = tuple[Float[AnyArray, "n n"], Float[AnyArray, "m n"], Float[AnyArr
 
 
 class CovarianceTerms(NamedTuple):
-    """Terms of Theorem 2's covariance at m points, ``prior + propagated - cross``; each is [m, m], float64."""
+    """Terms of the covariance of trained functions at m test points, ``prior + propagated - cross``, float64.
+
+    ``covariance_terms`` computes them and explains B; K is the nngp kernel. Theorem 2 of FE-2024 has the same terms.
+    """
 
     prior: Float[AnyArray, "m m"]  # K(x, x)
     propagated: Float[AnyArray, "m m"]  # B K(X, X) B'
@@ -25,28 +28,35 @@ class CovarianceTerms(NamedTuple):
 
     @property
     def total(self) -> Float[AnyArray, "m m"]:
-        """Covariance, the sum of the terms, made exactly symmetric."""
+        """Covariance ``prior + propagated - cross``, made exactly symmetric."""
         covariance = self.prior + self.propagated - self.cross
         return 0.5 * (covariance + covariance.T)
 
 
 def prior_blocks(kernels: KernelBlocks) -> PriorBlocks:
-    """Returns nngp_train, nngp_test_train and nngp_test of ``kernels``; raises ``ValueError`` if a block is missing."""
+    """Returns the three nngp blocks: train, test-train and test, the covariance of functions before training.
+
+    Raises ``ValueError`` if one of them is None.
+    """
     if kernels.nngp_train is None or kernels.nngp_test_train is None or kernels.nngp_test is None:
         raise ValueError("kernels: got None among nngp_train, nngp_test_train and nngp_test, must be arrays")
     return kernels.nngp_train, kernels.nngp_test_train, kernels.nngp_test
 
 
 def prior_functions(kernels: KernelBlocks, count: int, seed: int = 0) -> Float64[np.ndarray, "points count"]:
-    """Draws ``count`` initial functions f0 ~ GP(0, K) at the n training and the m test points, [n + m, count] float64.
+    """Draws ``count`` functions of an untrained, infinitely wide network at the n training and m test points.
 
-    Where mean and covariance have no closed form, as for the cross entropy, they can be estimated as averages of
-    ``Flow.predict`` over such draws. If K is singular, a jitter of at most 1e-8 of K's mean diagonal is added.
+    Each draw is Gaussian with mean 0 and the nngp kernel K as its covariance. Under a loss such as the cross entropy,
+    mean and covariance after training have no closed form; average ``Flow.predict`` over such draws instead. If K is
+    singular, a jitter of at most 1e-8 of K's mean diagonal is added.
 
     Args:
         kernels: Kernel blocks with the nngp parts.
         count: Number of draws.
         seed: Seed of the random numbers.
+
+    Returns:
+        [n + m, count] float64, training points first.
     """
     train, cross, test = (np.asarray(part) for part in prior_blocks(kernels))
     normal = np.random.default_rng(checks.seed(seed)).standard_normal((len(train) + len(test), whole("count", count)))
@@ -59,10 +69,12 @@ def prior_functions(kernels: KernelBlocks, count: int, seed: int = 0) -> Float64
 def covariance_terms(
     kernels: KernelBlocks, b: Float[AnyArray, "m n"], gamma: float | Float[Array, ""] = 1.0
 ) -> CovarianceTerms:
-    """Computes the covariance of ``f(x) = gamma f0(x) - B f0(X) + ...`` for ``f0 ~ GP(0, K)``, term by term.
+    """Computes the covariance of a trained function over random initial functions f0, term by term.
 
-    With ``B = Theta(x, X) Theta^-1`` this is the covariance of Theorem 2 (FE-2024) / 4.2 (FE-2021). With
-    ``B = Theta(x, X) M_r`` it is the covariance after round r of a federated run.
+    The trained function at the test points x is ``f(x) = gamma f0(x) - B f0(X) + c(x)``, where c does not depend on f0,
+    and f0 is Gaussian with mean 0 and the nngp kernel K as its covariance. With ``B = Theta(x, X) Theta^-1`` this is
+    the covariance after training to convergence (Theorem 2 of FE-2024, 4.2 of FE-2021). With ``B = Theta(x, X) M_r``
+    (``Flow.operator``) it is the covariance after round r of a federated run.
 
     Args:
         kernels: Kernel blocks with the nngp parts.
@@ -77,7 +89,7 @@ def covariance_terms(
 def terms_of(
     blocks: PriorBlocks, b: Float[AnyArray, "m n"], gamma: float | Float[AnyArray, ""] = 1.0
 ) -> CovarianceTerms:
-    """Computes ``covariance_terms`` from the blocks of the prior, without checks.
+    """Computes ``covariance_terms`` from the three nngp blocks, without checks.
 
     Args:
         blocks: nngp_train, nngp_test_train and nngp_test.

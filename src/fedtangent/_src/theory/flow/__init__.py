@@ -1,4 +1,4 @@
-"""The exact federated dynamics, their fixed point, their stable step sizes and the search for the best step size."""
+"""The federated kernel flow: mean and covariance of a run after every round, fixed point, stable step sizes."""
 
 from fedtangent._src.theory.flow.build import federated_flow
 from fedtangent._src.theory.flow.flow import Flow

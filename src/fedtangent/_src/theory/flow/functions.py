@@ -1,4 +1,8 @@
-"""Converts initial functions to the recursion's input, and the recursion's coefficients back to functions."""
+"""Predicted functions of a flow: initial functions become input of the recursion, its coefficients become functions.
+
+A function is an array of rows and D columns, one row for each row of the kernel Theta. If the outputs share the kernel,
+a row is an example and D = C. If the kernel couples the C outputs, an example has C rows and D = 1.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class Runs(NamedTuple):
-    """Predicted functions of runs from E initial functions after r requested rounds."""
+    """Outputs of the K models after each of r requested rounds, for each of E initial functions."""
 
     train: Float[AnyArray, "r K E n C"]  # at the training points
     test: Float[AnyArray, "r K E m C"]  # at the test points
@@ -30,7 +34,7 @@ class Runs(NamedTuple):
 def zero_functions(
     flow: Flow, model: int | None
 ) -> tuple[Float64[np.ndarray, "*K n C"], Float64[np.ndarray, "*K m C"]]:
-    """Returns the zero function at the training and at the test points of a flow.
+    """Returns the function that is 0 everywhere, at the training and at the test points of a flow.
 
     Args:
         flow: Flow with n training and m test points.
@@ -41,14 +45,15 @@ def zero_functions(
 
 
 def started(flow: Flow, split: str, f0: ArrayLike, along: ArrayLike | None, model: int | None) -> Input:
-    """Builds the recursion's input, f_0 and (with weight decay) ``J w_0`` [rows, K, D], at the points of one split.
+    """Builds the ``Input`` of the recursion from an initial function f_0 at the training or the test points.
+
+    With weight decay the input also has ``J w_0``, the Jacobian at the points times the initial weights.
 
     Args:
         flow: Flow that the functions belong to.
         split: "train" or "test".
         f0: Initial function of one model [n, C], or of all models [K, n, C]; m in place of n for "test".
-        along: ``J w_0`` at the same points and of the same shape, with weight decay only; None for ``homogeneity``
-            times f0.
+        along: ``J w_0`` in the same shape; None for ``homogeneity`` times f0. Without weight decay it must be None.
         model: Index of the one model, or None for all.
     """
     rows = len(flow.theta) if split == "train" else flow.num_test
@@ -70,10 +75,11 @@ def runs(
     points: Int[np.ndarray, "t"] | None,
     model: int | None,
 ) -> Runs:
-    """Computes ``f_r`` at training and test points for E initial functions, as ``Flow.runs`` documents.
+    """Computes the functions of E runs at training and test points, as ``Flow.runs`` documents.
 
     Args:
-        flow, f0_train, f0_test, model: As for ``Flow.runs``, of ``flow``.
+        flow: Flow to follow.
+        f0_train, f0_test, model: As for ``Flow.runs``.
         rounds: Numbers of finished rounds, in any order.
         points: Indices of the training points in the result; None for all.
     """
@@ -91,12 +97,12 @@ def runs(
 
 
 def stacked(*parts: AnyArray) -> AnyArray:
-    """Stacks arrays along a new first axis: on the host, unless one is traced."""
+    """Stacks arrays along a new first axis, with NumPy, or with JAX if one of them is traced."""
     return np.stack(parts) if is_concrete(parts) else jnp.stack(parts)
 
 
 class _Request(NamedTuple):
-    """Rounds and training points of a result, and the targets and shares that the recursion reads for them."""
+    """Rounds and training points of the requested functions, with targets and ``Flow.shares`` for the recursion."""
 
     targets: Float[AnyArray, "q D"] | None  # None under another loss than the squared error
     shares: Float[AnyArray, "rounds K"]  # of w_0 (``Flow.shares``)
@@ -113,12 +119,12 @@ def followed(
     points: Int[np.ndarray, "t"] | None,
     model: int | None,
 ) -> tuple[Float[Array, "r K E t C"], Float[Array, "r K E m C"] | None]:
-    """Computes ``f_r`` after each of ``rounds`` for E initial functions, at the training and at the test points.
+    """Computes the functions after each of ``rounds`` for E initial functions, at the training and the test points.
 
     Args:
         flow: Flow to follow.
-        train: Initial functions at the training points, [E, q, K, D].
-        test: Initial functions at the test points, [E, p, K, D]; None for no result there.
+        train: Initial functions at the q kernel rows of the training points, [E, q, K, D]; the module explains D.
+        test: Initial functions at the p kernel rows of the test points, [E, p, K, D]; None for no result there.
         rounds: Numbers of finished rounds, in any order.
         points: Indices of the training points in the result; None for all.
         model: Index of one model, or None for all.
@@ -145,7 +151,7 @@ def _in_one_program(
 
 @jax.jit
 def _paths(program: Program, train: Input, request: _Request) -> Float[Array, "q E distinct K D"]:
-    """Computes the coefficients a of every run after each distinct round."""
+    """Computes the coefficients a of ``f_r(x) = f_0(x) - Theta(x, X) a`` of each run after each distinct round."""
 
     def one(start: Input) -> Array:
         if request.targets is not None:  # the recursion reads residuals
@@ -170,7 +176,7 @@ def _at_train(
 def _functions(
     program: Program, start: Input, products: Float[Array, "p E distinct K D"], request: _Request
 ) -> Float[Array, "r K E m C"]:
-    """Subtracts from initial functions [E, p, K, D] the products of p kernel rows with the coefficients."""
+    """Computes functions after training: ``start`` [E, p, K, D] minus ``products``, kernel rows times coefficients."""
     functions = jnp.moveaxis(jnp.asarray(start.residual), 1, 0)[:, :, None] - products
     if start.along is not None:
         lost = jnp.asarray(request.shares)[request.distinct][None, None, ..., None] - 1
@@ -181,7 +187,15 @@ def _functions(
 
 
 def _rows(flow: Flow, name: str, values: ArrayLike, rows: int, model: int | None) -> Float[AnyArray, "rows K D"]:
-    """Checks values [n, C] of one model or [K, n, C] of all models and returns them as [rows, K, D]."""
+    """Checks a function's values and returns them as [rows, K, D], one row for each row of the kernel.
+
+    Args:
+        flow: Flow that the function belongs to.
+        name: Name of the argument in an error message.
+        values: [n, C] of one model, or [K, n, C] of all models.
+        rows: Number of kernel rows of the n points.
+        model: Index of the one model, or None for all.
+    """
     models = () if model is not None else (flow.num_models,)
     shape = (*models, rows // flow.kind.rows_per_example, flow.y_train.shape[1])
     if is_concrete(values):

@@ -1,9 +1,10 @@
-"""Private rounds in the kernel regime: clipped updates, and a Gaussian function that the server adds in every round.
+"""Prediction of DP-FedAvg in the kernel regime: clipped updates, and noise that the server adds in every round.
 
-The server's noise has independent entries of standard deviation s in the weights, so it adds to the function a draw of
-``N(0, s^2 Theta)``, and later rounds train on what they find. A round's noise is therefore a change of the initial
-function that is there from the next round on, and everything else is the flow's. As long as no update is clipped the
-run is linear in it, and its law has a closed form. Clipped runs are drawn, from random functions in place of weights.
+The server's noise has independent entries of standard deviation s in the weights, so it adds a draw of ``N(0, s^2
+Theta)`` to the model's function, and later rounds train on the changed function. A round's noise therefore acts like a
+change of the initial function from the next round on, and the flow predicts everything else. As long as no update is
+clipped, a run is linear in the noise, and its mean and covariance have a closed form. Runs with clipping are drawn at
+random; they add random functions, not noise in weights.
 """
 
 from __future__ import annotations
@@ -31,14 +32,14 @@ TOGETHER = 32  # runs that are drawn at once
 
 
 class PrivateRuns(NamedTuple):
-    """Functions of E private runs after the last round, and what was clipped."""
+    """Outputs of E drawn private runs after the last round, and the share of clipped updates in each round."""
 
     test: Float[AnyArray, "E p C"]  # at the test points
     clipped: Float[AnyArray, "E R"]  # share of the updates of a round that were clipped
 
 
 class BestPrivate(NamedTuple):
-    """The rate and clipping bound of the least expected squared error."""
+    """Client learning rate and clipping bound of the least expected squared error, and the errors of all pairs."""
 
     learning_rate: float
     clip_norm: float
@@ -124,12 +125,12 @@ class PrivateFlow:
 
     @property
     def deviation(self) -> float:
-        """Standard deviation of the server's noise in every weight."""
+        """Standard deviation of the noise that the server adds to every weight in a round, at server rate 1."""
         return self.noise_multiplier * self.clip_norm / self.expected_clients
 
     @in_float64
     def at(self, learning_rate: float, clip_norm: float) -> PrivateFlow:
-        """Returns the same run with another rate and another clipping bound.
+        """Returns the prediction of the same run with another client learning rate and another clipping bound.
 
         Args:
             learning_rate: The clients' rate in all rounds.
@@ -143,7 +144,7 @@ class PrivateFlow:
 
     @in_float64
     def norms(self, f0_train: ArrayLike | None = None) -> Float64[np.ndarray, "R S"]:
-        """Computes the norm of every update of the run without noise and clipping, [R, S]; 0 for empty slots.
+        """Computes the norm of every client's update in the run without noise and clipping, [R, S]; 0 for empty slots.
 
         Args:
             f0_train: Initial function at the training points.
@@ -154,10 +155,10 @@ class PrivateFlow:
 
     @in_float64
     def law(self, f0_train: ArrayLike | None = None, f0_test: ArrayLike | None = None) -> Gaussian:
-        """Computes the law of the last model at the test points over the server's noise: mean [p, C], cov [p, p].
+        """Computes mean [p, C] and covariance [p, p] of the last model at the test points over the server's noise.
 
-        Only the run without noise is compared with the clipping bound. Noise that makes an update too long in spite of
-        that is not taken into account: if it does so often, ``runs`` has the true law.
+        The function only checks that no update of the run without noise is clipped. If noise often makes an update
+        longer than the clipping bound, the result is inaccurate; draw runs with ``runs`` instead.
 
         Args:
             f0_train, f0_test: Initial function at the training and test points.
@@ -188,7 +189,7 @@ class PrivateFlow:
         f0_train: ArrayLike | None = None,
         f0_test: ArrayLike | None = None,
     ) -> PrivateRuns:
-        """Draws private runs exactly, clipped or not, under any loss that the flow follows.
+        """Draws the outputs of private runs, with noise and clipping, under any loss that the flow supports.
 
         Args:
             num_runs: Number E of runs, which differ in the server's noise.
@@ -249,7 +250,7 @@ class PrivateFlow:
     def _starts(
         self, f0_train: ArrayLike | None, f0_test: ArrayLike | None
     ) -> tuple[Float64[np.ndarray, "n C"], Float64[np.ndarray, "m C"]]:
-        """Returns the initial functions at the training and test points, checked."""
+        """Checks the initial functions at the training and test points and returns them; zeros in place of None."""
         zeros = functions.zero_functions(self.flow, 0)
         values = [z if f is None else real_array("f0", f) for z, f in zip(zeros, (f0_train, f0_test), strict=True)]
         for name, value, zero in zip(("f0_train", "f0_test"), values, zeros, strict=True):
@@ -259,12 +260,12 @@ class PrivateFlow:
 
     @property
     def _subtracted(self) -> Float64[np.ndarray, "n C"] | float:
-        """The targets, which the recursion's residual is the distance from; 0 under another loss."""
+        """Targets to subtract from initial functions; 0 under a loss other than the squared error."""
         return self.flow.targets if self.flow.kind.is_linear else 0.0
 
 
 def _positive(name: str, values: ArrayLike) -> Float64[np.ndarray, "n"]:
-    """Returns one or more positive numbers as an array."""
+    """Returns ``values`` as a vector; raises ``ValueError`` unless it has one or more numbers, all above 0."""
     array = np.atleast_1d(real_array(name, values))
     if array.ndim != 1 or not len(array):
         raise ValueError(f"{name}: got shape {array.shape}, must be one or more numbers")
@@ -275,7 +276,7 @@ def _positive(name: str, values: ArrayLike) -> Float64[np.ndarray, "n"]:
 
 @jax.jit
 def _norms(program: Program, residual: Float[AnyArray, "q D"]) -> Float[Array, "R S"]:
-    """Computes the norms of all updates of a run without noise and clipping."""
+    """Computes the norm of every update, without noise and clipping; ``residual`` is the initial ``f_0(X) - Y``."""
 
     def step(a: Array, j: Array) -> tuple[Array, Array]:
         change, norms = clipped_round(program, Input(jnp.asarray(residual)[:, None, :], None), a, j, jnp.inf)
@@ -293,7 +294,11 @@ def _noise(
     shares: Float[AnyArray, "rounds 1"],
     deviations: Float[AnyArray, "R"],
 ) -> Float[Array, "m m"]:
-    """Computes the covariance of the last function over the noise of all rounds, which later rounds train away."""
+    """Computes the covariance of the last function at m test points over the noise of all rounds.
+
+    Later rounds partly train a round's noise away. ``theta_x`` and ``theta_test`` are the kernel blocks of the test
+    points, ``shares`` those of ``Flow.shares``, ``deviations`` the noise's standard deviation in each round.
+    """
     b = influences(program, jnp.asarray(theta_x), jnp.asarray(shares))[:, 0]
     b = jnp.concatenate([b[1:], jnp.zeros_like(b[:1])])  # a round's noise is there from the next round on
 
@@ -315,7 +320,16 @@ def _runs(
     numbers: tuple[Array, Array],
     keys: Array,
 ) -> tuple[Float[Array, "E m D"], Float[Array, "E R"]]:
-    """Draws runs; ``starts``: residual and initial test function; ``numbers``: clipping bound and deviation."""
+    """Draws private runs: outputs at the test points after the last round, and the share of clipped updates per round.
+
+    Args:
+        program: Rule, kernel, clients and rounds.
+        theta_x: Kernel between test and training points.
+        factor: F with ``F F' = Theta`` at the training and test points together, to draw the noise's functions.
+        starts: Initial residual at the training points, and initial function at the test points.
+        numbers: Clipping bound, and standard deviation of the noise in every weight.
+        keys: One random key for each of the E runs.
+    """
     residual, test = (jnp.asarray(start) for start in starts)
     (q, columns), (clip_norm, deviation), rates = residual.shape, numbers, program.rounds.server_learning_rate
 

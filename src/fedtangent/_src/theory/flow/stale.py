@@ -1,4 +1,4 @@
-"""The stability of rounds whose answers are late: the largest stable server rate for a law of random delays."""
+"""Stability of asynchronous training: the largest stable server rate if clients' answers come with random delays."""
 
 from __future__ import annotations
 
@@ -26,10 +26,11 @@ SETTLED, ITERATIONS = 1e-13, 20_000  # change of a growth in an iteration at whi
 
 
 class Answers(NamedTuple):
-    """The answers of one round, whose delays are random, in coordinates without null directions.
+    """Answers of the S filled slots of one round, whose delays are random, as matrices that act on models.
 
-    At server rate g an answer of delay d moves the model m by ``g w(d) (p (m_d - m) - X m_d)`` if the server mixes
-    models, else by ``-g w(d) X m_d``, where m_d is the model of d rounds ago.
+    A model is a vector m of d coefficients, without directions that no function depends on. At server rate g the answer
+    of a slot with delay d adds ``-g w(d) X m_d`` to the server's model m, where m_d is the model of d rounds ago. If
+    the server mixes models, the answer adds ``g w(d) (p (m_d - m) - X m_d)``.
     """
 
     moves: Float64[np.ndarray, "S d d"]  # X
@@ -38,10 +39,14 @@ class Answers(NamedTuple):
     weights: Float64[np.ndarray, "ages"]  # w
 
     def maps(self, rate: float) -> tuple[Float64[np.ndarray, "D D"], Float64[np.ndarray, "_ d D"]]:
-        """Returns the expected map of the last models, and the rows of its deviations, whose squares add up.
+        """Computes how the round maps the last D + 1 models, stacked in one vector: its mean and its random deviations.
 
         Args:
             rate: Server rate g.
+
+        Returns:
+            The expected matrix of the map, and matrices d such that the sum of ``d M d'`` is the covariance that the
+            random delays add to the newest model, for models of second moment M.
         """
         slots, size, ages = *self.moves.shape[:2], len(self.weights)
         towards, blocks = self.shares[:, None, None] * np.eye(size), np.zeros((slots, ages, size, ages, size))
@@ -57,10 +62,10 @@ class Answers(NamedTuple):
 
 
 def largest_stable(flow: Flow, delays: ArrayLike, model: int, tolerance: float) -> float:
-    """Computes what ``Flow.largest_stable_server_rate`` documents.
+    """Computes the largest server rate at which training with random delays is stable.
 
     Args:
-        flow, delays, model, tolerance: As there, of ``flow``.
+        flow, delays, model, tolerance: As for ``Flow.largest_stable_server_rate``, of ``flow``.
     """
     flow.check_law("largest stable server rate")
     choice("algorithm", flow.kind.algorithm, STALE)
@@ -80,7 +85,7 @@ def largest_stable(flow: Flow, delays: ArrayLike, model: int, tolerance: float) 
 
 @in_float64
 def _answers(flow: Flow, law: Float64[np.ndarray, "N ages"], r: int, model: int) -> Answers:
-    """Returns the answers of round ``r`` for one model."""
+    """Computes the ``Answers`` of round ``r``; ``law`` [N, D + 1] has each client's probabilities of the delays."""
     slots = RunSlots(*(part[r : r + 1] for part in flow.slots))
     rounds = jax.tree.map(lambda leaf: np.asarray(leaf)[r : r + 1], flow.rounds)
     rounds = rounds._replace(server_learning_rate=np.ones(1), delay=None, oldest=None)
@@ -98,7 +103,7 @@ def _answers(flow: Flow, law: Float64[np.ndarray, "N ages"], r: int, model: int)
 
 
 def _growth(rounds: list[Answers], rate: float) -> float:
-    """Computes the spectral radius of the map of the models' second moments, by iterations."""
+    """Computes the factor by which a round at server rate ``rate`` lets the models' second moment grow, by iteration."""
     maps = [answers.maps(rate) for answers in rounds]
     moment, growth = np.eye(len(maps[0][0])), 0.0
     for _ in range(ITERATIONS):
