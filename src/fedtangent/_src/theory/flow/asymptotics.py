@@ -1,9 +1,10 @@
-"""The long run of a flow: stable step sizes, and the fixed point, computed without the assumption that it is Theta^-1.
+"""The long run of a flow: stable step sizes, and the fixed point, computed from the rounds and not from Theta^-1.
 
-A pass over all R rounds is an affine map ``s -> L s + d`` of the state of a model's run: its coefficients, a momentum
-buffer, corrections. Coefficients that no function depends on (null directions of Theta) are left out, so that L acts on
-``Lambda^(1/2) V' a``. Some combinations never change, such as ``c - mean(c_i)`` of SCAFFOLD or directions that no
-client trains; with these at their initial value the fixed point is unique.
+A pass over all R rounds is an affine map ``s -> L s + d`` of the state s of a model's run: its coefficients, a momentum
+buffer, corrections. Coefficients a that no function depends on (null directions of Theta) are left out: with the
+eigendecomposition ``Theta = V Lambda V'``, L acts on ``Lambda^(1/2) V' a``. Some combinations never change, such as ``c
+- mean(c_i)`` of SCAFFOLD or directions that no client trains. With these at their initial value the fixed point is
+unique.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ class PassSpectrum(NamedTuple):
 
 
 class _Frame(NamedTuple):
-    """Coordinates of a state without null directions."""
+    """Coordinates of the recursion's state, without the directions that no function depends on."""
 
     down: Float64[np.ndarray, "rank q"]  # Lambda^(1/2) V'
     up: Float64[np.ndarray, "q rank"]  # V Lambda^(-1/2)
@@ -91,13 +92,16 @@ def _frame(program: Program) -> _Frame:
 
 
 def _null(singular: Float64[np.ndarray, "d"]) -> Bool[np.ndarray, "d"]:
-    """Returns which singular values of ``I - L`` are 0."""
+    """Returns a mask of the singular values of ``I - L`` that are 0 up to rounding; ``singular`` falls."""
     largest = float(singular[0]) if len(singular) else 0.0
     return singular <= max(NULL * largest, 4 * len(singular) * np.finfo(float).eps)
 
 
 def _constants(change: Float64[np.ndarray, "d d"]) -> Float64[np.ndarray, "c d"]:
-    """Returns rows [c, d] that span the combinations which ``I - L`` maps to 0."""
+    """Returns orthonormal rows [c, d] that span the combinations of the state that a pass never changes.
+
+    ``change`` is ``I - L``. Raises ``SingularKernelError`` if float64 cannot tell whether a combination changes.
+    """
     u, singular, _ = np.linalg.svd(change)
     null = _null(singular)
     between = ~null & (singular < max(LEAST * singular.max(initial=0.0), LEAST))
@@ -112,7 +116,7 @@ def _constants(change: Float64[np.ndarray, "d d"]) -> Float64[np.ndarray, "c d"]
 
 @dataclass(frozen=True)
 class Pass:
-    """All rounds of a flow as one affine map of the state of one model's run, in coordinates; built by ``pass_of``."""
+    """All rounds of a flow as one affine map of the state of one model's run; built by ``pass_of``."""
 
     flow: Flow
     model: int
@@ -137,14 +141,18 @@ class Pass:
         return Gaussian(mean, covariance_terms(self.flow.blocks, on_residual + c * on_along, 1 - c).total)
 
     def mean(self) -> Float64[np.ndarray, "m C"]:
-        """Computes the mean of ``fixed_point``, [m, C], which needs no prior."""
+        """Computes the mean of ``fixed_point``, [m, C]; it needs no nngp blocks."""
         return self._mean(self._influence()[0])
 
     def _mean(self, on_residual: Float64[np.ndarray, "rows q"]) -> Float64[np.ndarray, "m C"]:
         return (on_residual @ self.flow.targets).reshape(-1, self.flow.y_train.shape[1])
 
     def _influence(self) -> tuple[Float64[np.ndarray, "m q"], Float64[np.ndarray, "m q"], float]:
-        """Computes how the fixed point depends on residuals and ``J(X) w_0`` [m, q], and f_0's share that decays."""
+        """Computes how the fixed point depends on the initial residual and on ``J(X) w_0``, a matrix [m, q] each.
+
+        The third result is the share of the initial function that weight decay removes: the homogeneity, or 0 without
+        decay.
+        """
         matrix, decays = self._matrix(), self._decay() is not None
         change = np.eye(len(matrix)) - matrix
         constants = _constants(change)
@@ -165,7 +173,7 @@ class Pass:
 
     @in_float64
     def _matrix(self) -> Float64[np.ndarray, "d d"]:
-        """Computes L, [d, d]."""
+        """Computes the matrix L [d, d] by which a pass maps the state, in coordinates."""
         like = zero_state(self.flow.program(self.model, 1), 1)
         size = len(self.frame.reduced(like))
         zeros = np.zeros((len(self.flow.theta), 1, size))
@@ -173,7 +181,10 @@ class Pass:
 
     @in_float64
     def _drives(self, decayed: bool) -> tuple[Float64[np.ndarray, "d q"], Float64[np.ndarray, "d q"]]:
-        """Computes the end of a pass from zeros [d, q] for unit residuals, and for unit ``J(X) w_0`` if ``decayed``."""
+        """Computes the states [d, q] at the end of a pass that starts from zero: d of ``L s + d``, for unit inputs.
+
+        The first result is for unit residuals, the second for unit ``J(X) w_0`` if ``decayed``, otherwise 0.
+        """
         eye = np.eye(len(self.flow.theta))[:, None, :]
         zeros = np.zeros_like(eye)
         start = zero_state(self.flow.program(self.model, 1), len(self.flow.theta))
@@ -182,14 +193,14 @@ class Pass:
 
     @in_float64
     def _decay(self) -> np.ndarray | None:
-        """Returns the matrix by which a pass maps the share of w_0; None if weight decay does not reach the model."""
+        """Returns ``decay_map`` of the pass; None if weight decay does not reach the model."""
         if not self.flow.kind.decays:
             return None
         of_pass = np.asarray(decay_map(self.flow.program(self.model, 1)))
         return None if of_pass[0, 0] == 1 else of_pass
 
     def _decays_outside(self) -> bool:
-        """Returns whether weight decay shrinks a part of a test point's feature that no training point has."""
+        """Returns whether weight decay shrinks features of a test point that no training point has."""
         blocks = self.flow.blocks
         if blocks.ntk_test is None:  # unknown
             return True
@@ -197,7 +208,13 @@ class Pass:
         return float(self.flow.numbers.homogeneity) != 0 and bool(np.any(squared - shared > OUTSIDE * squared))
 
     def _end(self, residual: np.ndarray, along: np.ndarray, start: FlowState, decayed: bool) -> np.ndarray:
-        """Computes the end of a pass, before which weight decay has removed all of w_0 (``decayed``) or nothing."""
+        """Computes the state after a pass, in coordinates.
+
+        Args:
+            residual, along: Initial residual and ``J(X) w_0`` at the training points.
+            start: State before the pass.
+            decayed: Whether weight decay has removed all of the initial weights before the pass; otherwise none.
+        """
         flow = self.flow
         starts = Input(jnp.asarray(residual), jnp.asarray(along) if flow.kind.decays else None)
         beta = np.full((flow.num_rounds + 1, 1), float(not decayed))
@@ -205,7 +222,9 @@ class Pass:
 
 
 def pass_of(flow: Flow, model: int) -> Pass:
-    """Builds the pass of one model; raises ``ValueError`` for a flow without a closed-form law, or of traced numbers.
+    """Builds the pass of one model.
+
+    Raises ``ValueError`` for traced numbers, and for a flow whose mean and covariance have no closed form.
 
     Args:
         flow: Flow whose R rounds are the pass.
@@ -223,9 +242,9 @@ def pass_of(flow: Flow, model: int) -> Pass:
 
 
 def largest_stable(flow: Flow, model: int, tolerance: float) -> float:
-    """Computes the end of the interval of factors of the step sizes, from 0 on, at which passes do not grow.
+    """Computes the largest factor of the step sizes up to which repeated passes do not grow.
 
-    It is inf if every factor is stable, 0 if none is (see ``end_of_stable``).
+    All factors from 0 up to it are stable. It is inf if every factor is stable, 0 if none is (see ``end_of_stable``).
 
     Args:
         flow: Flow whose R rounds are a pass.
@@ -280,14 +299,14 @@ def end_of_stable(
 ) -> float:
     """Finds the end of the interval of stable factors that begins at 0: inf if every factor is stable, 0 if none is.
 
-    Factors are tried from ``start`` upwards, each ``step`` times the last (from 4096 times ``start`` on, each twice the
-    last), and where the growth has a maximum, the factors around it; the end is then bisected. Unstable factors are
-    missed only if they lie between two neighbours that are stable.
+    The search multiplies ``start`` again and again by ``step``, from 4096 times ``start`` on by 2. Where the growth has
+    a maximum, it tries further factors nearby. Then it bisects. It misses unstable factors only if they lie between two
+    neighbouring factors that are stable.
 
     Args:
-        growth: Maps a factor to its growth.
-        most: The largest growth of a stable factor; NaN is no such growth.
-        start: First factor to try, below which stable factors are an interval.
+        growth: Function from a factor to the growth of a run, such as a spectral radius.
+        most: Largest growth that counts as stable; NaN does not.
+        start: First factor to try; if it is stable, so must be all smaller ones.
         step: Ratio of neighbouring factors, above 1.
         tolerance: Relative tolerance of the end.
     """
@@ -298,7 +317,7 @@ def end_of_stable(
         return not growths[factor] <= most
 
     def beside(low: float, middle: float, high: float) -> float | None:
-        """Returns an unstable factor around a stable one that grows more than its neighbours, or None."""
+        """Looks for an unstable factor around a stable one that grows more than its neighbours; returns it, or None."""
         for _ in range(MAXIMUM):
             neighbours = max(growths[low], growths[high])
             if growths[middle] <= neighbours + ROUNDING * abs(neighbours):
@@ -336,12 +355,13 @@ def end_of_stable(
 
 
 class Stability(NamedTuple):
-    """Sufficient condition for stable FedAvg: no round expands the residual, for any cohort.
+    """A sufficient condition for stable FedAvg: no round expands the residual, whichever clients train.
 
-    Client i contracts its residual if ``0 < eta (lambda_max(Theta_ii) / n_i + mu + decay) < 2``; with minibatches every
-    minibatch must fulfil this. The average of such clients, scaled by the server's step s, expands nothing in the norm
-    of Theta^-1 if also ``s (1 - (1 - x)^T) < 2`` for every eigenvalue x of ``eta Theta_ii / n_i``. Other clients may
-    stabilise an unstable client, so a condition that fails means "not guaranteed", not "diverges".
+    Client i shrinks its residual if ``0 < eta (lambda_max(Theta_ii) / n_i + mu + decay) < 2`` at its step size eta;
+    with minibatches every minibatch must fulfil this. With T local steps and server rate s the average of such clients
+    expands nothing in the norm of Theta^-1 if also ``s (1 - (1 - x)^T) < 2`` for every eigenvalue x of ``eta Theta_ii /
+    n_i``. Other clients may stabilise an unstable client, so a condition that fails means "not guaranteed", not
+    "diverges".
     """
 
     condition: Assumption  # the largest step in use is below the least of the clients' bounds
@@ -360,7 +380,7 @@ class Stability(NamedTuple):
 
 @in_float64
 def stability(flow: Flow) -> Stability:
-    """Compares the largest step of a run with the bound of every client that trains."""
+    """Compares the largest step size of a FedAvg run with the largest stable step size of every client that trains."""
     check_known("rule", flow.rounds.learning_rate, flow.rounds.server_learning_rate, flow.numbers)
     flow.check_law("bound of stable steps")
     if unbounded := _unbounded_rule(flow.kind):
@@ -377,7 +397,7 @@ def stability(flow: Flow) -> Stability:
 
 
 def _unbounded_rule(kind: Kind) -> str:
-    """Returns the name of a rule that has no bound of stable steps; empty for plain FedAvg."""
+    """Returns which feature of the rule prevents a bound of stable steps, for a message; empty for plain FedAvg."""
     parts = {"server_momentum": kind.has_server_momentum, "client_optimizer": kind.client_optimizer is not None}
     with_ = " and ".join(name for name, is_on in parts.items() if is_on)
     if kind.algorithm != "fed_avg":
@@ -403,7 +423,7 @@ def _stiffness(flow: Flow, i: int) -> float:
 
 
 def _largest_x(flow: Flow, steps: int) -> float:
-    """Computes the supremum x* such that ``server * (1 - (1 - x)^steps) < 2`` for all x in (0, x*)."""
+    """Computes the largest x* with ``server * (1 - (1 - x)^steps) < 2`` for all x in (0, x*), at the server's rate."""
     server = float(np.max(flow.rounds.server_learning_rate))
     if flow.kind.dynamics == "gradient_flow":
         return np.inf if server <= 2 else float(-np.log(1 - 2 / server) / steps)

@@ -30,13 +30,14 @@ def federated_flow(
     num_models: int | None = None,
     outputs: str = "shared",
 ) -> Flow:
-    """Computes the exact law of every model after every round of federated training, without training a network.
+    """Predicts every model after every round of federated training exactly, without training a network.
 
-    The law is the mean and the covariance of the model's function over random initial functions. Each client takes the
-    rule's local steps from the server's model on ``1/(2 n_i) sum_j |f(x_j) - y_j|^2`` (FE-2024, eq. 9, summed over
-    outputs), and the server replaces its model by the weighted average of the clients' models. The prediction assumes a
-    model linear in its parameters: a linear model, a network linearised at its initial weights (with the empirical
-    kernel), or a network of infinite width (with the analytic kernel; at width w the error is of order w^-1/2).
+    The returned flow computes the mean and the covariance of a model's function over random initial functions, and the
+    function that follows from a known initial function. Each client takes the rule's local steps from the server's
+    model on ``1/(2 n_i) sum_j |f(x_j) - y_j|^2`` (FE-2024, eq. 9, summed over outputs), and the server replaces its
+    model by the weighted average of the clients' models. The prediction assumes a model linear in its parameters: a
+    linear model, a network linearised at its initial weights (with the empirical kernel), or a network of infinite
+    width (with the analytic kernel; at width w the error is of order w^-1/2).
 
     Args:
         kernels: Kernel blocks of n training and m test points; the covariance needs the nngp blocks. With a
@@ -56,8 +57,8 @@ def federated_flow(
 
     Raises:
         ValueError: Shapes that do not fit; indices out of range; values not finite; local_steps < 1; a rate <= 0; a
-            client without examples in a slot; an anchoring outside [0, 1]; targets that the loss does not take;
-            options that exclude each other; a traced call with 64-bit types off.
+            client without examples in a slot; an anchoring outside [0, 1]; targets that the loss does not take; options
+            that exclude each other; a traced call with 64-bit types off.
 
     Example, FedAvg on three clients, two of them in every round:
 

@@ -44,8 +44,8 @@ SMALL = 0.1  # below, a divided difference loses digits and its integral is exac
 class Bucket(NamedTuple):
     """Clients of similar size, padded to the largest of them, so that a skewed partition does not waste memory.
 
-    A padding row has ``rows`` equal to the number of kernel rows q (out of range: reads 0, writes nothing),
-    eigenvalue 0 and zero eigenvectors, which an eigenvalue lost in rounding has too.
+    A padding row has ``rows`` equal to the number of kernel rows q, which is out of range: it reads 0 and writes
+    nothing. Its eigenvalue and eigenvector are 0, like those of an eigenvalue lost in rounding.
     """
 
     rows: Int[AnyArray, "b s"]  # the client's rows of Theta
@@ -57,7 +57,7 @@ class Bucket(NamedTuple):
 
 
 class ClientBlocks(NamedTuple):
-    """All clients with at least one example."""
+    """All clients with at least one example, grouped into buckets, with extreme eigenvalues of their kernel blocks."""
 
     buckets: tuple[Bucket, ...]
     bucket_of: Int32[np.ndarray, "N"]  # -1 for a client with no examples
@@ -102,9 +102,10 @@ def build_clients(
 
 @jax.jit
 def response(eigenvalues: Any, learning_rate: Any, num_examples: Any, local_steps: Any) -> Float[Array, "..."]:
-    """Computes the eigenvalues of A_i, ``(1 - (1 - x)^T) / lambda`` with ``x = eta lambda / n_i``.
+    """Computes ``(1 - (1 - x)^T) / lambda`` with ``x = eta lambda / n_i``, the eigenvalues of a client's matrix A_i.
 
-    At lambda = 0 the value is ``eta T / n_i``. The result is accurate to rounding for small x, and valid for x > 1 too.
+    A_i maps the client's residual to the coefficients of its update by T steps of gradient descent. At lambda = 0 the
+    value is ``eta T / n_i``. The result is accurate to rounding for small x, and valid for x > 1 too.
 
     Args:
         eigenvalues: Eigenvalues lambda of Theta_ii.
@@ -167,12 +168,12 @@ def _build_bucket(
 
 
 def lengths(bucket: Bucket, place: Int[Array, "S"], moves: Float[Array, "S s D"]) -> Float[Array, "S"]:
-    """Computes the norms of clients' moves in the space of weights.
+    """Computes the norms of clients' updates in the space of weights.
 
     Args:
         bucket: The clients.
-        place: Place of each move's client in the bucket.
-        moves: Coefficients of the moves on the clients' rows.
+        place: Index in the bucket of each update's client.
+        moves: Coefficients of the updates on the clients' rows.
     """
     if bucket.block is not None:
         of_moves = jnp.einsum("kst,ktd->ksd", jnp.asarray(bucket.block)[place], moves)
@@ -182,7 +183,10 @@ def lengths(bucket: Bucket, place: Int[Array, "S"], moves: Float[Array, "S s D"]
 
 
 class Gains(NamedTuple):
-    """Factors of a client's residual g and tilt b_i in its update, mode by mode: ``z = residual g - tilt b_i``."""
+    """Factors A and C of a client's update ``z = A g - C b_i``, one number for each eigenvalue of its kernel block.
+
+    g is the client's residual. b_i are the values on its examples of the tilt b, a linear term of its local objective.
+    """
 
     residual: Float[Array, "s"]  # A, the factor of the residual
     tilt: Float[Array, "s"]  # C, the factor of the tilt; 0 for a rule without tilt
@@ -199,7 +203,7 @@ def gains(
 ) -> Gains:
     """Computes the factors of a client's residual and tilt in its update, after ``steps`` full-batch steps.
 
-    The module documents their formulas, also of gradient flow for as long a time.
+    The module documents their formulas. For gradient flow the time is the sum of the step sizes.
 
     Args:
         kind, numbers: The rule, as ``read_rule`` splits it.
@@ -271,7 +275,10 @@ def kappas(
 
 
 class Drive(NamedTuple):
-    """Values of the server's models from which local training starts, on all training rows or on one client's rows."""
+    """Input of local training: values of the server's models on all training rows or on one client's rows.
+
+    The tilt b is a linear term that all local objectives share, such as weight decay.
+    """
 
     values: Float[Array, "s *K D"]  # the residual; f under a loss other than the squared error
     tilt: Float[Array, "s *K D"] | None  # values of b; None without a tilt common to all clients
@@ -295,7 +302,9 @@ def descent_by_steps(
     sizes: Float[Array, "most_steps"],
     drive: Drive,
 ) -> Float[Array, "s D"]:
-    """Computes z [s, D] after local steps that are taken one by one; a step costs the rows of its batch.
+    """Takes a client's local steps one by one and returns z, the coefficients of its update on its rows [s, D].
+
+    A step costs as much as the rows of its batch. The module explains z.
 
     Args:
         kind, numbers: Static part and numbers of the rule.
@@ -331,7 +340,10 @@ def descent_by_steps(
 def _slope(
     kind: Kind, f: Float[Array, "b D"], targets: Shaped[Array, "b D"] | None, counts: Bool[Array, "b"]
 ) -> Float[Array, "b D"]:
-    """Computes the derivative of the batch's loss by outputs f [b, D]; without ``targets`` f holds residuals."""
+    """Computes the derivative of the batch's loss by the outputs f [b, D].
+
+    With ``targets`` None f is the residual of the squared error. ``counts`` is False for padding.
+    """
     width = kind.rows_per_example
     if targets is None:
         number = jnp.maximum(jnp.sum(counts) / width, 1)
@@ -370,7 +382,10 @@ def _of_gradient_flow(
     num_examples: Float[Array, ""],
     steps: Int[Array, ""],
 ) -> Gains:
-    """Computes the gains of gradient flow for a time equal to the sum of the step sizes."""
+    """Computes the ``Gains`` of gradient flow for a time equal to the sum of the step sizes.
+
+    ``x`` are the eigenvalues of Theta_ii / n_i; the other arguments are those of ``gains``.
+    """
     nu = numbers.nu
     time = jnp.sum(sizes_of_steps(kind, numbers, rate, steps)) if kind.weighs_steps else rate * steps
 

@@ -40,7 +40,7 @@ READ, GATHER = 40, 120
 
 
 class LimitDistance(NamedTuple):
-    """Relative Frobenius distance between the law after a round and a limiting law, such as the law of Theorem 2."""
+    """Relative Frobenius distances of a round's mean and covariance from those of a limit, such as ``gp_limit``."""
 
     mean: float
     cov: float
@@ -86,7 +86,9 @@ class Flow:
         return len(self.slots.client)
 
     def mean(self, r: int | Sequence[int], model: int | None = None) -> Float[AnyArray, "*r m C"]:
-        """Computes the mean over initial functions of mean zero, ``Theta(x, X) M_r Y`` (``operator``): [..., m, C].
+        """Computes the mean of the model's function after ``r`` rounds at the test points, [..., m, C].
+
+        Initial functions are random with mean zero; the result is ``Theta(x, X) M_r Y`` with M_r of ``operator``.
 
         Args:
             r, model: Finished rounds and model, as documented at ``Flow``.
@@ -97,11 +99,12 @@ class Flow:
     def residual(
         self, r: int | Sequence[int], f0_train: ArrayLike | None = None, model: int | None = None
     ) -> Float[AnyArray, "*r n C"]:
-        """Computes ``f_r(X) - Y`` [..., n, C] of the run from ``f0_train`` (by default: of the mean of all runs).
+        """Computes the residual ``f_r(X) - Y`` at the training points after ``r`` rounds, [..., n, C].
 
         Args:
             r, model: Finished rounds and model, as documented at ``Flow``.
-            f0_train: Initial function at the training points, [n, C] of one model or [K, n, C] of all.
+            f0_train: Initial function at the training points, [n, C] of one model or [K, n, C] of all; by default zero,
+                which gives the residual of the mean function.
         """
         if f0_train is None:
             self.check_linear("residual of the mean")
@@ -120,7 +123,7 @@ class Flow:
         along_train: ArrayLike | None = None,
         along_test: ArrayLike | None = None,
     ) -> Float[AnyArray, "*r m C"]:
-        """Computes ``f_r(x)`` [..., m, C] of a model with the initial function f0.
+        """Computes a model's function ``f_r(x)`` at the test points, [..., m, C], from a known initial function f0.
 
         The result is exact for a linear model, a linearised network and a network of infinite width.
 
@@ -128,8 +131,8 @@ class Flow:
             f0_train, f0_test: Initial function at the training and the test points: [n, C] and [m, C] of one model, or
                 with ``model=None`` [K, n, C] and [K, m, C] of all models.
             r, model: Finished rounds and model, as documented at ``Flow``.
-            along_train, along_test: ``J(x) w_0`` in the same shapes, the part of a linearised network that weight decay
-                shrinks. By default the rule's ``homogeneity`` times f0.
+            along_train, along_test: Jacobian times initial weights, ``J(x) w_0``, in the same shapes: the part of a
+                linearised network that weight decay shrinks. By default the rule's ``homogeneity`` times f0.
         """
         if (along_train is None) != (along_test is None):
             raise ValueError("along_train: got one of along_train and along_test, must be both or neither")
@@ -146,7 +149,7 @@ class Flow:
         *,
         along_train: ArrayLike | None = None,
     ) -> Float[AnyArray, "*r n C"]:
-        """Computes ``f_r(X)`` at the training points, [..., n, C].
+        """Computes a model's function ``f_r(X)`` at the training points, [..., n, C], from a known initial function.
 
         Args:
             f0_train, r, model, along_train: As for ``predict``.
@@ -163,11 +166,11 @@ class Flow:
         rows: Int[np.ndarray, "t"] | None = None,
         model: int | None = None,
     ) -> Runs:
-        """Computes ``f_r`` at training and test points for E initial functions, faster than E calls of ``predict``.
+        """Computes functions at training and test points for E initial functions, faster than E calls of ``predict``.
 
         Args:
-            f0_train, f0_test: Initial functions of all K models, [E, K, n, C] and [E, K, m, C], or of one model,
-                [E, n, C] and [E, m, C].
+            f0_train, f0_test: Initial functions of all K models, [E, K, n, C] and [E, K, m, C], or of one model, [E, n,
+                C] and [E, m, C].
             r: Numbers of finished rounds.
             rows: Indices of the training points in the result; None for all.
             model: Index of one model, which is then the only one in the result; None for all.
@@ -175,15 +178,16 @@ class Flow:
         return functions.runs(self, f0_train, f0_test, self.rounds_of(r), rows, model)
 
     def ensemble_mean(self, r: int | Sequence[int]) -> Float[AnyArray, "*r m C"]:
-        """Computes the mean of the average of the K models, [..., m, C]."""
+        """Computes the mean of the average of the K models after ``r`` rounds at the test points, [..., m, C]."""
         return self.mean(r).mean(axis=-3)
 
     @in_float64
     def cov(self, r: int, model: int | None = None) -> Float[AnyArray, "m m"] | Float[AnyArray, "K m m"]:
         """Computes the covariance of each output over initial functions, [m, m] for one model, [K, m, m] for all.
 
-        It is ``K(x, x) - B K(X, x) - K(x, X) B' + B K(X, X) B'`` with ``B = Theta(x, X) M_r``; with outputs "full" its
-        shape is [m C, m C]. The cost is one backward pass over r rounds with m columns per model.
+        With the nngp kernel K it is ``K(x, x) - B K(X, x) - K(x, X) B' + B K(X, X) B'``, where ``B = Theta(x, X) M_r``
+        with M_r of ``operator``. With outputs "full" its shape is [m C, m C]. The cost is one backward pass over r
+        rounds with m columns per model.
 
         Args:
             r, model: Number of finished rounds, and model as documented at ``Flow``.
@@ -252,7 +256,9 @@ class Flow:
 
     @in_float64
     def operator(self, r: int, model: int = 0) -> Float[AnyArray, "q q"]:
-        """Computes the matrix ``M_r`` [q, q] of one model by an n x n recursion, for tests and small problems.
+        """Computes the matrix M_r [q, q] of ``f_r(x) = f_0(x) - Theta(x, X) M_r (f_0(X) - Y)``, for small problems.
+
+        It costs an n x n recursion. With weight decay M_r multiplies Y only, as the module explains.
 
         Args:
             r: Number of finished rounds.
@@ -265,11 +271,11 @@ class Flow:
         return finite_functions(path(program, residuals, shares, self.rounds_of(r)))[0, :, 0]
 
     def fixed_point(self, model: int = 0) -> Gaussian:
-        """Computes the law that a model tends to if the R rounds are repeated for ever: mean [m, C] and cov [m, m].
+        """Computes mean [m, C] and covariance [m, m] that a model tends to if the R rounds are repeated for ever.
 
-        It is computed from the operator of the rounds, not from Theta^-1, and is reached if ``contraction(model) < 1``.
-        If one model can fit the data of all clients, it is the limit of Theorem 2 for the clients that train. Weight
-        decay and contradictory labels shift it (see ``bias``). The cost is O((R + n) n^2): for small problems.
+        They come from the operator of the rounds, not from Theta^-1, and are reached if ``contraction(model) < 1``. If
+        one model can fit the data of all clients, they are the limit of FE-2024's Theorem 2 for the clients that train.
+        Weight decay and contradictory labels shift them (see ``bias``). The cost is O((R + n) n^2): for small problems.
 
         Raises:
             SingularKernelError: float64 does not determine the fixed point, for example if Theta is nearly singular.
@@ -277,12 +283,13 @@ class Flow:
         return asymptotics.pass_of(self, self._index(model)).fixed_point()
 
     def bias(self, model: int = 0) -> Float[AnyArray, "m C"]:
-        """Computes the mean of the fixed point minus the mean of Theorem 2, [m, C].
+        """Computes the mean of ``fixed_point`` minus the mean of FE-2024's Theorem 2 (``gp_limit``), [m, C].
 
-        It is 0 if the clients' losses share a minimiser. With all clients in every round FedAvg ends where
-        ``sum_i p_i Phi_i A_i (Phi_i' w - y_i) + decay kappa_i w = 0`` (``theory.flow.clients`` defines A_i and
-        kappa_i): least squares in which a client's residual has the weight A_i instead of 1 / n_i. If examples repeat,
-        the mean of Theorem 2 uses the pseudo-inverse of Theta.
+        It is 0 if the clients' losses share a minimiser. With all clients in every round FedAvg ends at weights w where
+        ``sum_i p_i Phi_i A_i (Phi_i' w - y_i) + decay kappa_i w = 0``. Client i has the weight p_i, features Phi_i and
+        targets y_i; ``theory.flow.clients`` defines A_i and kappa_i. This is least squares in which a client's residual
+        has the weight A_i instead of 1 / n_i. If examples repeat, the mean of Theorem 2 uses the pseudo-inverse of
+        Theta.
         """
         kernels = self.blocks
         mean = asymptotics.pass_of(self, self._index(model)).mean()
@@ -290,11 +297,12 @@ class Flow:
         return mean - (reference @ self.targets).reshape(mean.shape)
 
     def contraction(self, model: int = 0) -> float:
-        """Computes the spectral radius of a pass over all rounds, its contraction of the distance to the fixed point.
+        """Computes the factor by which a pass over all R rounds finally shrinks the distance to the fixed point.
 
-        The state of a pass includes momentum and corrections of server and clients; directions that no round changes
-        are left out. With weight decay the factor by which the initial weights shrink counts too, if test points have
-        features that the training points lack. Without ``ntk_test`` this is unknown, and the result is an upper bound.
+        It is the spectral radius of the pass as a linear map of a model, its momentum and corrections; directions that
+        no round changes are left out. With weight decay the factor by which the initial weights shrink counts too, if
+        test points have features that the training points lack. Without ``ntk_test`` this is unknown, and the result is
+        an upper bound.
         """
         return self.spectrum(model).radius
 
@@ -308,8 +316,9 @@ class Flow:
         The learning rates of all rounds are scaled by one factor; the returned rate is the rate of the last round. In
         contrast to ``stability`` the result is exact and available for every algorithm, but it holds for this schedule
         only. It is the upper end of the interval of stable rates that begins at 0, and inf if every rate is stable. The
-        search tries rates in steps of 5 %, and around a maximum of the contraction, so that a narrower interval of
-        unstable rates may be missed, and bisects; each trial costs one call of ``spectrum``.
+        search tries rates in steps of 5 %, and further ones around a maximum of the contraction; then it bisects. It
+        may miss an interval of unstable rates that is narrower than its steps. Each trial costs one call of
+        ``spectrum``.
 
         Args:
             model: Index of the model.
@@ -319,16 +328,17 @@ class Flow:
         return float(self.rounds.learning_rate[-1]) * asymptotics.largest_stable(self, self._index(model), tolerance)
 
     def largest_stable_server_rate(self, delays: ArrayLike, model: int = 0, *, tolerance: float = 1e-6) -> float:
-        """Computes the largest server rate at which rounds with late answers are stable, for a law of the delays.
+        """Computes the largest server rate at which rounds with late answers are stable, for random delays.
 
         A round maps the last D + 1 models by a block companion matrix L, which depends on the round's delays. A run is
         stable in mean square, its expected squared distance from the fixed point does not grow, if the spectral radius
         of ``M -> E[L M L']`` is at most 1. Random delays are independent between clients and rounds; each of the flow's
         rounds takes place with the same probability, independently of the others.
 
-        In a mode that a round without delay multiplies by ``1 - g x`` at server rate g, the constant delay s leads to
-        ``z^(s+1) - z^s + g x = 0`` with "fed_buff", with the largest stable rate ``2 sin(pi / (2 (2 s + 1))) / x``; and
-        to ``z^(s+1) - (1 - g) z^s - g (1 - x) = 0`` with "fed_async", with all g from 0 to 1 stable for x from 0 to 2.
+        Take a mode that a round without delay multiplies by ``1 - g x`` at server rate g, and a constant delay of s
+        rounds. Its growth z per round solves ``z^(s+1) - z^s + g x = 0`` with "fed_buff", with the largest stable rate
+        ``2 sin(pi / (2 (2 s + 1))) / x``; and to ``z^(s+1) - (1 - g) z^s - g (1 - x) = 0`` with "fed_async", with all g
+        from 0 to 1 stable for x from 0 to 2.
 
         Args:
             delays: Probabilities of the delays 0 to D of every client [D + 1], or of each client [N, D + 1]. The rule's
@@ -368,7 +378,7 @@ class Flow:
         return whole("model", model, 0, self.num_models - 1)
 
     def check_linear(self, quantity: str) -> None:
-        """Raises ``ValueError``, naming ``quantity``, if a run is not linear in its initial function under the loss."""
+        """Raises ``ValueError``, naming ``quantity``, unless the loss is the squared error, which it needs."""
         if not self.kind.is_linear:
             raise ValueError(
                 f"loss: got {self.kind.loss!r}, must be 'squared_error' for the {quantity}: under another loss the run "
@@ -406,7 +416,10 @@ class Flow:
         return Program(self.kind, self.theta, self.clients.buckets, rounds, self.numbers, targets)
 
     def shares(self, model: int | None) -> Float[AnyArray, "rounds K"]:
-        """Computes the share of w_0 that weight decay has left before each round and after the last, [R + 1, K]."""
+        """Computes the share of the initial weights that weight decay has left before each round and after the last.
+
+        The result is [R + 1, K], with K = 1 for one model; without weight decay it is 1 everywhere.
+        """
         if not self.kind.decays:
             return np.ones((self.num_rounds + 1, self.num_models if model is None else 1))
         return shares_of_start(self.program(model, 1))
@@ -424,9 +437,9 @@ class Flow:
         return self.kernels
 
     def check_law(self, quantity: str) -> KernelBlocks:
-        """Returns the kernel blocks; raises ``ValueError``, naming ``quantity``, without a closed-form law.
+        """Returns the kernel blocks; raises ``ValueError`` if mean and covariance have no closed form.
 
-        The law needs the squared error and kernel blocks (not a large kernel).
+        They need the squared error and kernel blocks (not a large kernel). ``quantity`` is named in the message.
         """
         self.check_linear(quantity)
         return self.blocks
@@ -456,21 +469,21 @@ class Flow:
 
     @property
     def targets(self) -> Num[np.ndarray, "q D"]:
-        """Targets in the row order of the kernel, [q, D]."""
+        """Targets [q, D] with one row for each row of the kernel: [n, C], or [n C, 1] if the kernel couples outputs."""
         return self.y_train.reshape(len(self.theta), -1)
 
 
 @jax.jit
 def _covariance(prior: PriorBlocks, b: Float[Array, "K m q"], gamma: Float[AnyArray, "K"]) -> Float[AnyArray, "m m"]:
-    """Computes the covariance of the mean over K models that start from one random function, [m, m]."""
+    """Computes the covariance [m, m] of the average of K models that start from one random function.
+
+    ``prior`` are the three nngp blocks, ``b`` and ``gamma`` the result of ``Flow.dependence``.
+    """
     return terms_of(prior, b.mean(axis=0), jnp.mean(gamma)).total
 
 
 def finite_functions(values: Float[AnyArray, "*shape"]) -> Float[AnyArray, "*shape"]:
-    """Returns ``values``, on the host; raises ``FloatingPointError`` if an unstable run has left the range of float64.
-
-    Traced values are returned unchanged.
-    """
+    """Returns ``values`` as a NumPy array, traced ones unchanged; raises ``FloatingPointError`` for inf or NaN."""
     if not is_concrete(values):
         return values
     on_host = np.asarray(values)

@@ -49,7 +49,7 @@ class FlowState(NamedTuple):
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Program:
-    """Everything that the recursion reads in addition to its ``Input``."""
+    """The problem that the recursion runs on: rule, kernel, clients and rounds, but not the initial functions."""
 
     kind: Kind = field(metadata={"static": True})
     theta: Float[Array, "q p"]  # or of a large kernel [q, p]
@@ -96,7 +96,10 @@ def shares_of_start(program: Program) -> Float[Array, "rounds K"]:
 
 @jax.jit
 def decay_map(program: Program) -> Float[Array, "s s"]:
-    """Computes the linear map of a pass on one model's beta [1, 1], or on beta and its server momentum [2, 2]."""
+    """Computes how a pass over all rounds maps one model's share of the initial weights, beta: a matrix [1, 1].
+
+    With server momentum it is [2, 2], for beta and its momentum.
+    """
     columns = [_decay(program, jnp.full(1, b), jnp.full(1, 1.0 - b)) for b in (1.0, 0.0)]
     whole = jnp.stack([jnp.stack([betas[-1, 0], memory[0]]) for betas, memory in columns], axis=1)
     return whole if program.kind.has_server_momentum else whole[:1, :1]
@@ -105,7 +108,7 @@ def decay_map(program: Program) -> Float[Array, "s s"]:
 def _decay(
     program: Program, beta: Float[Array, "K"], memory: Float[Array, "K"]
 ) -> tuple[Float[Array, "rounds K"], Float[Array, "K"]]:
-    """Computes the share beta of w_0 before each round and after the last, [R + 1, K], and its last momentum, [K]."""
+    """Computes beta, as ``shares_of_start``, and its last momentum [K], from the first ``beta`` and its ``memory``."""
     rounds = program.rounds
 
     def step(carry: tuple[Array, Array], j: Array) -> tuple[tuple[Array, Array], Array]:
@@ -122,7 +125,7 @@ def _decay(
 def path(
     program: Program, starts: Input, beta: Float[Array, "rounds K"], rounds: Int[Array, "E"]
 ) -> Float[Array, "E q K D"]:
-    """Computes the models' coefficients after each of ``rounds``: [E, q, K, D].
+    """Computes the models' coefficients a [q, K, D] after each of ``rounds``, [E, q, K, D].
 
     Args:
         program: Rule, kernel, clients and rounds.
@@ -196,10 +199,10 @@ def influence(
 def influences(
     program: Program, theta_x: Float[Array, "m q"], beta: Float[Array, "rounds K"]
 ) -> Float[Array, "R K m q"]:
-    """Computes B as ``influence`` does, of a function that is added before each of the R rounds: [R, K, m, q].
+    """Computes how the last model depends on a function that is added before each of the R rounds: B, [R, K, m, q].
 
     Args:
-        program, theta_x, beta: As of ``influence``; all rounds take place.
+        program, theta_x, beta: As for ``influence``; all rounds take place.
     """
     active = jnp.ones(len(beta) - 1, bool)
     return _influenced(program, theta_x, beta, active, lambda b: b.transpose(1, 2, 0))[1]
@@ -212,7 +215,10 @@ def _influenced(
     active: Bool[Array, "R"],
     record: Callable[[Array], Kept],
 ) -> tuple[Float[Array, "q K m"], Kept]:
-    """Transposes the rounds; returns B of the first one, and what ``record`` keeps of the B of every round."""
+    """Transposes the rounds from the last to the first, as ``influence`` documents, and returns B [q, K, m].
+
+    The second result stacks what ``record`` returns for the B before every round.
+    """
     state = zero_state(program, theta_x.shape[0])
     zeros = jnp.zeros_like(state.a)
     starts = Input(zeros, zeros if program.kind.decays else None)
@@ -262,7 +268,7 @@ def one_round(
 
 
 class _Sums(NamedTuple):
-    """Weighted sums of the clients' answers in a round, for each model."""
+    """Weighted sums of the clients' updates in a round, for each model."""
 
     change: Float[Array, "q K D"]  # coefficients of their moves
     corrected: Float[Array, "q K D"]  # SCAFFOLD: changes of c_i
@@ -279,7 +285,7 @@ class _Answers(NamedTuple):
 
 
 def _drive(program: Program, starts: Input, beta: Float[Array, "K"], state: FlowState, j: Int[Array, ""]) -> Drive:
-    """Computes the functions at ``state.models`` on all training points, [q, _, D] each, and the targets [q, D]."""
+    """Computes the residuals and tilts with which clients start local training in round ``j``, on all training points."""
     controlled = program.kind.algorithm == "scaffold"
     carried = [state.a, state.memory] if controlled and state.memory is not None else [state.models]
     values = _products(program, jnp.concatenate(carried, axis=2), j)
@@ -298,17 +304,17 @@ def _drive(program: Program, starts: Input, beta: Float[Array, "K"], state: Flow
 def clipped_round(
     program: Program, starts: Input, a: Float[Array, "q 1 D"], j: Int[Array, ""], clip_norm: Array | float
 ) -> tuple[Float[Array, "q 1 D"], Float[Array, "S"]]:
-    """Computes the server's change in a round of one model whose clients' moves are clipped.
+    """Computes the server's change in a round of one model in which clients' updates are clipped.
 
     Args:
         program: Rule, kernel, clients and rounds, for FedAvg.
         starts: Initial functions at the training points.
         a: Coefficients of the model before the round.
         j: Index of the round.
-        clip_norm: Bound on the norm of a move.
+        clip_norm: Bound on the norm of an update.
 
     Returns:
-        The change of ``a`` at server rate 1, and the norm of the move of every slot before it is clipped; 0 if empty.
+        The change of ``a`` at server rate 1, and the norm of every slot's update before clipping; 0 for an empty slot.
     """
     state = FlowState(a, None, None)
     sums = _trained(program, _drive(program, starts, jnp.ones(1), state, j), state, j, clip_norm)
@@ -319,7 +325,10 @@ def clipped_round(
 def _trained(
     program: Program, drive: Drive, state: FlowState, j: Int[Array, ""], clip_norm: Array | float | None = None
 ) -> _Sums:
-    """Trains the round's clients, bucket after bucket, and adds up their answers."""
+    """Trains the clients of round ``j``, bucket after bucket, and adds up their updates.
+
+    ``drive`` is the input of local training; updates are clipped to the norm ``clip_norm`` unless it is None.
+    """
     rounds = program.rounds
     change, corrected, pull = jnp.zeros_like(state.a), jnp.zeros_like(state.a), jnp.zeros(program.num_models)
     starts = jnp.zeros(state.models.shape[1]) if program.kind.algorithm == "fed_async" else None
@@ -354,7 +363,10 @@ def _trained(
 
 
 def _with_pull(program: Program, state: FlowState, sums: _Sums) -> Float[Array, "q K D"]:
-    """Adds to the clients' move what does not come from data: weight decay, SCAFFOLD's c, the way to late models."""
+    """Adds to the clients' summed updates the parts that do not come from data.
+
+    They are weight decay, SCAFFOLD's c, and with FedAsync the way from the server's model to the late models.
+    """
     change, pull = sums.change, sums.pull[None, :, None]
     if sums.starts is not None:
         away = state.models - jnp.tile(state.a, (1, 1 + program.kind.most_delay, 1))
@@ -375,7 +387,10 @@ def _answers(
     drive: Drive,
     correction: Float[Array, "S s D"] | None,
 ) -> _Answers:
-    """Computes the answers of one bucket's clients in round ``j`` to the functions on all training points."""
+    """Trains the clients of one bucket in round ``j`` and returns their updates.
+
+    ``drive`` has the server's models on all training rows, ``correction`` the coefficients of the clients' h_i or c_i.
+    """
     place = slots.place[j]
     at = bucket.rows[place], _start_of(program, slots, j)[:, None]
     batches = None if program.rounds.batches is None else program.rounds.batches[j][slots.slot[j]]
@@ -407,7 +422,10 @@ def _train(
     e: Float[Array, "s D"] | None,
     batches: Int[Array, "T B"] | None,
 ) -> Float[Array, "s D"]:
-    """Computes z [s, D] of a bucket's client ``i`` in round ``j``; ``e`` are the coefficients of its h_i or c_i."""
+    """Trains a bucket's client ``i`` in round ``j`` and returns z [s, D], the coefficients of its update.
+
+    ``drive`` is restricted to the client's rows; ``e`` has the coefficients of its h_i (FedDyn) or c_i (SCAFFOLD).
+    """
     kind, numbers, steps, rate = program.kind, program.numbers, bucket.local_steps[i], program.rounds.learning_rate[j]
     if kind.stepwise:
         assert bucket.block is not None
@@ -448,7 +466,7 @@ def _correction_change(program: Program, answer: _Answers, correction: Float[Arr
 def _server(
     program: Program, j: Int[Array, ""], state: FlowState, change: Float[Array, "q K D"], sums: _Sums
 ) -> FlowState:
-    """Applies the server's update; a model without a client in the round keeps its state."""
+    """Applies the server's step to the clients' change; a model that no client trains keeps its state."""
     rounds = program.rounds
     trained, rate = rounds.trained[j][None, :, None], rounds.server_learning_rate[j]
     fraction = rounds.fraction[j][None, :, None]
@@ -465,7 +483,7 @@ def _server(
 
 
 def _server_momentum(program: Program, change: Array, memory: Momentum, trained: Array) -> tuple[Array, Momentum]:
-    """Computes the server's move, v or (Nesterov) ``change + momentum v``, and ``v = momentum v + change``."""
+    """Applies momentum, ``v = momentum v + change``; returns the step v (Nesterov: ``change + momentum v``) and v."""
     if not program.kind.has_server_momentum or memory is None:
         return change, memory
     new = jnp.where(trained, program.numbers.server_momentum * memory + change, memory)
@@ -480,14 +498,14 @@ def _weights_of(slots: BucketSlots, rounds: Rounds, j: Int[Array, ""]) -> tuple[
 
 
 def _start_of(program: Program, slots: BucketSlots, j: Int[Array, ""]) -> Int[Array, "S"]:
-    """Returns the place in ``FlowState.models`` of the model that each slot of a bucket starts from in round ``j``."""
+    """Returns the index in ``FlowState.models`` of the model from which each slot of a bucket starts in round ``j``."""
     slot, rounds = slots.slot[j], program.rounds
     model = rounds.model[j][slot]
     return model if rounds.delay is None else model + program.num_models * rounds.delay[j][slot]
 
 
 def _kappas_of(program: Program, bucket: Bucket, slots: BucketSlots, j: Int[Array, ""]) -> Float[Array, "S"]:
-    """Computes how far a constant force of size 1 moves each client of a bucket's slots in round ``j``, [S]."""
+    """Computes kappa, how far a constant force of size 1 moves the client, for each slot of a bucket in round ``j``."""
     place, rate = slots.place[j], program.rounds.learning_rate[j]
     kind, optimizer = program.kind, clients.unit_optimizer(program.kind, j)
     untilted = kind._replace(algorithm="fed_avg", decays=False)

@@ -1,4 +1,7 @@
-"""The slots of every round in the form that the recursion reads."""
+"""The slots of every round as arrays for the recursion; a slot is one client that trains one model in one round.
+
+Clients are grouped by size into buckets (``clients.build_clients``), which the recursion trains one after the other.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +34,7 @@ class RunSlots(NamedTuple):
 
 
 class BucketSlots(NamedTuple):
-    """The slots of every round whose client lies in one bucket, packed to the left."""
+    """Slots of every round whose client is in one bucket; filled entries come first in each row."""
 
     slot: Int32[AnyArray, "R s"]  # index among the round's slots
     place: Int32[AnyArray, "R s"]  # the client's place in the bucket
@@ -39,7 +42,7 @@ class BucketSlots(NamedTuple):
 
 
 class Rounds(NamedTuple):
-    """Model, weight, step and batch of every slot in every round."""
+    """Arrays that describe all R rounds: model and weight of every slot, step sizes, batches and delays."""
 
     model: Int32[Array, "R S"]
     weight: Float[Array, "R S"]  # relative to its model's total in the round
@@ -62,7 +65,7 @@ def build_rounds(
     rates: tuple[ArrayLike, ArrayLike, ArrayLike],
     num_models: int,
 ) -> Rounds:
-    """Builds the rounds, with their slots [R, S] sorted by the clients' buckets.
+    """Builds the arrays of all rounds, with the slots listed bucket by bucket.
 
     If the weights are traced, all slots count as ``present``, and the compiled program treats slots of weight 0 as
     empty.
@@ -99,7 +102,14 @@ def _weighted(
     num_clients: int,
     num_models: int,
 ) -> Rounds:
-    """Builds the rounds with weights divided by their model's total in the round; empty slots have weight 0."""
+    """Builds the rounds; a slot's weight is divided by the sum of the weights of its model in the round.
+
+    Args:
+        xp: ``numpy``, or ``jax.numpy`` if weights or rates are traced.
+        slots, weights, rates, num_models: As for ``build_rounds``.
+        packed: The slots of each bucket.
+        num_clients: Number N of clients.
+    """
     model = xp.asarray(slots.model, np.int32)
     of_model = [slots.present & (slots.model == k) for k in range(num_models)]
     weight = xp.where(slots.present, xp.asarray(weights, np.float64), 0.0)
@@ -154,14 +164,14 @@ def only_model(rounds: Rounds, model: int) -> Rounds:
 def rows_needed(
     partition: Partition, slots: RunSlots, num_models: int, rows_per_example: int, num_rows: int
 ) -> Int32[np.ndarray, "R K E"]:
-    """Returns the distinct kernel rows of each model's clients in each round, [R, K, E] int32.
+    """Returns the kernel rows that each model needs in each round, the rows of its clients, [R, K, E] int32.
 
     Args:
         partition: Training rows of each client.
         slots: Client and model of every slot.
         num_models: Number K of models.
         rows_per_example: Kernel rows of an example.
-        num_rows: Number of kernel rows; entries from it on are padding.
+        num_rows: Number of kernel rows; entries of at least this number are padding.
     """
     client, model, present = slots
     rows_of = [client_rows(partition, i, rows_per_example) for i in range(partition.num_clients)]
@@ -179,7 +189,9 @@ def rows_needed(
 
 
 def check_once(slots: RunSlots, algorithm: str) -> None:
-    """Raises ``ValueError`` if a client trains one model in two slots of a round: its correction would be ambiguous.
+    """Raises ``ValueError`` if a client trains one model in two slots of a round.
+
+    FedDyn and SCAFFOLD keep one correction per client and model, which two slots would change at once.
 
     Args:
         slots: Client and model of every slot.

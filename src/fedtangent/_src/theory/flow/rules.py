@@ -96,7 +96,7 @@ class Rule:
 
 
 class Kind(NamedTuple):
-    """Static, hashable part of a rule, which shapes the compiled program."""
+    """Static, hashable part of a rule; every different value is another compiled program."""
 
     algorithm: str = "fed_avg"  # one of ALGORITHMS
     dynamics: str = "gradient_descent"  # one of DYNAMICS
@@ -195,7 +195,7 @@ def check_fed_avg(rule: Rule) -> None:
 def check_normalisers(
     rule: Rule, kind: Kind, numbers: Numbers, local_steps: Int[np.ndarray, "N"], trains: Bool[np.ndarray, "N"]
 ) -> None:
-    """Raises ``ValueError`` unless FedNova's normaliser of every client is certain to be above 0.
+    """Raises ``ValueError`` unless FedNova's normaliser of every client is above 0.
 
     The normaliser is kappa, how far a constant force of size 1 moves the client. Traced numbers are not checked.
 
@@ -226,7 +226,7 @@ def batch_places(
     client: Int[np.ndarray, "R S"],
     present: Bool[np.ndarray, "R S"],
 ) -> Int[np.ndarray, "R S T B"] | None:
-    """Returns the batches of every slot as places in its client's examples, [R, S, T, B] with -1 as padding.
+    """Returns every slot's batches as positions among its client's examples, [R, S, T, B] with -1 as padding.
 
     Returns None if every step takes all of the client's examples. Raises ``ValueError`` for an empty batch, a wrong
     shape, or a row of another client.
@@ -258,7 +258,11 @@ def _drawn_places(
     client: Int[np.ndarray, "R S"],
     present: Bool[np.ndarray, "R S"],
 ) -> Int[np.ndarray, "R S T B"]:
-    """Converts batches of training rows [R, S, T, B] to places in the examples of each slot's client."""
+    """Converts batches of training rows [R, S, T, B] to positions among the examples of each slot's client.
+
+    The other arguments are as for ``batch_places``; a wrong shape, a foreign row or an empty batch raises
+    ``ValueError``.
+    """
     must = (*client.shape, int(local_steps.max()))
     if rows.ndim != 4 or rows.shape[:3] != must or not np.issubdtype(rows.dtype, np.integer):
         got = f"{rows.dtype} of shape {rows.shape}"
@@ -283,7 +287,7 @@ def _drawn_places(
 
 
 def _listed_places(batches: Any, local_steps: Int[np.ndarray, "N"], partition: Partition) -> Batches:
-    """Converts each client's listed batches, the same in every round, to places in the client's examples."""
+    """Converts each client's list of batches, the same in every round, to positions among the client's examples."""
     lists = isinstance(batches, Sequence) and all(isinstance(steps, (Sequence, np.ndarray)) for steps in batches)
     if not lists or len(batches) != partition.num_clients:
         got = f"{len(batches)} lists" if lists else f"{batches!r:.60}"
@@ -333,7 +337,10 @@ def _is_on(value: Any) -> bool:
 
 
 def _check_company(rule: Rule, kind: Kind) -> None:
-    """Raises ``ValueError`` for options that exclude each other: most corrections are defined for plain steps only."""
+    """Raises ``ValueError`` for options of the rule that exclude each other.
+
+    For example only FedAvg may have weight decay, and gradient flow has no minibatches.
+    """
     drawn_back = not is_concrete(rule.anchoring) or np.any(np.asarray(rule.anchoring) != 1)
     all_but_scaffold = ("fed_avg", "fed_nova", "fed_dyn", "modified_local_gd", *STALE)
     excluded = {
@@ -363,7 +370,10 @@ def _check_company(rule: Rule, kind: Kind) -> None:
 
 
 def _step_weights(rule: Rule, most: int) -> Any:
-    """Returns the first ``most`` step weights, 1 by default; raises ``ValueError`` for wrong ones."""
+    """Returns the rule's first ``most`` step weights, 1 by default.
+
+    Raises ``ValueError`` if they are fewer, not finite, below 0 or all 0.
+    """
     weights = rule.step_weights
     if weights is None:
         return np.ones(most)

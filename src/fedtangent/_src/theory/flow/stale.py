@@ -103,7 +103,7 @@ def _answers(flow: Flow, law: Float64[np.ndarray, "N ages"], r: int, model: int)
 
 
 def _growth(rounds: list[Answers], rate: float) -> float:
-    """Computes the factor by which a round at server rate ``rate`` lets the models' second moment grow, by iteration."""
+    """Computes by iteration the factor by which a round at server rate ``rate`` multiplies the second moments."""
     maps = [answers.maps(rate) for answers in rounds]
     moment, growth = np.eye(len(maps[0][0])), 0.0
     for _ in range(ITERATIONS):

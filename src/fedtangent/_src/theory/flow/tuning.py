@@ -1,4 +1,4 @@
-"""Chooses the numbers of a run by its predicted losses: the flow is differentiable in all of them."""
+"""Predicts the loss of a run, and finds the learning rates that minimise it or are the largest stable ones."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ def predicted_loss(
     """Computes ``E |sum_k m_k f_k(x) - y|^2`` after round r exactly (FE-2024, eq. 10), E over initial functions.
 
     The loss is differentiable in ``mixing`` and in every number that ``flow`` was built from (learning rates, weights
-    of local steps and of clients, mu, ..); ``jax.grad`` needs ``jax_enable_x64``.
+    of local steps and of clients, ``mu`` and others); ``jax.grad`` needs ``jax_enable_x64``.
 
     Args:
         flow: Flow of the run, with outputs "shared". Without nngp blocks every model starts as the zero function, and
             the variance is 0.
         y_test: Targets [m, C] at the test points.
         r: Number of finished rounds; all rounds by default.
-        mixing: Weights [K] of the models in the prediction; uniform by default (eq. 2).
+        mixing: Weights [K] of the models in the prediction; uniform by default, as in eq. (2) of FE-2024.
     """
     instance("flow", flow, Flow)
     if flow.outputs != "shared":
@@ -86,9 +86,9 @@ def best_learning_rate(
 ) -> BestRate:
     """Minimises a predicted loss over the learning rates in [low, high].
 
-    The loss is evaluated at ``coarse`` rates, evenly spaced in the logarithm. Between the best of them and its
-    neighbour downhill SciPy's bisection finds the root of ``d loss / d log rate`` to a relative ``tolerance``. Without
-    a derivative SciPy's bounded minimisation finds the least loss between the two neighbours.
+    The loss is evaluated at ``coarse`` rates, evenly spaced in the logarithm. The minimum lies between the best of them
+    and the neighbour towards which the loss falls; there SciPy's bisection finds the root of ``d loss / d log rate``.
+    Without a derivative SciPy's bounded minimisation searches between the two neighbours.
 
     Args:
         loss: Function of the rate, such as ``lambda rate: predicted_loss(federated_flow(.., rate), y_test).total``. A
@@ -137,7 +137,14 @@ _Look = Callable[[float], _Tried]  # evaluates the loss at the logarithm of a ra
 
 
 def _descend(look: _Look, grid: list[_Tried], place: int, tolerance: float) -> None:
-    """Bisects for a slope of 0 between the best rate of the grid and its neighbour downhill."""
+    """Bisects for a slope of 0 between the best rate of the grid and the neighbour towards which the loss falls.
+
+    Args:
+        look: Function that evaluates and records the loss at the logarithm of a rate.
+        grid: Rates tried so far, rising.
+        place: Index of the best of them.
+        tolerance: Absolute tolerance of the logarithm of the rate.
+    """
     other = place + (1 if grid[place].slope < 0 else -1)
     if not 0 <= other < len(grid):
         return
@@ -154,7 +161,7 @@ def _descend(look: _Look, grid: list[_Tried], place: int, tolerance: float) -> N
 
 
 def _narrow(look: _Look, grid: list[_Tried], place: int, tolerance: float) -> None:
-    """Minimises the loss between the neighbours of the best rate of the grid."""
+    """Minimises the loss without a derivative between the neighbours of ``grid[place]``; arguments of ``_descend``."""
     ends = grid[max(place - 1, 0)].log, grid[min(place + 1, len(grid) - 1)].log
     most = max(point.value for point in grid if np.isfinite(point.value))  # parabolas need numbers
     scipy.optimize.minimize_scalar(
@@ -169,7 +176,10 @@ STEP = 1.25  # factor between the rates that are tried for the largest stable on
 
 
 class Rates(NamedTuple):
-    """Client learning rates found by a search; for a schedule, its largest rate (the others scale with it)."""
+    """Client learning rates found by ``searched_rates``.
+
+    For a learning-rate schedule a rate means the largest rate of the schedule; the others scale with it.
+    """
 
     stable: float  # up to it, from 0, the final training loss is not above the first; inf, or 0 for none
     guaranteed: float | None  # below it no round can diverge (``Flow.stability``); None without a closed bound
@@ -182,13 +192,13 @@ class Rates(NamedTuple):
 def searched_rates(
     losses: Callable[[float], tuple[float, float]], start: float, first_loss: float, gentle: float
 ) -> Rates:
-    """Searches the largest stable rate and the best rate.
+    """Searches for the largest stable client learning rate, and for the rate of the least test loss.
 
     Args:
         losses: Maps a rate to training and test loss after the last round, which may be infinite or NaN.
         start: The run's rate.
-        first_loss: Training loss of the untrained models; a rate with a larger one is not stable.
-        gentle: Rate at which the search for the largest stable one begins (``end_of_stable``).
+        first_loss: Training loss of the untrained models; a rate with a larger loss is not stable.
+        gentle: Rate at which the search for the largest stable rate begins (``end_of_stable``).
     """
     losses_at: dict[float, tuple[float, float]] = {}
     tried: dict[float, float] = {}
