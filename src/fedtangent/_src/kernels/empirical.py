@@ -28,7 +28,7 @@ SYMMETRIC_BLOCK = 512  # examples: large enough for a fast product, small enough
 
 
 class _Form(NamedTuple):
-    """How the kernel of one kind of model is computed: a preparation of all examples, and a kernel block."""
+    """Two functions that compute the kernel of one kind of model: one prepares all examples, one computes a block."""
 
     prepare: Callable[[PyTree, Shaped[AnyArray, "n ..."]], PyTree]  # (params, x [n, ...]) -> rows [n, ...]
     block: Callable[[PyTree, PyTree, PyTree | None, bool], AnyArray]
@@ -44,7 +44,7 @@ def empirical_ntk(
     trace: bool = True,
     block_size: int | None = None,
 ) -> Float[Array, "n1 n2"] | Float[Array, "n1 C n2 C"]:
-    """Computes the tangent kernel ``<df_k(x_i)/dw, df_m(x_j)/dw>`` of a finite network, summed over its parameters.
+    """Computes the tangent kernel of a finite network, ``<df_k(x_i)/dw, df_m(x_j)/dw>``, or its mean over outputs.
 
     Models with a known ``structure`` (dense, linear, recurrent, and flax networks with almost all parameters in dense
     or convolutional layers) have fast kernels without a Jacobian. neural-tangents computes the kernels of other models.
@@ -97,7 +97,7 @@ def _check_params(model: Model, params: PyTree) -> None:
 
 
 def _form(model: Model, params: PyTree, x: Shaped[AnyArray, "n ..."]) -> _Form:
-    """Returns the fastest form for this kind of model."""
+    """Returns the fastest pair of functions for the tangent kernel of this kind of model."""
     structure, outputs = model.structure, model.output_size
     if isinstance(structure, DenseStructure):
         return _Form(
@@ -122,7 +122,7 @@ def _balanced(n: int, block_size: int) -> tuple[int, int]:
 
 
 def _pad(rows: PyTree, n: int, length: int) -> PyTree:
-    """Pads the rows of ``n`` examples with zeros to ``length``; the caller removes their part of the kernel."""
+    """Pads the rows of ``n`` examples with zeros to ``length`` rows; the caller removes their entries of the kernel."""
     if n == length:
         return rows
     return jax.tree.map(lambda r: jnp.concatenate([r, jnp.zeros((length - n, *r.shape[1:]), r.dtype)]), rows)
@@ -135,7 +135,7 @@ def _cut(rows: PyTree, start: Int[Array, ""], size: int) -> PyTree:
 def _write(
     kernel: Float[Array, "..."], block: Float[AnyArray, "..."], row: Int[Array, ""], column: Int[Array, ""]
 ) -> Float[Array, "..."]:
-    """Returns ``kernel`` with ``block`` written at examples (row, column)."""
+    """Returns ``kernel`` [n1, n2] or [n1, C, n2, C] with ``block`` written from example ``row``, ``column`` on."""
     zero = jnp.zeros_like(row)
     return jax.lax.dynamic_update_slice(kernel, block, (row, column) if kernel.ndim == 2 else (row, zero, column, zero))
 
@@ -190,7 +190,7 @@ def _dense_block(
     rows2: tuple[list[Float[AnyArray, "n2 _"]], list[Float[Array, "n2 _"]]] | None,
     trace: bool,
 ) -> Float[AnyArray, "n1 n2"] | Float[AnyArray, "n1 C n2 C"]:
-    """Computes a block from the layers' inputs and pre-activations, as returned by ``forward``."""
+    """Computes a kernel block of a dense network from its layers' inputs and pre-activations (``forward``)."""
     inputs1, outputs1 = rows1
     inputs2, outputs2 = rows1 if rows2 is None else rows2
     grams = []
@@ -214,7 +214,10 @@ def _dense_trace(
     outputs2: list[Float[Array, "n2 _"]],
     grams: list[Float[AnyArray, "n1 n2"]],
 ) -> Float[AnyArray, "n1 n2"]:
-    """Computes the mean over outputs; the last hidden layer then costs one Gram product of its width instead of C."""
+    """Computes a dense network's kernel, the mean over outputs, from its layers' pre-activations ``outputs``.
+
+    ``grams`` are Gram matrices of the layers' inputs. The last hidden layer costs one product of its width, not C.
+    """
     kernel = grams[-1]
     if len(grams) == 1:
         return kernel
@@ -238,7 +241,7 @@ def _slope(structure: DenseStructure, z: Float[Array, "n width"]) -> Float[Array
 def back_propagated(
     structure: DenseStructure, params: PyTree, outputs: list[Float[Array, "n _"]]
 ) -> list[Float[Array, "n C _"]]:
-    """Computes the derivatives [n, C, width] of the outputs with respect to each hidden layer's z, first layer first.
+    """Computes the derivatives [n, C, width] of the outputs by each hidden layer's pre-activations z, from the first.
 
     Args:
         structure: Layers of the network.
@@ -256,7 +259,7 @@ def back_propagated(
 def _linear(
     num_outputs: int, phi1: Float[Array, "n1 q"], phi2: Float[Array, "n2 q"] | None, trace: bool
 ) -> Float[Array, "n1 n2"] | Float[Array, "n1 C n2 C"]:
-    """Computes the kernel ``phi phi' (x) I``: every output has separate weights on the same features."""
+    """Computes the kernel of a linear model with features phi: ``phi1 phi2'``, the same for each of its outputs."""
     gram = phi1 @ (phi1 if phi2 is None else phi2).T
     if trace:
         return gram

@@ -1,4 +1,4 @@
-"""A kernel's features: a linear model whose tangent kernel is a given matrix, for runs without a closed form."""
+"""Features of a kernel: a linear model whose tangent kernel is a given matrix, for runs without a closed form."""
 
 from __future__ import annotations
 
@@ -71,12 +71,12 @@ class KernelFeatures:
         return jnp.asarray(weights[..., 0] if is_coupled else weights)
 
     def spanned(self, f0: Float[AnyArray, "*K points C"]) -> Float64[np.ndarray, "*K points C"]:
-        """Returns the part of functions that is a combination of the features; for a kernel that outputs share.
+        """Returns the part of each function that is a combination of the features; for a kernel that outputs share.
 
-        Draws from a prior with a singular covariance have rounding errors outside this part.
+        Functions drawn with a singular covariance have rounding errors outside this part.
 
         Args:
-            f0: Functions at all points, training points first.
+            f0: Functions at all points, training points first, [n + m, C], or of K models [K, n + m, C].
         """
         return np.asarray(np.concatenate([self.train, self.test]) @ (self.left_inverse @ np.asarray(f0, np.float64)))
 
@@ -175,7 +175,7 @@ def kernel_features(
 
 
 def _joined(kernel: KernelBlocks) -> Float64[np.ndarray, "p p"]:
-    """Returns the tangent kernel at all points; raises ``ValueError`` for blocks that do not fit together."""
+    """Returns the tangent kernel at all points; raises ``ValueError`` if its three blocks do not fit together."""
     if kernel.ntk_test is None:
         raise ValueError("kernel: got KernelBlocks without ntk_test, must have it")
     train, cross, test = (np.asarray(b) for b in (kernel.ntk_train, kernel.ntk_test_train, kernel.ntk_test))
@@ -212,6 +212,6 @@ def feature_model(size: int, mix: Float64[AnyArray, "C C"], is_coupled: bool) ->
 
 
 def _random_rotation(rng: np.random.Generator, size: int) -> Float64[np.ndarray, "size size"]:
-    """Draws an orthogonal matrix, uniformly."""
+    """Draws an orthogonal matrix [size, size] from the uniform distribution."""
     q, upper = np.linalg.qr(rng.standard_normal((size, size)))
     return q * np.sign(np.diag(upper))

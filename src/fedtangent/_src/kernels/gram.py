@@ -1,6 +1,6 @@
-"""Analytic kernels, the kernel (Gram) matrices of train and test points, and their factorisation.
+"""Analytic kernels, the kernel (Gram) matrices of training and test points, and their factorisation.
 
-Everything except ``analytic`` runs on the host in NumPy float64, because ``Theta^-1`` needs the digits.
+Everything except ``analytic`` runs on the host in NumPy float64, because inverting a kernel costs digits.
 """
 
 from __future__ import annotations
@@ -127,10 +127,11 @@ def analytic(model: Model, x1: ArrayLike, x2: ArrayLike | None = None, get: str 
 
 
 def known_modes(theta: Float[AnyArray, "n n"]) -> tuple[Float64[np.ndarray, "n"], Float64[np.ndarray, "n n"]]:
-    """Computes the eigenvalues [n], rising, and eigenvectors [n, n] of a kernel, with zeros for those lost in rounding.
+    """Computes eigenvalues [n], rising, and eigenvectors [n, n] of a kernel, with zeros in place of rounding errors.
 
-    Functions do not depend on a coefficient along an eigenvector v of eigenvalue 0. But ``Theta(x, X) v`` is 0 only up
-    to the rounding of the kernel's dtype, and training adds to that coefficient for ever.
+    An eigenvalue that is 0 up to rounding, and its eigenvector, are returned as 0. Functions do not depend on a
+    coefficient along an eigenvector v of eigenvalue 0. But ``Theta(x, X) v`` is 0 only up to the rounding of the
+    kernel's dtype, and training adds to that coefficient for ever.
 
     Args:
         theta: Symmetric positive semidefinite kernel.
@@ -245,7 +246,7 @@ def is_semidefinite(matrix: Float64[np.ndarray, "n n"], shift: float) -> bool:
 
     Args:
         matrix: Symmetric matrix [n, n]; a zero matrix counts as semidefinite.
-        shift: Number that is added to the diagonal.
+        shift: Number that is added to the diagonal, to allow for rounding errors.
     """
     shifted = matrix.copy()
     shifted[np.diag_indices_from(shifted)] += shift
@@ -297,7 +298,10 @@ def _evaluate(
     x2: Float64[np.ndarray, "n2 ..."] | None,
     tick: Tick,
 ) -> tuple[Float64[np.ndarray, "n1 _"], Float64[np.ndarray, "n1 _"]]:
-    """Evaluates and checks both kernels of x1 and x2; the kernels of x1 with itself are made exactly symmetric."""
+    """Computes and checks the nngp and the tangent kernel between x1 and x2.
+
+    If ``x2`` is None, they are the kernels of x1 with itself, made exactly symmetric.
+    """
     if not callable(kernel_fn):
         raise ValueError(f"kernel_fn: got {kernel_fn!r:.60}, must be a function of (x1, x2), such as model.kernel")
     if isinstance(kernel_fn, AnalyticKernel):

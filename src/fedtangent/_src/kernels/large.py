@@ -1,9 +1,9 @@
 """Tangent kernels too large for float64: in float32, in memory, in a file, or divided among devices.
 
-A kernel of n training points is computed in compiled tiles; of two tiles that mirror each other only one is computed.
-The kernel's rows at the test points are recomputed for each product with it and never stored.
+A kernel of n training points is computed in compiled square tiles; of two tiles that mirror each other only one is
+computed. The kernel's rows at the test points are recomputed for each product with it and never stored.
 
-The kernels of images that fit in memory take long too: ``kept_blocks`` keeps their float64 blocks in files.
+The kernels of images that fit in memory take long to compute: ``kept_blocks`` stores their float64 blocks in files.
 """
 
 from __future__ import annotations
@@ -61,14 +61,14 @@ class LargeKernel:
         return products.reshape(-1, *shape[1:])
 
     def preconditioner(self) -> Float[Array, "n L"]:
-        """Computes F [n, L] with ``F F'`` close to Theta, by Nystroem's method from L evenly spaced training points."""
+        """Computes F [n, L] with ``F F'`` close to the kernel, by Nystroem's method from L training points."""
         rows = spaced(len(self), min(LANDMARKS, -(-len(self) // 2)))
         lower = jittered_cholesky(self.block(rows).astype(np.float64), 1e-6).lower
         columns = jax.jit(lambda theta: theta.at[rows].get(mode="promise_in_bounds")[:, : len(self)])(self.ntk_train)
         return jax.scipy.linalg.solve_triangular(jnp.asarray(lower, jnp.float32), columns, lower=True).T
 
     def block(self, rows: Int[np.ndarray, "s"]) -> Float32[np.ndarray, "s s"]:
-        """Computes Theta between the training points ``rows`` [s], [s, s] float32."""
+        """Computes the kernel between the training points of indices ``rows`` [s]: [s, s] float32."""
         return _square(self.kernel, self.x_train[rows])
 
 
@@ -145,7 +145,7 @@ def _tile_product(
 
 @functools.partial(jax.jit, static_argnums=0)
 def _diagonal(kernel_fn: Kernel, x: Shaped[Array, "n ..."]) -> Float[Array, "n"]:
-    """Computes the kernel of each example with itself [n] in float64: at an angle of 0 float32 has half its digits."""
+    """Computes the kernel of each example with itself [n] in float64; float32 loses half its digits there."""
 
     def one(example: Shaped[Array, "..."]) -> Float[Array, ""]:
         return kernel_fn(example[None], example[None], get="ntk")[0, 0]
@@ -154,7 +154,7 @@ def _diagonal(kernel_fn: Kernel, x: Shaped[Array, "n ..."]) -> Float[Array, "n"]
 
 
 def side_of(kernel_fn: Kernel, x: Shaped[np.ndarray, "n ..."]) -> int:
-    """Returns the number of examples on a side of a tile.
+    """Returns the number of examples on a side of a tile, as many as memory allows and at most ``TILE``.
 
     Args:
         kernel_fn: Kernel function, as for ``large_kernel``.
@@ -177,7 +177,7 @@ def _square(kernel_fn: Kernel, x: Float32[np.ndarray, "n ..."]) -> Float32[np.nd
 def _in_memory(
     kernel_fn: Kernel, x: Float32[np.ndarray, "n ..."], columns: slice, tick: Tick
 ) -> Float32[np.ndarray, "n columns"]:
-    """Computes a range of columns of the kernel, read-only and at an address that JAX can use without a copy."""
+    """Computes a range of the kernel's columns as a read-only array that JAX can use without a copy."""
     out = aligned((len(x), columns.stop - columns.start), np.dtype(np.float32))
     _fill(out, kernel_fn, x, columns, tick)
     out.flags.writeable = False
@@ -191,7 +191,7 @@ def _fill(
     columns: slice,
     tick: Tick,
 ) -> None:
-    """Fills ``out`` with columns of the kernel; of two tiles that mirror each other only one is computed."""
+    """Fills ``out`` with a range of the kernel's columns; computes only one of two tiles that mirror each other."""
     first, side = columns.start, side_of(kernel_fn, x)
     mine = [slice(first + tile.start, first + tile.stop) for tile in tiles(columns.stop - first, side)]
     others = _around(len(x), columns, side)
@@ -225,13 +225,13 @@ def _fill(
 
 
 def _around(n: int, columns: slice, side: int) -> list[slice]:
-    """Returns the tiles of the rows outside ``columns``."""
+    """Returns the tiles of the rows before and after the range ``columns``, of ``side`` rows each."""
     below = [slice(columns.stop + tile.start, columns.stop + tile.stop) for tile in tiles(n - columns.stop, side)]
     return tiles(columns.start, side) + below
 
 
 def check_file(kernel_fn: Kernel, x: ArrayLike, folder: Path) -> None:
-    """Raises ``ValueError`` for a folder that cannot be written to, or a kernel's file in it that was changed.
+    """Raises ``ValueError`` if a folder cannot be written to, or if the kernel's file in it was changed.
 
     Args:
         kernel_fn: Kernel function, as for ``large_kernel``.
@@ -246,7 +246,7 @@ def check_file(kernel_fn: Kernel, x: ArrayLike, folder: Path) -> None:
 def _in_file(
     kernel_fn: Kernel, x: Float32[np.ndarray, "n ..."], folder: Path, tick: Tick
 ) -> Float32[np.ndarray, "n n"]:
-    """Returns the kernel from its checked file in ``folder``; if it does not exist, one process writes it."""
+    """Returns the kernel from its checked file in ``folder``; without a file, one process computes and writes it."""
     writable("folder", folder, "a kernel's file")
     folder.mkdir(parents=True, exist_ok=True)
     name = f"kernel-{_key(kernel_fn, x)}"
@@ -269,7 +269,10 @@ def _in_file(
 
 
 def _found(folder: Path, key: str) -> Path | None:
-    """Returns the path of a kernel's file, or None; raises ``ValueError`` if the content does not match the digest."""
+    """Returns the path of the file of the kernel with this ``key``, or None if there is none.
+
+    Raises ``ValueError`` if the content does not match the digest in the file's name.
+    """
     path = next(iter(folder.glob(f"kernel-{key}-*.npy")), None)
     if path is not None:
         status = path.stat()
@@ -280,7 +283,7 @@ def _found(folder: Path, key: str) -> Path | None:
 
 @functools.lru_cache(maxsize=8)
 def _digest_of(path: Path, size: int, changed: int) -> str:
-    """Returns the digest of a file, cached until its size or its time of change differs."""
+    """Returns the SHA-256 digest of a file, cached while its size and time of change stay the same."""
     return sha256_of_file(path)
 
 
@@ -301,7 +304,7 @@ def kept_blocks(
     folder: Path,
     compute: Callable[[], KernelBlocks],
 ) -> KernelBlocks:
-    """Returns the kernel blocks of a file in ``folder``, or computes them and writes the file.
+    """Reads kernel blocks from a file in ``folder``, or computes them and writes the file.
 
     Only kernels that are computed in tiles are stored: others take less time than a file. A damaged file is computed
     and written again; in a folder that cannot be written to, nothing is stored.

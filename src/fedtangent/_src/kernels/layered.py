@@ -29,7 +29,7 @@ SMALLEST_STRIP = 128  # examples
 
 
 class _Layer(NamedTuple):
-    """A layer with all its calls, whose positions are concatenated."""
+    """A layer with all its calls in a forward pass, whose positions (such as pixels) are concatenated."""
 
     calls: tuple[int, ...]
     positions: int
@@ -47,7 +47,7 @@ class _Rows(NamedTuple):
 def is_layered(plan: Plan) -> bool:
     """Returns whether almost all weights belong to dense or convolutional layers.
 
-    Depthwise kernels, scales and shifts count as other weights.
+    Other weights are depthwise kernels, scales and shifts. ``plan`` lists the network's layer calls.
     """
     outputs = sum(math.prod(call.output) for call in plan.calls)  # of all layers for an example, kept by every pass
     return bool(plan.calls) and plan.num_others <= max(MOST_OTHERS, outputs)
@@ -83,7 +83,7 @@ def layered_kernel(
 
 
 def _layers(plan: Plan) -> list[_Layer]:
-    """Returns the plan's layers, each with all its calls."""
+    """Returns the layers that ``plan`` calls, each with all its calls."""
     by_path: dict[Path, list[int]] = {}
     for c, call in enumerate(plan.calls):
         by_path.setdefault(call.path, []).append(c)
@@ -113,7 +113,7 @@ def _prefers_gradients(layer: _Layer, n1: int, n2: int, blocks: int, num_outputs
 def _rows(
     structure: LayeredStructure, plan: Plan, num_outputs: int, params: PyTree, x: Shaped[AnyArray, "n ..."]
 ) -> _Rows:
-    """Runs the forward pass on ``x`` [n, ...] and linearises it at the calls' outputs and at the other parameters."""
+    """Runs the forward pass on ``x`` [n, ...] and linearises it at the layers' outputs and at the other parameters."""
     leaves, tree = jax.tree.flatten(params)
     dtype = jnp.result_type(*leaves)
     n = x.shape[0]
@@ -144,13 +144,13 @@ def _rows(
 
 
 def _signals(layer: _Layer, by_call: list[Array]) -> Float[Array, "n P channels"]:
-    """Returns a layer's signals [n, P, channels]."""
+    """Returns a layer's signals, the derivatives of the network's output by its outputs, [n, P, channels]."""
     parts = [by_call[c].reshape((by_call[c].shape[0], -1, layer.channels)) for c in layer.calls]
     return parts[0] if len(parts) == 1 else jnp.concatenate(parts, axis=1)
 
 
 def _features(calls: tuple[Call, ...], layer: _Layer, inputs: list[Array]) -> Float[Array, "n P fan_in"]:
-    """Returns the inputs of a layer's weights, including 1 for a bias: [n, P, fan_in]."""
+    """Returns a layer's inputs at all P positions, with a 1 for a bias: [n, P, fan_in]."""
     parts = [layer_patches(calls[c], inputs[c]) for c in layer.calls]
     features = parts[0] if len(parts) == 1 else jnp.concatenate(parts, axis=1)
     if not calls[layer.calls[0]].has_bias:
@@ -161,7 +161,10 @@ def _features(calls: tuple[Call, ...], layer: _Layer, inputs: list[Array]) -> Fl
 def _trace(
     plan: Plan, layers: list[_Layer], by_gradients: list[bool], rows1: _Rows, rows2: _Rows | None, num_outputs: int
 ) -> Float[Array, "n1 n2"]:
-    """Computes the mean over outputs [n1, n2]."""
+    """Computes the kernel's mean over outputs [n1, n2].
+
+    ``by_gradients`` says for each layer whether to multiply its gradients or to sum over pairs of positions.
+    """
 
     def one_output(total: Float[Array, "n1 n2"], k: Int[Array, ""]) -> tuple[Array, list[tuple[Array, Array | None]]]:
         signals1, others1 = rows1.pull(k)
@@ -196,7 +199,7 @@ def _channels(d: Float[Array, "C n P channels"]) -> Float[Array, "n 1 P C*channe
 def _full(
     plan: Plan, layers: list[_Layer], by_gradients: list[bool], rows1: _Rows, rows2: _Rows | None, num_outputs: int
 ) -> Float[Array, "n1 C n2 C"]:
-    """Computes the whole kernel [n1, C, n2, C]."""
+    """Computes the whole kernel [n1, C, n2, C]; arguments as for ``_trace``."""
 
     def every_output(rows: _Rows | None) -> tuple[list[Array], Array] | None:
         if rows is None:
@@ -225,7 +228,7 @@ def _sizes(rows1: _Rows, rows2: _Rows | None) -> tuple[int, int, DTypeLike]:
 
 
 def _flat(others: list[Array]) -> Float[Array, "n parameters"]:
-    """Flattens the gradients of the other parameters to [n, parameters]."""
+    """Flattens the gradients of the parameters outside layers to [n, parameters]."""
     return jnp.concatenate([other.reshape((other.shape[0], -1)) for other in others], axis=1)
 
 
@@ -237,7 +240,11 @@ def _gradient_product(
     rows2: _Rows | None,
     d2: Float[Array, "n2 K P channels"] | None,
 ) -> Float[Array, "n1*K _"]:
-    """Computes products of the layer's gradients [n1 K, n2 K] for signals [n, K, P, channels], by channel groups."""
+    """Computes a layer's part of the kernel [n1 K, n2 K] as a product of gradients, by groups of channels.
+
+    ``d1`` and ``d2`` are the layer's signals [n, K, P, channels] for K outputs at P positions; None stands for the
+    first.
+    """
     rows = max(d1.shape[0], 0 if d2 is None else d2.shape[0]) * d1.shape[1]
     most = max(1, HELD // (rows * layer.fan_in))
     width = next(w for w in range(min(most, layer.channels), 0, -1) if layer.channels % w == 0)
@@ -272,7 +279,10 @@ def _position_product(
     rows2: _Rows | None,
     d2: Float[Array, "n2 K P channels"] | None,
 ) -> Float[Array, "n1 K _ K"]:
-    """Computes the layer's kernel [n1, K, n2, K] over pairs of positions, for signals [n, K, P, channels]."""
+    """Computes a layer's part of the kernel [n1, K, n2, K] as a sum over pairs of positions.
+
+    ``d1`` and ``d2`` are as for ``_gradient_product``.
+    """
     if layer.positions == 1:
         a1 = _features(calls, layer, rows1.inputs)[:, 0]
         a2 = None if rows2 is None else _features(calls, layer, rows2.inputs)[:, 0]
@@ -293,7 +303,7 @@ def _position_product(
 
 
 def _map_examples(function: Callable[[PyTree], Array], examples: PyTree, numbers: int) -> Array:
-    """Maps ``function`` over examples whose intermediate arrays have ``numbers`` entries, on a CPU one by one."""
+    """Maps ``function`` over examples: one by one on a CPU, else in batches, for ``numbers`` entries of an example."""
     if jax.default_backend() == "cpu":
         return jax.lax.map(function, examples)
     return jax.lax.map(function, examples, batch_size=max(1, HELD // numbers))

@@ -58,7 +58,10 @@ class _Function(Protocol):
 
 
 def _flatten_fun(fun: _Function, in_tree: PyTreeDef) -> tuple[_Function, Callable[[], PyTreeDef]]:
-    """Returns ``fun`` over flat arguments and results, and a thunk with the tree of its last result."""
+    """Returns ``fun`` as a function of a flat list with a flat result, as JAX's ``flatten_fun_nokwargs`` once did.
+
+    The second result is a function that returns the tree structure of the last result.
+    """
     out_trees: list[PyTreeDef] = []
 
     def flat(*args: PyTree) -> list[PyTree]:
@@ -72,7 +75,10 @@ def _flatten_fun(fun: _Function, in_tree: PyTreeDef) -> tuple[_Function, Callabl
 def _linearize(
     fun: _Function, *primals: AnyArray, has_aux: bool = False
 ) -> tuple[PyTree, list[types.SimpleNamespace], Jaxpr, list[AnyArray]]:
-    """Returns ``(outputs, partial values, jaxpr of the linear map, its constants)``, as ``ad.linearize`` once did."""
+    """Returns outputs, partial values, jaxpr of the linear map and its constants, as ``ad.linearize`` once did.
+
+    The linear map is recorded on a tape, a list of its equations without nested calls, and then traced from it.
+    """
     outputs, tangent_map = jax.linearize(fun, *primals)
     nested = jax.make_jaxpr(tangent_map)(*primals)
     tape: list[_Step] = []
@@ -83,7 +89,7 @@ def _linearize(
 
 
 class _Slot:
-    """Placeholder for a value that is known only when the tape is played."""
+    """Placeholder for a value of the linear map that is known only when the tape of equations is played."""
 
 
 _Value = AnyArray | _Slot
@@ -98,7 +104,11 @@ class _Step(NamedTuple):
 
 
 def _unroll(jaxpr: Jaxpr, consts: Sequence[AnyArray], args: Sequence[_Value], tape: list[_Step]) -> list[_Value]:
-    """Evaluates a jaxpr, but appends equations to ``tape`` whose inputs (``_Slot``) are known only later."""
+    """Evaluates a jaxpr as far as its inputs are known, and appends the other equations to ``tape``.
+
+    An input that is not yet known is a ``_Slot``; nested calls are unrolled. Returns the jaxpr's outputs, values or
+    slots.
+    """
     values: dict[Var, _Value] = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*consts, *args], strict=True))
 
     def read(atom: Var | Literal) -> _Value:
@@ -122,7 +132,7 @@ def _unroll(jaxpr: Jaxpr, consts: Sequence[AnyArray], args: Sequence[_Value], ta
 
 
 def _play(tape: Sequence[_Step], values: dict[_Slot, AnyArray], outputs: Sequence[_Value]) -> list[AnyArray]:
-    """Evaluates the tape for the values of its first slots."""
+    """Evaluates the equations on ``tape`` for the given ``values`` of its first slots, and returns ``outputs``."""
 
     def read(x: _Value) -> AnyArray:
         return values[x] if isinstance(x, _Slot) else x
@@ -151,7 +161,10 @@ def _split(x: AnyArray, *, sizes: Sequence[int], axis: int) -> list[jax.Array]:
 
 
 def _eqn_vjp(eqn: JaxprEqn | None, cotangent: PyTree, *inputs: PyTree) -> Sequence[PyTree | None]:
-    """Returns cotangents of ``eqn``'s linear inputs (``UndefinedPrimal``), else None; ``eqn`` None is the identity."""
+    """Returns the cotangents of an equation's linear inputs (``UndefinedPrimal``), and None for its other inputs.
+
+    ``cotangent`` is that of the equation's output; ``eqn`` None stands for the identity.
+    """
     from jax.interpreters import ad
 
     if eqn is None:
@@ -172,7 +185,7 @@ def _eqn_vjp(eqn: JaxprEqn | None, cotangent: PyTree, *inputs: PyTree) -> Sequen
 
 
 def _eagerly(fun: _Function) -> _Function:
-    """Wraps ``fun`` to evaluate known values at once: a cached result must not contain tracers of a past trace."""
+    """Wraps ``fun`` to evaluate known values at once: its cached results must not contain tracers of an old trace."""
 
     @functools.wraps(fun)
     def eager(*args: PyTree, **kwargs: PyTree) -> PyTree:
@@ -209,7 +222,7 @@ def _convolution(
     padding: str | Sequence[tuple[int, int]],
     **options: Unpack[ConvolutionOptions],
 ) -> jax.Array:
-    """Computes ``lax.conv_general_dilated``: of images as a product of patches, otherwise padded beforehand."""
+    """Computes ``lax.conv_general_dilated`` without XLA's padding: as a product of patches, or padded beforehand."""
     layout = lax.conv_dimension_numbers(lhs.shape, rhs.shape, options.get("dimension_numbers"))
     if isinstance(padding, str):
         sizes = [lhs.shape[i] for i in layout.lhs_spec[2:]]
@@ -250,7 +263,7 @@ def _flops(fun: _Function, optimize: bool, *args: PyTree, **kwargs: PyTree) -> f
 
 
 class Restored(NamedTuple):
-    """Name that neural-tangents reads from a module, the value that it gets, and the reason for the replacement."""
+    """Name that neural-tangents reads from a module, the value that replaces it there, and the reason."""
 
     module: str
     name: str
@@ -292,7 +305,7 @@ def _restored() -> tuple[Restored, ...]:
 
 
 def _replaced(package: types.ModuleType) -> tuple[Restored, ...]:
-    """Returns replacements of neural-tangents' functions that no proxy can repair."""
+    """Returns replacements for functions of neural-tangents that fail on this JAX and that no proxy can repair."""
     empirical, ensemble = f"{PACKAGE}._src.empirical", package.predict.gradient_descent_mse_ensemble
     return (
         Restored(empirical, "_get_flops", _flops, "cost_analysis() returns a dictionary, once a list of them"),
@@ -305,7 +318,10 @@ def _replaced(package: types.ModuleType) -> tuple[Restored, ...]:
 
 
 class _Proxy(types.ModuleType):
-    """Stands in for the module ``real``, with names added or replaced; None if JAX has the module no more."""
+    """Module that stands in for the module ``real``, with names added or replaced.
+
+    ``real`` is None if JAX no longer has the module.
+    """
 
     def __init__(self, name: str, real: types.ModuleType | None):
         super().__init__(name)
@@ -316,7 +332,7 @@ class _Proxy(types.ModuleType):
 
 
 def _build_proxies() -> dict[str, types.ModuleType]:
-    """Builds one proxy for each module with a restored name, and for each package on the way to it."""
+    """Builds a proxy for each module of which ``_restored`` replaces a name, and for the packages that contain it."""
     proxies: dict[str, types.ModuleType] = {}
 
     def proxy(name: str) -> types.ModuleType:
@@ -334,7 +350,7 @@ def _build_proxies() -> dict[str, types.ModuleType]:
 
 
 class _Loader(SourceFileLoader):
-    """Loader that executes a module of neural-tangents, unchanged, with an ``import`` that returns existing proxies."""
+    """Loader that runs a module of neural-tangents unchanged, with an ``import`` that returns the proxies."""
 
     proxies: Mapping[str, types.ModuleType] = types.MappingProxyType({})
 
@@ -359,7 +375,7 @@ class _Loader(SourceFileLoader):
 
 
 class _Finder:
-    """Finder of neural-tangents' modules for :class:`_Loader`; on ``sys.meta_path`` only during their import."""
+    """Finder that gives neural-tangents' modules to ``_Loader``; on ``sys.meta_path`` only while they are imported."""
 
     def __init__(self, proxies: Mapping[str, types.ModuleType]):
         self.proxies = proxies
@@ -379,7 +395,7 @@ class _Finder:
 
 
 def _versions() -> str:
-    """Returns installed and supported versions, for messages."""
+    """Returns the installed and the supported versions of neural-tangents and JAX, for error messages."""
     low, high = (".".join(map(str, v)) for v in SUPPORTED_JAX)
     return (
         f"installed: neural-tangents {metadata.version('neural-tangents')}, jax {jax.__version__}; "
@@ -407,7 +423,10 @@ def _forget() -> None:
 
 
 def _load() -> types.ModuleType:
-    """Imports ``neural_tangents`` through the proxies once per process; ``ImportError`` for unsupported versions."""
+    """Imports ``neural_tangents`` through the proxies, once per process.
+
+    Raises ``ImportError`` for unsupported versions, or if it was imported without the proxies before.
+    """
     loaded = sys.modules.get(PACKAGE)
     if loaded is not None and hasattr(loaded, _MARK):
         return loaded

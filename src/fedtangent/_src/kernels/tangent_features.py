@@ -23,18 +23,19 @@ def tangent_features(
 ) -> Float[Array, "n p"]:
     """Computes the features ``phi(x) = df(x)/dw`` of a network of one output f, at a sample of its parameters.
 
-    The convexification of TCT (train, convexify, train): a network of C outputs is trained, its last layer is replaced
-    by a random one of a single output, and the gradient of that output, at randomly chosen parameters, is the input of
-    a linear model of C outputs, ``ft.models.linear(p, C)``, which starts at zero. The kernel ``phi phi'`` is the
-    network's empirical tangent kernel of one output, and with all parameters it is exactly that.
+    TCT (train, convexify, train) uses them to replace a network by a linear model. A network of C outputs is trained,
+    its last layer is replaced by a random one of a single output, and the gradient of that output, at randomly chosen
+    parameters, is the input of a linear model of C outputs, ``ft.models.linear(p, C)``, which starts at zero. The
+    kernel ``phi phi'`` is the network's empirical tangent kernel of one output, and with all parameters it is exactly
+    that.
 
     Source: Yu et al., 2022 (arXiv 2207.06343); definition as in the authors' code (github.com/yaodongyu/TCT,
     ``compute_eNTK``), whose features are neither centred nor normalised.
 
     Args:
-        model: The network with one output; but for its outputs it must be the network of ``params``.
+        model: The network of ``params`` with a last layer of one output.
         params: Trained parameters, of a network with any number of outputs. Parameters whose shapes differ from the
-            model's, that is the last layer's, are drawn anew from ``seed``.
+            model's (the last layer's) are drawn anew from ``seed``.
         x: Examples [n, ...].
         num_features: Number p of parameters, drawn without replacement from ``seed``; None for all, in their order.
         seed: Seed of the new last layer and of the sample. Training and test features need the same seed.
@@ -71,7 +72,7 @@ def tangent_features(
 
 
 def _with_new_outputs(model: Model, params: PyTree, key: Key) -> PyTree:
-    """Replaces the parameters whose shapes differ from the model's by parameters drawn with ``key``."""
+    """Replaces the parameters whose shapes differ from the model's, the last layer's, by random ones."""
     fresh = model.init(key)
     structure, allowed = (str(jax.tree.structure(tree)) for tree in (params, fresh))
     if structure != allowed:

@@ -1,4 +1,4 @@
-"""Float64 for the theory; checks of its arguments, which raise a ``ValueError``; and the assumptions of theorems."""
+"""Float64 for theory, checks of its arguments that raise ``ValueError``, and the record of a theorem's assumption."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ Result = TypeVar("Result")
 
 
 def in_float64(function: Callable[Inputs, Result]) -> Callable[Inputs, Result]:
-    """Wraps ``function`` so that it runs with JAX's 64-bit types enabled.
+    """Wraps ``function`` so that it computes with JAX's 64-bit types.
 
-    If the program has enabled them (``jax_enable_x64``), the function is called directly: traceable, differentiable,
-    returning JAX arrays. Otherwise it runs eagerly in a 64-bit scope, and its arrays are returned as NumPy float64,
-    which later 32-bit JAX code can read. Inside a caller's jit or grad that is impossible, and the call raises a
-    ValueError.
+    If the program has enabled them (``jax_enable_x64``), the wrapper calls the function directly: it can be traced and
+    differentiated and returns JAX arrays. Otherwise it runs the function without compilation in a 64-bit scope and
+    returns NumPy float64 arrays, which later 32-bit JAX code can read. Inside a caller's jit or grad a 64-bit scope is
+    impossible, and the wrapper raises ``ValueError``.
     """
 
     @functools.wraps(function)
@@ -129,7 +129,7 @@ def check_blocks(kernels: gram.KernelBlocks, target_shape: tuple[int, ...], outp
 
 
 def check_large(kernels: LargeKernel, n: int, outputs: str, dynamics: str = "gradient_descent") -> LargeKernel:
-    """Checks a large kernel of ``n`` training points; it needs shared outputs and gradient descent.
+    """Returns a large kernel; raises ``ValueError`` if it does not fit the targets, the outputs or the dynamics.
 
     Args:
         kernels: Large kernel to check.
@@ -145,7 +145,7 @@ def check_large(kernels: LargeKernel, n: int, outputs: str, dynamics: str = "gra
 
 
 def check_partition(partition: Partition, n: int, *, exact: bool = False, occupied: bool = False) -> Partition:
-    """Checks a partition of n training rows and returns it as NumPy arrays.
+    """Returns a partition as NumPy arrays; raises ``ValueError`` if it does not fit n training rows.
 
     Args:
         partition: Partition to check.
@@ -164,9 +164,10 @@ def check_partition(partition: Partition, n: int, *, exact: bool = False, occupi
 def check_cohorts(
     cohorts: Cohort, sizes: Int[np.ndarray, "N"], num_models: int | None
 ) -> tuple[Int[np.ndarray, "R S"], Int[np.ndarray, "R S"], int]:
-    """Checks cohorts and returns client and model of every slot [R, S] and the number of models.
+    """Checks cohorts; returns client and model of every slot, [R, S] each, and the number of models.
 
-    Empty slots (weight 0) may contain any number; the result has client 0 and model 0 there.
+    Raises ``ValueError`` for wrong shapes or types, indices out of range, and clients without examples. Empty slots
+    (weight 0) may contain any number; the result has client 0 and model 0 there.
 
     Args:
         cohorts: Cohorts to check.
@@ -211,7 +212,7 @@ def present_slots(cohorts: Cohort) -> Bool[np.ndarray, "R S"]:
 
 
 def check_steps(local_steps: ArrayLike, num_clients: int) -> Int[np.ndarray, "N"]:
-    """Checks the local steps and returns the number of steps of each client, [N] int64.
+    """Returns the number of local steps of each client, [N] int64; raises ``ValueError`` unless all are at least 1.
 
     Args:
         local_steps: One number for all clients, or one for each [N].
@@ -254,7 +255,7 @@ def check_shares(name: str, share: ArrayLike, num_rounds: int) -> None:
 
 
 def _each_round(name: str, numbers: ArrayLike, num_rounds: int) -> np.ndarray | None:
-    """Checks the shape of one number, or of one number per round, and returns its value; None for a traced value."""
+    """Returns a number, or one per round [R], as an array, None if traced; raises ``ValueError`` for another shape."""
     value = real_array(name, numbers) if is_concrete(numbers) else None
     shape = np.shape(numbers) if value is None else value.shape
     if shape not in ((), (num_rounds,)):
@@ -263,7 +264,7 @@ def _each_round(name: str, numbers: ArrayLike, num_rounds: int) -> np.ndarray | 
 
 
 def _check_semidefinite(ntk_train: Float64[np.ndarray, "n n"]) -> None:
-    """Raises ``ValueError`` if Theta has an eigenvalue more negative than rounding in float32 can explain."""
+    """Raises ``ValueError`` if the kernel has an eigenvalue too negative for a rounding error of float32."""
     rows = gram.spaced(len(ntk_train), gram.MOST_CHECKED)  # of a large kernel a sample, evenly spaced
     matrix = ntk_train[np.ix_(rows, rows)]
     largest = float(np.max(np.sum(np.abs(matrix), axis=1)))  # no eigenvalue is beyond it
@@ -273,7 +274,7 @@ def _check_semidefinite(ntk_train: Float64[np.ndarray, "n n"]) -> None:
 
 
 def check_own_blocks(smallest: Float64[np.ndarray, "N"], largest: Float64[np.ndarray, "N"]) -> None:
-    """Raises ``ValueError`` if a client's block of Theta has an eigenvalue more negative than rounding can explain.
+    """Raises ``ValueError`` if a client's block of the kernel has an eigenvalue too negative for a rounding error.
 
     Args:
         smallest: Least eigenvalue of each client's block [N], at most 0.

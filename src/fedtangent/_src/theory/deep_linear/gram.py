@@ -45,7 +45,7 @@ def layers_of(weights: Sequence[ArrayLike], dimension: int | None = None) -> Lay
     """Checks weights ``W^1 .. W^L`` and returns them as float64, [fan_out, fan_in] each.
 
     Args:
-        weights: One matrix per layer.
+        weights: One matrix per layer; hidden layers have one width.
         dimension: Required fan_in of the first layer; None for any.
     """
     if not isinstance(weights, list | tuple) or not weights:
@@ -64,7 +64,7 @@ def layers_of(weights: Sequence[ArrayLike], dimension: int | None = None) -> Lay
 
 
 def products(weights: Sequence[ArrayLike], x: ArrayLike) -> Products:
-    """Computes a network's products of layers and its outputs (eq. 5) at inputs x.
+    """Computes products of the layers below and above each layer, and the outputs (eq. 5 of DeepLin), at inputs x.
 
     Args:
         weights: Weights ``W^1 .. W^L``, [fan_out, fan_in] each.
@@ -91,7 +91,7 @@ def applied(of: Products, residuals: ArrayLike, local: Products | None = None) -
     Args:
         of: Products of the server's network at n examples.
         residuals: Residuals [n_c, C] of one client.
-        local: Products of the client's network at its n_c examples; by default ``of``, which is eq. (14).
+        local: Products of the client's network at its n_c examples; by default ``of``, which is eq. (14) of DeepLin.
     """
     client = of if local is None else local
     values = real_array("residuals", residuals)
@@ -114,9 +114,10 @@ def dense(of: Products, local: Products | None = None) -> Float64[np.ndarray, "n
 
 
 def spectrum(weights: Sequence[ArrayLike], x: ArrayLike) -> tuple[float, float]:
-    """Computes the least and the largest eigenvalue of eq. (14) on the range of X.
+    """Computes least and largest eigenvalue of a network's tangent kernel (eq. 14 of DeepLin) on the range of X.
 
-    The least is 0 if a hidden layer is narrower than both the rank of X and the number of outputs.
+    The range of X are the residuals whose columns are combinations of the columns of X. The least is 0 if a hidden
+    layer is narrower than both the rank of X and the number of outputs.
 
     Args:
         weights: Weights ``W^1 .. W^L``, [fan_out, fan_in] each.
@@ -168,7 +169,8 @@ def spectrum(weights: Sequence[ArrayLike], x: ArrayLike) -> tuple[float, float]:
 def in_row_space(x: Float64[np.ndarray, "n d"]) -> Float64[np.ndarray, "r d"]:
     """Computes ``U' X`` [r, d] of the thin decomposition ``X = U S V'``; raises ``ValueError`` if X is 0.
 
-    The r rows are the examples of a problem of full rank: a residual in the range of X has r rows in the basis U.
+    r is the rank of X. The r rows serve as examples of an equivalent problem of full rank: a residual in the range of X
+    has r rows in the basis U.
     """
     if not x.any():
         raise ValueError("x: got zeros only, must have an example that is not 0")

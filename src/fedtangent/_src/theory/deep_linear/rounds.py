@@ -24,7 +24,7 @@ Weights = Sequence[np.ndarray]  # W^1 .. W^L, [fan_out, fan_in] each
 
 
 class FullBatchWork(NamedTuple):
-    """Work of all clients in a round; built by ``full_batch_work``."""
+    """Data, step size and local steps of all clients in a round; built by ``full_batch_work``."""
 
     x: Float64[np.ndarray, "n d"]
     y: Float64[np.ndarray, "n C"]
@@ -46,7 +46,7 @@ class FullBatchWork(NamedTuple):
 def full_batch_work(
     x: ArrayLike, y: ArrayLike, partition: Partition, learning_rate: float, local_steps: int
 ) -> FullBatchWork:
-    """Builds the clients' work in a round.
+    """Checks and collects the data, the step size and the number of local steps of all clients in a round.
 
     Args:
         x: Inputs [n, d], the paper's X'.
@@ -65,7 +65,7 @@ def full_batch_work(
 
 
 def fitting(weights: Weights, work: FullBatchWork) -> Layers:
-    """Returns checked weights as float64; raises ``ValueError`` unless they map the inputs x to targets y.
+    """Returns weights as float64; raises ``ValueError`` unless their shapes fit the inputs and targets.
 
     Args:
         weights: Weights ``W^1 .. W^L``.
@@ -78,7 +78,7 @@ def fitting(weights: Weights, work: FullBatchWork) -> Layers:
 
 
 def gradients(of: Products, residuals: Float64[np.ndarray, "n C"]) -> list[Matrix]:
-    """Computes the gradient of ``1/2 |f(X) - Y|^2`` by each layer's weights, shaped like them (eq. 6).
+    """Computes the gradient of ``1/2 |f(X) - Y|^2`` by each layer's weights, shaped like them (DeepLin, eq. 6).
 
     Args:
         of: Products of the network at the n examples X.
@@ -88,7 +88,7 @@ def gradients(of: Products, residuals: Float64[np.ndarray, "n C"]) -> list[Matri
 
 
 class LocalPath(NamedTuple):
-    """Local steps of one client."""
+    """Local steps of one client in a round: its network and residuals before each step, and its final weights."""
 
     before: tuple[Products, ...]  # of the client's network at its examples, before each of the K steps
     residuals: tuple[Float64[np.ndarray, "n_c C"], ...]  # xi_{k,c}, [n_c, C] each
@@ -110,7 +110,7 @@ def _local_path(weights: Weights, work: FullBatchWork, c: int) -> LocalPath:
 
 
 def local_paths(weights: Weights, work: FullBatchWork) -> list[LocalPath]:
-    """Computes the local steps of every client on ``1/2 |f(X_c) - Y_c|^2`` (eq. 7).
+    """Computes the local steps of every client on ``1/2 |f(X_c) - Y_c|^2`` (eq. 7 of DeepLin).
 
     Args:
         weights: Weights at the start of the round.
@@ -123,12 +123,16 @@ def local_paths(weights: Weights, work: FullBatchWork) -> list[LocalPath]:
 
 
 def averaged(paths: Sequence[LocalPath]) -> list[Matrix]:
-    """Computes the server's weights after the round, the plain mean of the clients' weights (eq. 8)."""
+    """Computes the server's weights after the round, the plain mean of the clients' weights (eq. 8 of DeepLin)."""
     return [np.mean(layer, axis=0) for layer in zip(*(path.weights for path in paths), strict=True)]
 
 
 class ResidualTerms(NamedTuple):
-    """Terms of eq. (17): the server's residual after a round is the sum of these four, [n, C] each."""
+    """Four terms [n, C] whose sum is the server's residual after a round, eq. (17) of DeepLin.
+
+    xi is the residual before the round, xi_k the clients' before step k; U are outputs, P kernels, E is that of eq.
+    (10).
+    """
 
     first: Float64[np.ndarray, "n C"]  # (I - eta K/N P(0)) xi: the linear model's
     second: Float64[np.ndarray, "n C"]  # -eta/N sum_k (P(t, k) - P(0)) xi_k: the kernel has moved
@@ -142,7 +146,7 @@ class ResidualTerms(NamedTuple):
 
 
 def residual_terms(initial: Weights, weights: Weights, work: FullBatchWork) -> ResidualTerms:
-    """Computes the four terms of eq. (17) for the round that starts at ``weights``; their sum is the next residual.
+    """Computes the four terms of the residual after the round that starts at ``weights`` (eq. 17 of DeepLin).
 
     Args:
         initial: Weights at which the kernel P(0) is evaluated.
@@ -175,7 +179,11 @@ def residual_terms(initial: Weights, weights: Weights, work: FullBatchWork) -> R
 def _higher_orders(
     now: Products, weights: Weights, after: Weights, x: Float64[np.ndarray, "n d"]
 ) -> Float64[np.ndarray, "n C"]:
-    """Computes ``s E X`` of eq. (10), [n, C]: the part of the product of all layers with two changes or more."""
+    """Computes the part of the outputs' change in a round that contains the changes of two or more layers, [n, C].
+
+    It is ``s E X`` of eq. (10) of DeepLin; ``now`` belongs to the weights before the round, ``after`` are those after
+    it.
+    """
     orders = [x]
     for w, to in zip(weights, after, strict=True):
         same, changed = [product @ w.T for product in orders], [product @ (to - w).T for product in orders]

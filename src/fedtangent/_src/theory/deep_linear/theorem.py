@@ -43,7 +43,7 @@ SPREAD = 2.0  # of hypothesis B's O(sqrt(L)): a square Gaussian matrix alone has
 
 
 class DeepLinearConstants(NamedTuple):
-    """Constants of Theorem IV.2."""
+    """Constants of Theorem IV.2 of DeepLin for one network, its data and its training."""
 
     depth: int  # L
     width: int  # m
@@ -66,37 +66,40 @@ class DeepLinearConstants(NamedTuple):
         return (self.largest / self.least) ** 2
 
     def rate(self) -> float:
-        """Computes rho, at least 0: the bound (18) of the factor by which the sum of squares shrinks in a round."""
+        """Computes rho of eq. (18) of DeepLin: a bound of the factor of the loss in a round, at least 0."""
         return max(1 - self.learning_rate * self.local_steps * self.lambda_min / (2 * self.num_clients), 0.0)
 
     def step_limit(self) -> float:
-        """Computes the largest eta that the theorem allows."""
+        """Computes the largest step size eta that Theorem IV.2 of DeepLin allows."""
         return self.outputs / (STEP * self.depth * self.kappa * self.local_steps * self.largest**2)
 
     def least_width(self) -> float:
-        """Computes the least m that the theorem allows, with 1 for its unspecified constant."""
+        """Computes the least width m that Theorem IV.2 of DeepLin allows, with 1 for its unspecified constant."""
         shared = self.rank * self.kappa**4 * self.num_clients**2
         log_depth = math.log(self.depth) if self.depth > 1 else 0.0
         terms = shared * self.outputs * (1 + self.truth**2), shared * math.log(self.rank / self.delta), log_depth
         return self.depth * max(terms)
 
     def radius(self) -> float:
-        """Computes R of hypothesis C, the largest allowed movement of a layer; 0 for a residual of 0."""
+        """Computes R of DeepLin's hypothesis C, the largest allowed movement of a layer; 0 for a residual of 0."""
         spread = math.sqrt(self.outputs * self.num_clients)
         return RADIUS * spread * self.residual * self.largest / (self.depth * self.least**2)
 
     def drift_bound(self, steps: int) -> float:
-        """Computes the bound of a client's ``|U_k - U| / |U - Y|`` after k steps, Lemma VII.7 with the L of (33)."""
+        """Computes Lemma VII.7's bound of the relative change of a client's outputs, ``|U_k - U| / |U - Y|``.
+
+        U_k are the outputs after k = ``steps`` local steps, Y the targets. The factor L is the one that eq. (33) loses.
+        """
         return 57 * steps * self.learning_rate * self.depth * self.largest**2 / (10 * self.outputs)
 
     def kernel_bound(self) -> float:
-        """Computes the bound of ``|P(t, k) - P(0)|`` of Lemma VII.5."""
+        """Computes Lemma VII.5's bound of the change of a client's tangent kernel, ``|P(t, k) - P(0)|``."""
         return 0.109 * self.depth * self.largest**2 / (self.outputs * self.kappa)
 
 
 @dataclass(frozen=True, repr=False)
 class DeepLinearTheorem:
-    """Theorem IV.2 for one network and its data; built by ``deep_linear_theorem``."""
+    """Theorem IV.2 of DeepLin for one network and its data; built by ``deep_linear_theorem``."""
 
     constants: DeepLinearConstants
     assumptions: tuple[Assumption, ...]
@@ -118,18 +121,21 @@ class DeepLinearTheorem:
 
     @property
     def linear_rate(self) -> float:
-        """Factor by which a round shrinks the sum of squares at infinite width, in the long run: the exact form of rho.
+        """Factor by which a round finally shrinks the sum of squares at infinite width, where rho is only a bound.
 
-        A round leaves at most this share of ``|M - M*|^2``; with K > 1 a single round may leave more of
-        ``|X (M - M*)|^2``.
+        For the linear model M and its limit M*, a round leaves at most this share of ``|M - M*|^2``; with K > 1 a
+        single round may leave more of ``|X (M - M*)|^2``.
         """
         return self.linear.contraction**2
 
     def singular_values(self, weights: Weights) -> tuple[float, float]:
-        """Computes the least and the largest singular value of products of layers, relative to infinite width.
+        """Computes least and largest singular value of products of layers, divided by their values at infinite width.
 
-        The products are ``W^{L:i}``, 1 < i, and ``W^{i:1} X``, i < L. At infinite width their singular values are
-        ``m^(layers/2)``, times the least or the largest singular value of X for the latter.
+        The products are ``W^L .. W^i`` for i > 1, and ``W^i .. W^1 X`` for i < L. At infinite width the singular values
+        of a product of j layers are ``m^(j/2)``, in the second case times a singular value of X.
+
+        Args:
+            weights: Weights ``W^1 .. W^L`` of the network, two layers or more.
         """
         weights, c, low, high = self._alike(weights), self.constants, list[float](), list[float]()
         if c.depth < 2:
@@ -145,7 +151,7 @@ class DeepLinearTheorem:
         return min(low), max(high)
 
     def hypotheses(self, weights: Weights, loss: float, rounds: int) -> tuple[Assumption, ...]:
-        """Checks the hypotheses A, B and C of the proof at the server's weights after ``rounds`` rounds.
+        """Checks the proof's hypotheses A, B and C (see the module) at the server's weights after ``rounds`` rounds.
 
         Args:
             weights: Weights of the server.
@@ -178,7 +184,7 @@ class DeepLinearTheorem:
 
 
 def deep_linear_theorem(weights: Weights, work: FullBatchWork, delta: float = 0.1) -> DeepLinearTheorem:
-    """Computes rho of Theorem IV.2 and checks which of its assumptions hold.
+    """Computes the decay rate rho of DeepLin's Theorem IV.2 and checks which of its assumptions hold.
 
     Args:
         weights: Initial weights ``W^1 .. W^L``.

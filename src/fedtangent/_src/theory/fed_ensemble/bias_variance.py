@@ -2,14 +2,15 @@
 
     E (y - h)^2 = E_x (y - ybar)^2 + E_x (ybar - hbar)^2 + E_x (h - hbar)^2
 
-with h the average of K models, hbar its expectation over all random draws of a run, ybar(x) = E[y | x]. The second term
-has hbar, as in FE-2021 (erratum `fe2024.10`). A run has two random parts: the initial functions, and the schedule (who
-trains which model when), so by the law of total variance
+Here h is the average of K models, hbar its expectation over all random draws of a run, and ybar(x) = E[y | x]. The
+second term has hbar, as in FE-2021 (erratum `fe2024.10`). A run has two random parts: the initial functions, and the
+schedule (who trains which model when), so by the law of total variance
 
     E_x (h - hbar)^2 = E_schedules[ sum_k k_k(x, x) / K^2 ] + Var_schedules[ mean of h given the schedule ].
 
 The first part is the variance from the K independent initial functions, the second the variance from the schedules; at
-the fixed point of Theorem 2 the schedule no longer matters, and only Corollary 1's k(x, x)/K remains.
+the fixed point of FE-2024's Theorem 2 the schedule no longer matters, and only k(x, x)/K of Corollary 1 of FE-2024
+remains.
 """
 
 from __future__ import annotations
@@ -46,7 +47,10 @@ class Estimate(NamedTuple):
 
 
 class Decomposition(NamedTuple):
-    """Terms of eq. (3) / (10), averaged over points and outputs; ``total = noise + bias + variance``."""
+    """Terms of the expected squared error of an ensemble, averaged over points and outputs (FE-2024, eq. 10).
+
+    ``total = noise + bias + variance``, and ``variance = initialisation + schedules``.
+    """
 
     noise: float  # data uncertainty, E_x Var[y | x]
     bias: Estimate  # squared, E_x (ybar - hbar)^2
@@ -57,16 +61,16 @@ class Decomposition(NamedTuple):
 
 
 class EnsembleLaw(NamedTuple):
-    """Mean and variance of the average of K models after a round, given the schedule."""
+    """Mean and variance over initial functions of the average of K models after a round of one schedule."""
 
     mean: Float64[np.ndarray, "m C"]
     variance: Variance  # sum_k k_k(x, x) / K^2
 
 
 class Corollary1(NamedTuple):
-    """The ensemble's squared distance from the limit's mean (Corollary 1 of FE-2024), at m test points.
+    """Expected squared distance of an ensemble from the mean of ``gp_limit`` at m test points (FE-2024, Corollary 1).
 
-    ``limit`` is its value after many rounds by the corollary, ``at_round`` the exact value after finitely many rounds.
+    ``limit`` is the corollary's value, for many rounds, ``at_round`` the exact value after finitely many rounds.
     """
 
     mean: Float64[np.ndarray, "m C"] | None  # m(x) of Theorem 2; None if Theta has no inverse in float64
@@ -77,17 +81,17 @@ class Corollary1(NamedTuple):
 
 
 def decompose_runs(runs: ArrayLike, expected: ArrayLike, noise_variance: float = 0.0) -> Decomposition:
-    """Estimates the decomposition from repeated runs, without bias and with jackknife standard errors.
+    """Estimates noise, bias and variance of an ensemble from repeated runs, with jackknife standard errors.
 
-    The squared bias is corrected for the sampling variance of the mean, so its estimate may be below 0. The jackknife
-    leaves out one schedule, or one run, at a time.
+    All estimates are unbiased: the squared bias is corrected for the sampling variance of the mean, so its estimate may
+    be below 0. The jackknife leaves out one schedule, or one run, at a time.
 
     Args:
-        runs: Predictions of the ensemble. Either [S, J, m, C]: S independently drawn schedules, and for each of them
-            J >= 2 independent initialisations (an analysis of variance separates the two parts); or [E, m, C]: E >= 2
+        runs: Predictions of the ensemble. Either [S, J, m, C]: S independently drawn schedules, and for each of them J
+            >= 2 independent initialisations (an analysis of variance separates the two parts); or [E, m, C]: E >= 2
             independent runs that differ in both, which determine only the sum of the parts (the parts are nan).
-        expected: Expected targets ybar(x) [m, C] at points of p(x).
-        noise_variance: E_x Var[y | x].
+        expected: Expected targets E[y | x] [m, C] at the m points x.
+        noise_variance: Variance of the targets, the mean of Var[y | x] over points.
     """
     runs, expected = real_array("runs", runs), real_array("expected", expected)
     if runs.ndim not in (3, 4) or runs.shape[0] < 2 or (runs.ndim == 4 and runs.shape[1] < 2):
@@ -133,7 +137,7 @@ def ensemble_laws(
     rounds: Sequence[int],
     num_models: int,
 ) -> list[tuple[EnsembleLaw, ...]]:
-    """Computes ``ensemble_law`` of several schedules after each of ``rounds``, ``[schedule][round]``, in few passes.
+    """Computes ``ensemble_law`` for several schedules and rounds in few passes: a list of laws for each schedule.
 
     The initial function is ``f0 = G z`` for a factor G of its covariance at all points, with as many columns q as the
     covariance has numerical rank. The flow moves the columns like initial functions with targets 0, so that one forward
@@ -175,13 +179,14 @@ def _side_by_side(cohorts: Sequence[Cohort], num_models: int) -> Cohort:
 
 
 def decompose_laws(laws: Sequence[EnsembleLaw], expected: ArrayLike, noise_variance: float = 0.0) -> Decomposition:
-    """Computes the decomposition in closed form, for one schedule or on average over several drawn schedules.
+    """Computes noise, bias and variance of an ensemble in closed form, for one or several drawn schedules.
 
     Args:
-        laws: Laws of S independently drawn schedules. With S = 1 the schedule is fixed: its part of the variance is 0,
-            and all terms are exact. With S > 1 the standard errors come from the draw of schedules.
-        expected: Expected targets ybar(x) [m, C] at points of p(x).
-        noise_variance: E_x Var[y | x].
+        laws: Means and variances for S independently drawn schedules, from ``ensemble_law``. With S = 1 the schedule is
+            fixed: its part of the variance is 0, and all terms are exact. With S > 1 the standard errors come from the
+            draw of schedules.
+        expected: Expected targets E[y | x] [m, C] at the m points x.
+        noise_variance: Variance of the targets, the mean of Var[y | x] over points.
     """
     if not laws or len({law.mean.shape for law in laws}) > 1:
         raise ValueError(f"laws: got {[law.mean.shape for law in laws]}, must be one or more of one shape")
@@ -250,9 +255,10 @@ def _combined(
     expected: Float64[np.ndarray, "m C"],
     noise: float,
 ) -> Decomposition:
-    """Computes the decomposition from S groups' means and the variances ``within`` the groups.
+    """Computes the decomposition from the means of S groups of runs and the variances ``within`` the groups.
 
-    The share ``share`` of the latter (1 / J for means of J runs) is part of the variance of a mean.
+    ``share`` is 1 / J for means of J runs: this share of the variance within a group is part of the variance of its
+    mean.
     """
 
     def terms(means: np.ndarray, within: np.ndarray) -> np.ndarray:

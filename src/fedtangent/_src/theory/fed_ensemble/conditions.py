@@ -1,6 +1,6 @@
-"""The assumptions of Theorem 1, measured on a run.
+"""The assumptions of FE-2024's Theorem 1 (4.1 and 9.1 of FE-2021), measured on a run.
 
-They are the assumptions of 4.1 (i)-(iv), of Lemma 9.1 and of Theorem 9.1 (FE-2021), and further assumptions that the
+They are the assumptions of 4.1 (i)-(iv), of Lemma 9.1 and of Theorem 9.1 of FE-2021, and further assumptions that the
 proof uses without naming them (erratum `fe2021.assumptions`). An age is a number of rounds in which every client trains
 each model once.
 """
@@ -22,7 +22,10 @@ SAME_GRADIENT = 1e-8  # of the initial one: half of float64's digits, as a norm 
 
 
 class AgePlan(NamedTuple):
-    """A run divided into ages of ``rounds_per_age`` rounds; rounds after the last whole age belong to no age."""
+    """A run divided into ages of ``rounds_per_age`` rounds, in which every client should train each model once.
+
+    Rounds after the last whole age belong to no age.
+    """
 
     rounds_per_age: int
     num_models: int
@@ -40,20 +43,20 @@ class AgePlan(NamedTuple):
 
     @property
     def least_progress(self) -> Float64[np.ndarray, "A"]:
-        """Smallest step size times local steps in each age, [A]."""
+        """Smallest product of a step size and a number of local steps in each age, [A]."""
         ages = self.rates[: self.num_ages * self.rounds_per_age].reshape(self.num_ages, -1)
         return ages.min(axis=1) * self.steps[self.trains].min()
 
     @property
     def most_progress(self) -> float:
-        """Largest step size times local steps of any client and round."""
+        """Largest product of a step size and a number of local steps, over all clients and rounds."""
         return float(self.rates.max() * self.steps[self.trains].max())
 
 
 def age_plan(
     partition: Partition, cohorts: Cohort, rule: Rule, num_models: int | None, rounds_per_age: int | None
 ) -> AgePlan:
-    """Divides a run with cohorts [R, S] into ages, after checking its arguments.
+    """Divides a run of R rounds into ages, in which every client should train each model once.
 
     Args:
         partition: Training rows of each client.
@@ -99,7 +102,7 @@ def age_plan(
 
 
 class Theorem1Data(NamedTuple):
-    """Data of a run that the assumptions are measured on."""
+    """Kernel, residual, targets and schedule of a run, on which the assumptions of Theorem 1 are measured."""
 
     theta: Float64[np.ndarray, "n n"]
     eigenvalues: Float64[np.ndarray, "n"]  # of theta, rising
@@ -113,12 +116,12 @@ class Theorem1Data(NamedTuple):
 
 
 def assumptions(problem: Theorem1Data, kappa_2: float, kappa_3: float) -> tuple[Assumption, ...]:
-    """Measures the assumptions of the theorem that can be measured, the stated assumptions first.
+    """Measures the assumptions of Theorem 1 of FE-2024 on a run.
 
     Args:
         problem: Data of the run.
-        kappa_2: kappa_2 of eq. (19) at the largest step.
-        kappa_3: kappa_3 at the largest step.
+        kappa_2: kappa_2 of eq. (19) of FE-2021 at the largest step (``Curvature.kappa_2``).
+        kappa_3: kappa_3 of FE-2021 at the largest step (``Curvature.kappa_3``).
     """
     return (*_of_the_kernel(problem), *_of_the_rounds(problem), *_of_the_step(problem, kappa_2, kappa_3))
 
@@ -142,7 +145,10 @@ def _of_the_kernel(problem: Theorem1Data) -> list[Assumption]:
 
 
 def _local_gradient(problem: Theorem1Data, zero: float) -> float:
-    """Computes the largest ``||J_i g_i / n_i||`` at a global minimum (``J g = 0``) over the largest at the start."""
+    """Computes the largest norm of a client's gradient at a global minimum, relative to the largest at the start.
+
+    Eigenvalues of Theta of at most ``zero`` count as 0.
+    """
     null = problem.vectors[:, problem.eigenvalues <= zero]
     if null.shape[1] == 0:
         return 0.0

@@ -45,7 +45,7 @@ MOVEMENTS = ("summed", "proof", "equation_18")
 
 
 class Constants(NamedTuple):
-    """Constants of Theorem 9.1, from the kernel, the clients and the initial residual."""
+    """Constants of Theorem 9.1 of FE-2021, from the kernel, the clients and the initial residual."""
 
     lambda_min: float  # lambda_m, of Theta; 0 where rounding makes it negative
     lambda_max: float
@@ -62,7 +62,7 @@ class Constants(NamedTuple):
 
 
 class Curvature(NamedTuple):
-    """Constants of Theorem 9.1 that limit the step; the defaults belong to a linear model and a residual of norm 1."""
+    """Constants of FE-2021's Theorem 9.1 that limit the step, by default of a linear model and a residual of norm 1."""
 
     c2: float  # sum of the clients' norms C_i
     c1: float = 0.0  # bound of l^-1/2 ||Hessian||
@@ -73,31 +73,37 @@ class Curvature(NamedTuple):
         return 2 * self.c2**4 + 8 * self.r0 * self.c1 * self.c2**2 / np.sqrt(self.width)
 
     def kappa_2(self, progress: float) -> float:
-        """Computes ``-1 + exp(p C_2 + p^2 (2 C_2^4 + 8 R_0 C_1 C_2^2 / sqrt(l)))``, FE-2021 eq. (19), p = eta_0 tau.
+        """Computes kappa_2 of FE-2021: 1 + kappa_2 bounds the growth of the residual's norm inside an age (eq. 20).
 
-        1 + kappa_2 bounds the growth of the residual's norm inside an age (20). The result is inf if it overflows.
+        It is ``-1 + exp(p C_2 + p^2 (2 C_2^4 + 8 R_0 C_1 C_2^2 / sqrt(l)))`` (eq. 19), p = ``progress`` the step size
+        times local steps; inf if it overflows.
         """
         with np.errstate(over="ignore"):
             return float(np.expm1(progress * self.c2 + progress**2 * self._quartic()))
 
     def kappa_3(self, progress: float, num_clients: int) -> float:
-        """Computes ``p^2 (2 C_2^4 + 8 R_0 C_1 C_2^2 / sqrt(l) + N (N - 1) / 2 C_2^4)``, printed before eq. (27).
+        """Computes kappa_3 of FE-2021, ``p^2 (2 C_2^4 + 8 R_0 C_1 C_2^2 / sqrt(l) + N (N - 1) / 2 C_2^4)``.
+
+        The formula is printed before eq. (27).
 
         Args:
-            progress: ``p = eta_0 tau``.
+            progress: p, the step size eta_0 times tau local steps.
             num_clients: Number N of clients.
         """
         return float(progress**2 * (self._quartic() + 0.5 * num_clients * (num_clients - 1) * self.c2**4))
 
     def largest_progress(self) -> float:
-        """Computes the largest step size times local steps that Theorem 9.1 allows: where kappa_2 of (19) is 1."""
+        """Computes the largest product of step size and local steps that Theorem 9.1 allows: there kappa_2 is 1."""
         # the root of quartic p^2 + c2 p = ln 2, written without a difference of nearly equal numbers
         return float(2 * np.log(2) / (self.c2 + np.sqrt(self.c2**2 + 4 * self._quartic() * np.log(2))))
 
 
 @dataclass(frozen=True, repr=False)
 class Theorem1:
-    """Theorem 1 for one run; built by ``theorem_1``. A is the number of whole ages, K the number of models."""
+    """Theorem 1 of FE-2024 for one run; built by ``theorem_1``.
+
+    An age is a number of rounds in which every client trains each model once; A is the number of whole ages.
+    """
 
     constants: Constants
     assumptions: tuple[Assumption, ...]
@@ -115,11 +121,11 @@ class Theorem1:
         return failing(self.assumptions)
 
     def exponent(self, form: str = "proof", eigenvalue: float | None = None) -> Float64[np.ndarray, "ages"]:
-        """Computes the decrease of the bound's logarithm after each age, [A + 1].
+        """Computes by how much the logarithm of ``residual_bound`` has fallen after each of 0 to A ages, [A + 1].
 
         Args:
             form: "proof", "equation_18" or "informal" (see the module); or "first_order", without the factor 1/3.
-            eigenvalue: Number that replaces lambda_m, for a negative control.
+            eigenvalue: Number that replaces Theta's least eigenvalue, for a negative control.
         """
         choice("form", form, FORMS)
         length = self.plan.rounds_per_age
@@ -129,7 +135,9 @@ class Theorem1:
         return np.concatenate([[0.0], np.cumsum(steps)])
 
     def residual_bound(self, form: str = "proof", eigenvalue: float | None = None) -> Float64[np.ndarray, "ages K"]:
-        """Computes the bound ``R_0 e^{-exponent}`` of ``||f_t(X) - Y||`` of each model after each age, [A + 1, K].
+        """Computes the bound of the residual's norm ``||f_t(X) - Y||`` of each model after each age, [A + 1, K].
+
+        It is the initial norm R_0 times ``e^{-exponent}``.
 
         Args:
             form, eigenvalue: As for ``exponent``.
@@ -137,9 +145,9 @@ class Theorem1:
         return self.constants.r0 * np.exp(-self.exponent(form, eigenvalue))[:, None]
 
     def movement_bound(self, form: str = "summed", growth: float | None = None) -> Float64[np.ndarray, "ages K"]:
-        """Computes the bound of ``||w(t) - w(0)||`` after each age, [A + 1, K], times ``width^-1/2``: eq. (18), line 2.
+        """Computes the bound of the weights' movement ``||w(t) - w(0)||`` after each age, [A + 1, K] (FE-2021, eq. 18).
 
-        It is ``R_0 (1 + kappa_2) C_2`` times a factor that depends on ``form``:
+        It is ``R_0 (1 + kappa_2) C_2 width^-1/2`` times a factor that depends on ``form``; u is that of the module.
 
         Args:
             form: "summed", the result of the proof: the geometric sum of the movements of all ages,
@@ -243,14 +251,14 @@ def weight_movement(theta: ArrayLike, operator: ArrayLike, residual: ArrayLike) 
 
 
 def kappa_4(progress: float, c1: float, c2: float, r0: float, examples_per_round: float, width: float) -> float:
-    """Computes kappa_4 of FE-2021 section 9.4 as printed; inf if it overflows.
+    """Computes kappa_4, the constant of ``linearisation_gap`` (FE-2021, section 9.4); inf if it overflows.
 
     It is ``e^{p C_2^2 / nbar} [8 p^2 R_0^2 C_1 C_2^2 l^-1/2 + p e^{p / (nbar C_2^2)} 2 R_0 C_2^2 l^-1/2]``.
 
     Args:
-        progress: ``p = eta_0 tau``.
-        c1, c2, r0: Constants C_1, C_2 and R_0 of Theorem 9.1.
-        examples_per_round: nbar.
+        progress: p, the step size eta_0 times tau local steps.
+        c1, c2, r0: Constants C_1, C_2 and R_0 of Theorem 9.1, as in ``Constants``.
+        examples_per_round: nbar, examples of the clients that train a model in a round.
         width: Width l.
     """
     _not_negative(progress=progress, c1=c1, c2=c2, r0=r0)
@@ -265,16 +273,16 @@ def kappa_4(progress: float, c1: float, c2: float, r0: float, examples_per_round
 def linearisation_gap(
     kappa: float, progress: float, lambda_min: float, examples_per_round: float, d4_norm: float = 0.0
 ) -> float:
-    """Computes the last bound of FE-2021 section 9.4 on ``||g_lin - g||`` at any age, ``kappa_4 / (1 - q)``.
+    """Bounds the distance of a network's residual from its linearisation's at any age (FE-2021, end of section 9.4).
 
-    ``q = (1 + p^2 ||D_4||) e^{-p lambda_min(Theta_0) / nbar}`` with ``p = eta_0 tau``. The result is inf unless q < 1,
-    as the paper requires.
+    The bound is ``kappa_4 / (1 - q)`` with ``q = (1 + p^2 ||D_4||) e^{-p lambda_min(Theta_0) / nbar}`` and p the
+    ``progress``. The result is inf unless q < 1, as the paper requires.
 
     Args:
         kappa: kappa_4.
-        progress: ``p = eta_0 tau``.
-        lambda_min: Least eigenvalue of Theta_0.
-        examples_per_round: nbar.
+        progress: Step size eta_0 times tau local steps.
+        lambda_min: Least eigenvalue of the initial kernel Theta_0.
+        examples_per_round: nbar, as for ``kappa_4``.
         d4_norm: Operator norm of the second-order terms of an age (``second_order_terms`` / p^2).
     """
     _not_negative(kappa=kappa, progress=progress, lambda_min=lambda_min, d4_norm=d4_norm)
@@ -286,18 +294,19 @@ def linearisation_gap(
 def gap_from_drift(
     progress: ArrayLike, drift: float, r0: float, lambda_min: float, examples_per_round: float
 ) -> Float64[np.ndarray, "..."]:
-    """Computes a first-order bound of ``||g_lin - g||`` from the kernel's movement, ``drift >= ||Theta_s - Theta_0||``.
+    """Bounds to first order the distance of a network's residual g from its linearisation's, by the kernel's change.
 
-    With ``t = progress / nbar`` in all, ``g_lin - g = int_0^t e^{-Theta_0 (t - s)} (Theta_s - Theta_0) g_s ds`` (the
-    identity that opens section 9.4, over an age and to first order in the step). ``||g_s|| <= R_0 e^{-lambda s}``
-    bounds it by ``R_0 drift t e^{-lambda t}``, which is largest at ``t = 1 / lambda``: ``R_0 drift / (e lambda)``.
+    With Theta_s the kernel and g_s the residual at time s, and ``t = progress / nbar`` in all,
+    ``g_lin - g = int_0^t e^{-Theta_0 (t - s)} (Theta_s - Theta_0) g_s ds`` (the identity that opens section 9.4, over
+    an age and to first order in the step). ``||g_s|| <= R_0 e^{-lambda s}`` bounds it by ``R_0 drift t e^{-lambda t}``,
+    which is largest at ``t = 1 / lambda``: ``R_0 drift / (e lambda)``.
 
     Args:
         progress: Sum over rounds or ages of eta_0 tau times the visits of each client, a number or an array.
-        drift: Bound of the kernel's movement in operator norm.
+        drift: Bound of ``||Theta_s - Theta_0||`` in operator norm.
         r0: Norm R_0 of the initial residual.
         lambda_min: Least eigenvalue of the kernel during training (of Theta_0, minus the drift).
-        examples_per_round: nbar.
+        examples_per_round: nbar, as for ``kappa_4``.
     """
     _not_negative(drift=drift, r0=r0, lambda_min=lambda_min)
     _positive(examples_per_round=examples_per_round)

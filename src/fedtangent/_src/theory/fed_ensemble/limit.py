@@ -1,4 +1,4 @@
-"""The Gaussian process of Fed-ensemble's models after sufficiently many rounds: each trained model is a draw of it."""
+"""The Gaussian process of which Fed-ensemble's models are draws once training has converged."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def gp_limit(
 
 
 def _solved(kernels: LargeKernel, targets: Float64[np.ndarray, "n C"]) -> Float64[np.ndarray, "n C"]:
-    """Computes ``Theta^-1 Y`` [n, C] to a relative residual of ``TOLERANCE``."""
+    """Computes ``Theta^-1 Y`` [n, C] by conjugate gradients, to a relative residual of ``TOLERANCE``."""
     sizes = np.linalg.norm(targets, axis=0)  # each output counts alike, however large it is
     factor, y = kernels.preconditioner(), jnp.asarray(targets / np.where(sizes > 0, sizes, 1.0), jnp.float32)
 
@@ -98,11 +98,11 @@ def _solved(kernels: LargeKernel, targets: Float64[np.ndarray, "n C"]) -> Float6
 
 
 def corollary_4_1(limit: Gaussian, num_models: int, epsilon: ArrayLike) -> Float64[np.ndarray, "m"]:
-    """Computes the bound of ``P(|1/K sum_k f_k(x) - m(x)| >= epsilon)``, Corollary 4.1 of FE-2021, eq. (5).
+    """Bounds the probability that the average of K models is ``epsilon`` or more from the limit's mean m(x).
 
-    The bound is ``k(x, x) / (K epsilon^2)``, by Chebyshev's inequality from Theorem 4.2; the paper prints
-    ``O(1 / (epsilon^2 K))``. The K models are independent with mean m (the limit's most probable function) and variance
-    k(x, x). It holds after sufficiently many rounds, for kernels that outputs share.
+    Source: Corollary 4.1 of FE-2021, eq. (5). The bound is ``k(x, x) / (K epsilon^2)``, by Chebyshev's inequality; the
+    paper prints ``O(1 / (epsilon^2 K))``. The K models are independent with mean m (the limit's most probable function)
+    and variance k(x, x). It holds after sufficiently many rounds, for kernels that outputs share.
 
     Args:
         limit: Mean m [m, C] and covariance k [m, m], for example from ``gp_limit``.

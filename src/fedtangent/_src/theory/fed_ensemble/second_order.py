@@ -1,8 +1,8 @@
 """Federated training to second order in the step: Lemmas 9.2 and 9.3 of FE-2021, and its eq. (13)-(15).
 
-Both lemmas give the distance of federated training from one exponential of the summed operators: rounds do not commute
-(9.2), and the clients of a round differ (9.3). A third term of the same order comes from gradient descent, for which
-the papers substitute gradient flow (erratum `fe2021.flow`):
+Both lemmas compare federated training with a single exponential of the sum of all clients' operators: rounds do not
+commute (9.2), and the clients of a round differ (9.3). A third term of the same order comes from gradient descent, for
+which the papers substitute gradient flow (erratum `fe2021.flow`):
 
     (I - h A / T)^T = exp(-h A) - h^2 / (2 T) A^2 + O(h^3),      h = eta T,
 
@@ -47,7 +47,10 @@ class Expansion(NamedTuple):
 
 
 def commutator_sum(operators: Sequence[Operator] | Float64[np.ndarray, "K n n"]) -> Operator:
-    """Computes ``sum_{i > j} [A_i, A_j]`` of Lemma 9.2, operators in the order in which they act, with 2 K products."""
+    """Computes the sum of commutators ``sum_{i > j} (A_i A_j - A_j A_i)`` of K operators (FE-2021, Lemma 9.2).
+
+    The first operator acts first.
+    """
     total, before = np.zeros_like(operators[0]), np.array(operators[0])  # a copy: it grows
     for operator in operators[1:]:
         total += operator @ before - before @ operator
@@ -56,7 +59,7 @@ def commutator_sum(operators: Sequence[Operator] | Float64[np.ndarray, "K n n"])
 
 
 def variance(operators: Sequence[Operator] | Float64[np.ndarray, "K n n"], weights: Sequence[float]) -> Operator:
-    """Computes ``Var(A) = sum_i p_i A_i^2 - (sum_i p_i A_i)^2`` of Lemma 9.3.
+    """Computes ``Var(A) = sum_i p_i A_i^2 - (sum_i p_i A_i)^2`` of Lemma 9.3 of FE-2021.
 
     Args:
         operators: Operators A_i, [n, n] each.
@@ -111,7 +114,10 @@ def _operators(operators: ArrayLike) -> Float64[np.ndarray, "K n n"]:
 
 
 class Age(NamedTuple):
-    """Rounds of one age of one model, the first round first, in terms of ``A_i = eta tau_i Pi_i``."""
+    """The K rounds of one age of one model, as matrices of the clients' operators ``A_i = eta tau_i Pi_i``.
+
+    An age is a number of rounds in which every client trains the model once.
+    """
 
     means: Float64[np.ndarray, "K n n"]  # E[A_l] = sum_i p_i A_i over the round's clients
     variances: Float64[np.ndarray, "K n n"]  # Var[A_l] of Lemma 9.3
@@ -119,7 +125,7 @@ class Age(NamedTuple):
 
 
 class Condition15(NamedTuple):
-    """Condition (15) of FE-2021: its left side is below 1, so that the residual decays."""
+    """Condition (15) of FE-2021, under which the residual decays in every age; ``condition_15`` explains it."""
 
     holds: bool
     value: float  # (1 + B_1 / 2) e^{-lambda}; B_1 and lambda include the step
@@ -138,7 +144,7 @@ def age_operators(
     model: int = 0,
     rounds: Sequence[int] | None = None,
 ) -> Age:
-    """Computes the operators of one age of one model: of the rounds in which every client trains it once.
+    """Computes the operators of one age of one model, the rounds in which every client trains it once.
 
     Args:
         theta: Kernel [n, n] of the training points.
@@ -172,7 +178,7 @@ def _round_terms(
     steps: Int[np.ndarray, "N"],
     rate: float,
 ) -> tuple[Operator, Operator, Operator]:
-    """Computes E[A], Var[A] and -E[A^2 / tau] of one round; ``A_i^2 = (eta tau / n_i)^2 Theta P_i' Theta_ii P_i``."""
+    """Computes E[A], Var[A] and -E[A^2 / tau] over the clients of one round, with ``A_i = eta tau_i Pi_i``."""
     n, total = len(theta), weight.sum()
     shares, square, discrete = np.zeros(n), np.zeros((n, n)), np.zeros((n, n))
     for i, p in zip(client[weight > 0], weight[weight > 0] / (total or 1.0), strict=True):
@@ -187,7 +193,7 @@ def _round_terms(
 
 
 def second_order_terms(age: Age, dynamics: str = "gradient_flow") -> Operator:
-    """Computes an age's correction to its first-order exponential, [n, n]; its error is of third order in the step.
+    """Computes the second-order part of an age's map of the residual, [n, n]; its error is of third order in the step.
 
     It is ``1/2 (sum_l Var[A_l] + sum_{i>j} [E[A_i], E[A_j]])`` of FE-2021 eq. (13)-(14), by Lemmas 9.3 and 9.2.
     Gradient descent adds ``-1/2 sum_l E[A_l^2 / tau]``, that is ``-eta^2 tau / 2 E[Pi^2]`` a round, which is as large
@@ -215,7 +221,10 @@ def expansion(age: Age, dynamics: str = "gradient_flow") -> Expansion:
 
 
 def equation_13(age: Age, dynamics: str = "gradient_flow", order: str = "acting") -> Operator:
-    """Computes eq. (13) of FE-2021 [n, n]: a product of exponentials, with one round's variance inserted at a time.
+    """Computes an age's map of the residual, [n, n], by eq. (13) of FE-2021.
+
+    It is a product of the rounds' exponentials, plus terms in which half of one round's variance replaces its
+    exponential.
 
     Args:
         age: Operators of the age.
@@ -237,9 +246,9 @@ def equation_13(age: Age, dynamics: str = "gradient_flow", order: str = "acting"
 
 
 def operator_u(age: Age, dynamics: str = "gradient_flow") -> Operator:
-    """Computes U of eq. (14), the map of one age on the residual, [n, n].
+    """Computes U of eq. (14) of FE-2021, the map of one age on the residual, [n, n].
 
-    It is ``(1 + 1/2 (sum_l Var + sum_{i>j} [E_i, E_j])) e^{-sum_l E_l}``. Its left side is
+    It is ``(1 + 1/2 (sum_l Var + sum_{i>j} [E_i, E_j])) e^{-sum_l E_l}``. The left side of eq. (14) should be
     ``f_{w((t+1) K tau)}`` (erratum `fe2021.14`).
 
     Args:
@@ -249,7 +258,9 @@ def operator_u(age: Age, dynamics: str = "gradient_flow") -> Operator:
 
 
 def condition_15(ages: Sequence[Age], dynamics: str = "gradient_flow") -> Condition15:
-    """Checks eq. (15), that the step is small enough: ``(1 + tau^2 eta^2 B_1 / 2) e^{-eta tau K lambda_min(Pi)} < 1``.
+    """Checks eq. (15) of FE-2021: the step is so small that the residual decays in every age.
+
+    The condition is ``(1 + tau^2 eta^2 B_1 / 2) e^{-eta tau K lambda_min(Pi)} < 1``.
 
     B_1 is the largest operator norm over ``ages``; lambda_min is the least eigenvalue, over the ages, of an age's
     summed operators. These have the eigenvalues of the symmetric ``Theta^1/2 D Theta^1/2``, with least eigenvalue 0 if

@@ -68,10 +68,11 @@ def evidence_bound(
     num_samples: int = 100,
     seed: int | Key = 0,
 ) -> EvidenceBound:
-    """Estimates the lower bound of ln p(D) whose maximum is the minimum of (2) of FE-2021, (5) of FE-2024.
+    """Estimates the evidence lower bound of ln p(D) for a Gaussian mixture of K models' weights.
 
-    Draws come in pairs ``w_k + sigma e`` and ``w_k - sigma e``, in which the first-order term of the papers' Taylor
-    expansion cancels. The prior is ``N(0, prior_scale^2 I)``. Numbers have the precision of the centres.
+    Its maximum is the minimum of the divergence (2) of FE-2021, (5) of FE-2024. Draws come in pairs ``w_k + sigma e``
+    and ``w_k - sigma e``, in which the first-order term of the papers' Taylor expansion cancels. The prior is
+    ``N(0, prior_scale^2 I)``. The dtype is that of the centres.
 
     Args:
         log_likelihood: Function from weights [d] to ln p(D | w), traceable by JAX.
@@ -79,7 +80,6 @@ def evidence_bound(
         prior_scale: Standard deviation of a weight under the prior.
         num_samples: Number of pairs drawn from each of the K components, at least 2.
         seed: Seed or key of the draws.
-
     """
     centres, scale = _checked(mixture)
     prior_scale = number("prior_scale", prior_scale, above=0)
@@ -95,9 +95,10 @@ def evidence_bound(
 def kl_divergence(
     log_posterior: LogDensity, mixture: GaussianMixture, num_samples: int = 100, seed: int | Key = 0
 ) -> Estimate:
-    """Estimates ``KL[q || p(w | D)] = E_q[ln q(w) - ln p(w | D)]``, (2) and (6) of FE-2021, (5) of FE-2024.
+    """Estimates the divergence ``KL[q || p(w | D)]`` of a mixture q from the posterior.
 
-    The sum over k that follows in both papers leaves out ln p(w) - ln p(D) (erratum `fe2021.6`).
+    It is ``E_q[ln q(w) - ln p(w | D)]``, (2) and (6) of FE-2021, (5) of FE-2024. The sum over k that follows in both
+    papers leaves out ln p(w) - ln p(D) (erratum `fe2021.6`).
 
     Args:
         log_posterior: Function from weights [d] to ln p(w | D), normalised and traceable by JAX.
@@ -109,7 +110,7 @@ def kl_divergence(
 
 
 def mixture_entropy(mixture: GaussianMixture, num_samples: int = 100, seed: int | Key = 0) -> Estimate:
-    """Estimates ``H[q] = -E_q[ln q(w)]`` in nats, with the overlap of the components.
+    """Estimates the entropy ``H[q] = -E_q[ln q(w)]`` of a mixture in nats; components may overlap.
 
     Args:
         mixture, num_samples, seed: As in ``evidence_bound``.
@@ -119,10 +120,10 @@ def mixture_entropy(mixture: GaussianMixture, num_samples: int = 100, seed: int 
 
 
 def separated_entropy(mixture: GaussianMixture) -> Float[Array, ""]:
-    """Computes ``d/2 (1 + ln(2 pi sigma^2)) + ln K``: H[q] for separated components, (7) of FE-2021, (6) of FE-2024.
+    """Computes a mixture's entropy as if its components did not overlap, ``d/2 (1 + ln(2 pi sigma^2)) + ln K``.
 
-    H[q] is up to ln K smaller where components overlap, so with this entropy the "lower bound" can exceed ln p(D)
-    (errata `fe2024.6` and `fe2021.7`).
+    Sources: (7) of FE-2021, (6) of FE-2024. Where components overlap, the entropy is up to ln K smaller, so with this
+    entropy the "lower bound" can exceed ln p(D) (errata `fe2024.6` and `fe2021.7`).
 
     Args:
         mixture: Centres [K, d] and scale.
@@ -135,12 +136,12 @@ def separated_entropy(mixture: GaussianMixture) -> Float[Array, ""]:
 def mode_objective(
     log_likelihood: LogDensity, centres: Float[AnyArray, "K d"], prior_scale: float = 1.0
 ) -> Float[Array, ""]:
-    """Computes ``1/K sum_k -ln p(w_k) - ln p(D | w_k)``, (8) of both papers without its constant C'.
+    """Computes ``1/K sum_k -ln p(w_k) - ln p(D | w_k)``, eq. (8) of FE-2021 and FE-2024 without its constant C'.
 
-    For n examples it is n / K times the objective (1), with ``p_i = n_i / n`` and the loss
+    For n examples it is n / K times the papers' objective, eq. (1), with ``p_i = n_i / n`` and the loss
     ``l_i(w) = -ln p(D_i | w) / n_i - ln p(w) / n``.
 
-    (8) is least where all K models are the most probable one, and C' is not constant (errata `fe2024.8` and
+    It is least where all K models are the most probable one, and C' is not constant (errata `fe2024.8` and
     `fe2024.8loss`).
 
     Args:
@@ -156,10 +157,11 @@ def mode_objective(
 
 
 def linear_posterior(x: ArrayLike, y: ArrayLike, noise: float, prior_scale: float = 1.0) -> LinearPosterior:
-    """Computes posterior and evidence of ``y = x W + noise e`` with ``W ~ N(0, prior_scale^2)``, in NumPy float64.
+    """Computes posterior and evidence of a Bayesian linear model in NumPy float64.
 
-    The mean is the ridge regression whose weight decay is ``noise^2 / (n prior_scale^2)`` under the loss ``|f - y|^2 /
-    (2 n)``; ln p(D) is summed over the C independent outputs.
+    The model is ``y = x W + noise e`` with ``W ~ N(0, prior_scale^2)`` and ``e ~ N(0, 1)``. The posterior mean is the
+    ridge regression whose weight decay is ``noise^2 / (n prior_scale^2)`` under the loss ``|f - y|^2 / (2 n)``; ln p(D)
+    is summed over the C independent outputs.
 
     Args:
         x: Inputs [n, d].
@@ -183,7 +185,7 @@ def linear_posterior(x: ArrayLike, y: ArrayLike, noise: float, prior_scale: floa
 
 
 def _checked(mixture: GaussianMixture) -> tuple[Float[Array, "K d"], float | Float[Array, ""]]:
-    """Returns centres and scale as JAX uses them; raises ``ValueError`` for a wrong shape or scale."""
+    """Returns the mixture's centres and scale for JAX; raises ``ValueError`` for a wrong shape or a scale <= 0."""
     centres = jnp.asarray(mixture.centres, jnp.result_type(mixture.centres, jnp.float32))
     if centres.ndim != 2 or 0 in centres.shape:
         raise ValueError(f"mixture.centres: got shape {centres.shape}, must be [K, d] with K, d >= 1")
@@ -193,7 +195,10 @@ def _checked(mixture: GaussianMixture) -> tuple[Float[Array, "K d"], float | Flo
 def _draws(
     function: LogDensity, mixture: GaussianMixture, num_samples: int, seed: int | Key
 ) -> tuple[Float[Array, "K S"], Float[Array, "K S"]]:
-    """Returns ``function`` and ``ln sum_j N(w; w_j) / N(w; w_k)``, each the mean of a pair of draws of component k."""
+    """Draws weights w from each component k and returns averages over pairs of draws, [K, S] each.
+
+    The first are of ``function``, the second of the overlap ``ln sum_j N(w; w_j) / N(w; w_k)``.
+    """
     centres, scale = _checked(mixture)
     whole("num_samples", num_samples, 2)
     key = streams.apart(streams.keys(seed).init, streams.MIXTURE)  # independent of the initial models of a run
@@ -219,6 +224,6 @@ def _draws(
 
 
 def _estimate(draws: Float[Array, "K S"]) -> Estimate:
-    """Returns the mean of the components' means, and its standard error."""
+    """Returns the mean of draws from the K components, and its standard error."""
     variance = jnp.mean(jnp.var(draws, axis=1, ddof=1)) / draws.size
     return Estimate(jnp.mean(draws), jnp.sqrt(variance))

@@ -285,7 +285,7 @@ class _Answers(NamedTuple):
 
 
 def _drive(program: Program, starts: Input, beta: Float[Array, "K"], state: FlowState, j: Int[Array, ""]) -> Drive:
-    """Computes the residuals and tilts with which clients start local training in round ``j``, on all training points."""
+    """Computes the residuals and tilts with which clients start training in round ``j``, on all training points."""
     controlled = program.kind.algorithm == "scaffold"
     carried = [state.a, state.memory] if controlled and state.memory is not None else [state.models]
     values = _products(program, jnp.concatenate(carried, axis=2), j)

@@ -1,9 +1,9 @@
-"""The local problem of a node in a round of Local-GD on separable data, in its dual, which needs only a Gram matrix.
+"""The local problem of a node (client) in a round of Local-GD on separable data, solved from a Gram matrix alone.
 
-With ``A`` [n, d] the signed examples ``y_ij x_ij'`` of a node, its local model is ``w + A' b`` with b [n] at least 0.
-Each ``LocalSolver`` returns b and a bound of the error of ``A' b``. Its arguments are ``gram = A A'`` [n, n],
-``across = A w`` [n], the ``mask`` [n] of the rows that are examples, and the parameters that all nodes share; ``vmap``
-serves all nodes.
+With ``A`` [n, d] the signed examples ``y_ij x_ij'`` of a node and w [d] the global model, the node's local model is
+``w + A' b`` with dual variables b [n] of at least 0. Each ``LocalSolver`` returns b and a bound of the error of
+``A' b``. Its arguments are ``gram = A A'`` [n, n], ``across = A w`` [n], the ``mask`` [n] of the rows that are
+examples, and the parameters that all nodes share; ``vmap`` serves all nodes.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def check_start(start: ArrayLike | None, shape: tuple[int, ...]) -> Float64[np.n
 
 
 def local_descent(learning_rate: float | None, local_steps: int | None) -> tuple[float, int] | None:
-    """Checks and returns step size and number of a node's local steps; None if neither is set.
+    """Checks step size and number of a node's local steps and returns them; None if both are None.
 
     Args:
         learning_rate: Step size; it and ``local_steps`` must be set both or neither.
@@ -87,7 +87,7 @@ def local_descent(learning_rate: float | None, local_steps: int | None) -> tuple
 
 
 def check_weights(weights: ArrayLike, sizes: Int[np.ndarray, "N"]) -> Float64[np.ndarray, "N"]:
-    """Returns the weight of each node in the mean, [N] with sum 1.
+    """Returns the weight of each node in the average of the local models, [N] with sum 1.
 
     Args:
         weights: "uniform" (as in the paper), "examples", or N numbers.
@@ -117,7 +117,7 @@ LocalSolver = Callable[[Gram, Vector, Mask, tuple[Array, ...]], tuple[Vector, Fl
 
 
 def projected(gram: Gram, across: Vector, mask: Mask, parameters: tuple[Array, ...]) -> tuple[Vector, Float[Array, ""]]:
-    """Projects w onto the node's feasible set (eq. 13), as a ``LocalSolver`` without parameters.
+    """Solves a node's problem by projecting w onto its feasible set (eq. 13 of Local-GD).
 
     It solves ``min_{b >= 0} 1/2 b' A A' b - b' (1 - A w)`` by a primal-dual interior-point method with Mehrotra's
     predictor (Nocedal and Wright, 2006, algorithm 16.4).
@@ -129,13 +129,13 @@ def projected(gram: Gram, across: Vector, mask: Mask, parameters: tuple[Array, .
 
 
 def weak(gram: Gram, across: Vector, mask: Mask, parameters: tuple[Array, ...]) -> tuple[Vector, Float[Array, ""]]:
-    """Minimises eq. (12) exactly: solves ``ln b = level - A w - A A' b`` by Newton's method.
+    """Minimises eq. (12) of Local-GD exactly: solves ``ln b = level - A w - A A' b`` by Newton's method.
 
     The error is the largest residual of this equation, relative to its largest right-hand side.
 
     Args:
         gram, across, mask: As for every ``LocalSolver``.
-        parameters: The level ``ln(1 / lambda)``.
+        parameters: The level ``ln(1 / lambda)`` for the strength lambda of the proximal term.
     """
     (level,) = parameters
     aim = jnp.where(mask, level - across, -1e3)  # e^-1000 is 0
@@ -176,7 +176,9 @@ def weak(gram: Gram, across: Vector, mask: Mask, parameters: tuple[Array, ...]) 
 
 
 def descended(gram: Gram, across: Vector, mask: Mask, parameters: tuple[Array, ...]) -> tuple[Vector, Float[Array, ""]]:
-    """Solves eq. (12) of Local-GD by gradient steps from 0 (algorithm 2); the error is 0, or NaN if they diverge.
+    """Minimises eq. (12) of Local-GD by gradient steps from b = 0 (its algorithm 2).
+
+    The returned error is 0, or NaN if the steps diverge.
 
     Args:
         gram, across, mask: As for every ``LocalSolver``.
@@ -218,7 +220,10 @@ def _nonnegative(gram: Gram, linear: Vector) -> tuple[Vector, Float[Array, ""]]:
 
 
 def _on_active(g: Gram, h: Vector, b: Vector, active: Mask) -> Vector:
-    """Returns the b nearby that has slope 0 where ``active`` and is 0 elsewhere, at least 0 in spite of rounding."""
+    """Improves a minimiser b of ``1/2 b'gb - h'b``: entries where ``active`` solve for slope 0, the others become 0.
+
+    Negative entries, which come from rounding, become 0 too.
+    """
     both = active[:, None] & active[None, :]
     gram = jnp.where(both, g, 0.0)
     factor = jax.scipy.linalg.cho_factor(gram + jnp.diag(jnp.where(active, RIDGE, 1.0)), lower=True)
@@ -230,7 +235,7 @@ def _on_active(g: Gram, h: Vector, b: Vector, active: Mask) -> Vector:
 
 
 def _interior_point(g: Gram, h: Vector) -> tuple[Vector, Vector]:
-    """Computes b and its slope z, both above 0, of the scaled problem, as accurately as float64 allows."""
+    """Minimises ``1/2 b'gb - h'b`` over b >= 0; returns b and its slope ``z = g b - h``, both above 0."""
     n = len(h)
 
     def residuals(b: Array, z: Array) -> tuple[Array, Array]:
@@ -243,7 +248,7 @@ def _interior_point(g: Gram, h: Vector) -> tuple[Vector, Vector]:
         factor = jax.scipy.linalg.cho_factor(g + jnp.diag(z / b + RIDGE), lower=True)
 
         def direction(product: Array) -> tuple[Array, Array]:
-            """Computes the step to slope = z and ``b z = product``, both to first order."""
+            """Computes the changes of b and z that lead to ``slope = z`` and ``b z = product``, both to first order."""
             db = jax.scipy.linalg.cho_solve(factor, -off + product / b - z)
             return db, (product - z * db) / b - z
 
@@ -268,5 +273,5 @@ def _interior_point(g: Gram, h: Vector) -> tuple[Vector, Vector]:
 
 
 def _within(values: Array, change: Array) -> Array:
-    """Returns the longest step of at most 1 that keeps ``values`` above 0."""
+    """Returns the largest number t of at most 1 for which ``values + t change`` stays above 0."""
     return jnp.minimum(1.0, 0.995 * jnp.min(jnp.where(change < 0, -values / change, jnp.inf)))

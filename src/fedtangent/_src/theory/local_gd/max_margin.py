@@ -45,7 +45,10 @@ class DivergenceError(ValueError):
 
 
 class FeasibleSets(NamedTuple):
-    """Feasible sets C_i of N nodes (eq. 10); built by ``feasible_sets``, always in NumPy's float64."""
+    """Sets of the models that classify all examples of a node with margin 1, for N nodes; built by ``feasible_sets``.
+
+    They are the C_i of eq. (10) of Local-GD.
+    """
 
     signed: Float64[np.ndarray, "N n d"]  # y_ij x_ij; rows beyond a node's examples are 0
     gram: Float64[np.ndarray, "N n n"]  # their inner products
@@ -62,7 +65,7 @@ class FeasibleSets(NamedTuple):
         return _sets(rows[None], np.ones((1, len(rows)), bool))
 
     def margins(self, w: ArrayLike) -> Float64[np.ndarray, "n"]:
-        """Computes ``y_ij x_ij' w`` [n] of all examples, in the nodes' order; inside all sets they are at least 1."""
+        """Computes ``y_ij x_ij' w`` [n] of all examples, node after node; w is in all sets if each is at least 1."""
         return np.asarray(self.signed[self.held] @ np.asarray(w))
 
 
@@ -75,7 +78,7 @@ class Projection(NamedTuple):
 
 
 def feasible_sets(x: ArrayLike, y: ArrayLike, partition: Partition, *, separable: bool = True) -> FeasibleSets:
-    """Builds the feasible sets of nodes from inputs and labels.
+    """Builds each node's feasible set: the models that classify its examples with a margin of 1 or more.
 
     Args:
         x: Inputs [n, d].
@@ -121,7 +124,7 @@ def farkas(sets: FeasibleSets) -> Float64[np.ndarray, "n"] | None:
     By Farkas' lemma there is either such a b or a point in all sets. The least-squares problem
     ``|sum b_j y_j x_j|^2 + (1 - sum b_j)^2`` over b >= 0 (Lawson and Hanson, 1974, chapter 23) decides: its residual is
     0 for a certificate; otherwise ``sum b_j y_j x_j`` is a point, up to scale, whose margins are then computed for
-    inputs of norm 1. A margin below ``LEAST_MARGIN`` counts as none.
+    inputs of norm 1. A margin of at most ``LEAST_MARGIN`` counts as 0.
     """
     instance("sets", sets, FeasibleSets)
     rows = sets.signed[sets.held]
@@ -139,7 +142,7 @@ def farkas(sets: FeasibleSets) -> Float64[np.ndarray, "n"] | None:
 
 @in_float64
 def project(sets: FeasibleSets, w: ArrayLike) -> Projection:
-    """Projects ``w`` onto every node's set (eq. 13).
+    """Computes the point of every node's feasible set that is nearest to ``w`` (eq. 13 of Local-GD).
 
     Args:
         sets: Feasible sets.
@@ -158,7 +161,7 @@ def project(sets: FeasibleSets, w: ArrayLike) -> Projection:
 
 
 def _check_solved(residual: Float[np.ndarray, "R N"]) -> None:
-    """Raises ``ValueError`` for a residual of a round and node that is above ``TOLERANCE``."""
+    """Raises ``ValueError`` if the error of a node's local solution in a round is above ``TOLERANCE``."""
     bad = ~(residual <= TOLERANCE)
     if bad.any():
         r, i = (int(v) for v in np.argwhere(bad)[0])
@@ -179,18 +182,23 @@ def _project(sets: FeasibleSets, at: Float[Array, "N d"]) -> Projection:
 
 
 def hard_margin(sets: FeasibleSets) -> Float64[np.ndarray, "d"]:
-    """Computes the centralised model at margin 1: the point of least norm in all sets, [d] (eq. 15, no intercept)."""
+    """Computes the centralised model at margin 1: the point of least norm in all sets, [d].
+
+    It is the hard-margin support vector machine without intercept, eq. (15) of Local-GD.
+    """
     instance("sets", sets, FeasibleSets)
     return np.asarray(project(sets.pooled(), np.zeros(sets.dimension)).point[0])
 
 
 def halpern(num_rounds: int, first_index: int = 1) -> Float64[np.ndarray, "num_rounds"]:
-    """Returns ``alpha = 1 - 1 / (k + 1)`` of rounds k = first_index, first_index + 1, ..: [num_rounds].
+    """Returns weights ``alpha_k = 1 - 1 / (k + 1)`` for ``parallel_projections``: Halpern's scheme, [num_rounds].
+
+    The index k runs from ``first_index``; the rest, 1 - alpha_k, is the weight of the initial model.
 
     Args:
         num_rounds: Number of rounds.
-        first_index: 1 for eq. (16), whose first round has alpha^1 = 1/2; 0 for algorithm 3 and eq. (63), whose first
-            round changes nothing (erratum `local_gd.alpha`). Both meet the conditions of Lemma 4.
+        first_index: 1 for eq. (16) of Local-GD, whose first round has alpha = 1/2; 0 for algorithm 3 and eq. (63),
+            whose first round changes nothing (erratum `local_gd.alpha`). Both meet the conditions of Lemma 4.
     """
     whole("num_rounds", num_rounds)
     return 1 - 1 / (np.arange(num_rounds) + whole("first_index", first_index, 0) + 1.0)
@@ -208,8 +216,8 @@ def parallel_projections(
     """Computes the global model of the parallel projection method after every round, [R + 1, d] float64.
 
     ``w^{k+1} = (1 - alpha_k) w^0 + alpha_k sum_i p_i P_i(w^k)``, where P_i projects onto node i's set (``project``).
-    Without ``alpha`` every alpha_k is 1, and the model is the weighted mean of the projections (eq. 13, Lemma 3); with
-    it this is the modified method (eq. 16, Lemma 4).
+    Without ``alpha`` every alpha_k is 1, and the model is the weighted mean of the projections (eq. 13 and Lemma 3 of
+    Local-GD). With it this is the paper's modified method (eq. 16, Lemma 4).
 
     Args:
         sets: Feasible sets.
@@ -239,17 +247,17 @@ def exponential_models(
     start: ArrayLike | None = None,
     weights: ArrayLike = "uniform",
 ) -> Float64[np.ndarray, "rounds d"]:
-    """Computes Local-GD's global model after every round, with exact local solutions or descent, [R + 1, d] float64.
+    """Computes Local-GD's global model after every round under the exponential loss, [R + 1, d] float64.
 
-    Node i minimises ``sum_j exp(-y_ij x_ij' w) + lambda / 2 |w - w^k|^2`` (eq. 12), the limit of many local steps. The
-    minimum is ``w^k + A' b`` with ``b = exp(-A w) / lambda``; Newton's method finds ln b.
+    Node i minimises ``sum_j exp(-y_ij x_ij' w) + lambda / 2 |w - w^k|^2`` (eq. 12 of Local-GD), exactly or by gradient
+    steps. The minimum is ``w^k + A' b`` with ``b = exp(-A w) / lambda``; Newton's method finds ln b.
 
     Args:
         sets, num_rounds, alpha, start, weights: As for ``parallel_projections``.
         log_inverse: ``ln(1 / lambda)``. lambda itself may be far below the least float64, where Lemma 2's rate
             ``ln ln(1 / lambda) / ln(1 / lambda)`` becomes visible.
         learning_rate, local_steps: Step size eta and number L of steps of descent in place of the exact solution
-            (algorithm 2), both or neither. The steps stay at ``w^k + A' b`` with
+            (algorithm 2 of Local-GD), both or neither. The steps stay at ``w^k + A' b`` with
             ``b <- (1 - eta lambda) b + eta exp(-A (w^k + A' b))``.
 
     Raises:
@@ -324,7 +332,9 @@ def _rounds(
 
 
 def direction_distance(w: ArrayLike, other: ArrayLike) -> Float64[np.ndarray, "..."]:
-    """Computes ``|w / |w| - other / |other||`` over the last axis, a distance from 0 to 2 of directions (section 5).
+    """Computes the distance of the directions of two models, ``|w / |w| - other / |other||``, from 0 to 2.
+
+    Section 5 of Local-GD compares models so.
 
     Args:
         w: Models [..., d].

@@ -47,22 +47,22 @@ def local_regression(
     weights: ArrayLike = "uniform",
     loss: str = "squared_error",
 ) -> LocalRegression:
-    """Computes Local-GD on a linear regression without intercept: every round's global model in closed form.
+    """Builds the closed form of Local-GD on a linear regression without intercept: its global model of every round.
 
     Args:
         x: Inputs [n, d].
         y: Targets [n]; or [n, C], for which a model is [d, C].
         partition: Examples of each node.
         learning_rate, local_steps: Step size eta and number L of steps of every node. Without both, local work goes on
-            until convergence, as in the paper (eq. 4); a node whose X_i has not full rank then takes the pseudo-inverse
-            (see ``deficient``).
+            until convergence, as in eq. (4) of the paper; a node whose X_i has not full rank then takes the
+            pseudo-inverse (see ``deficient``).
         weights: Weights of the nodes in the mean, "uniform" (as in the paper), "examples", or N numbers.
         loss: "squared_error", ``1/(2 n_i) |y_i - X_i w|^2``; or "squared_error_sum", without 1 / n_i (erratum
             `local_gd.loss`).
 
     Raises:
         ValueError: One of ``learning_rate`` and ``local_steps`` without the other; local work until convergence at a
-            node with as many examples as dimensions or more, where eq. (3) has no solution.
+            node with as many examples as dimensions or more, where eq. (3) of the paper has no solution.
 
     Example, two clients of one example each in three dimensions, with local work until convergence:
 
@@ -126,11 +126,11 @@ class LocalRegression:
 
     @property
     def unfinished(self) -> float:
-        """Largest share of a local residual that remains after the local work: at most ``exp(-eta L s / n_i)``."""
+        """Largest share of the distance to a node's local optimum that local work leaves; above 1 if it diverges."""
         return float(np.abs(self.kept[self.known]).max(initial=0.0))
 
     def local(self, w: Float64[np.ndarray, "d *C"]) -> Float64[np.ndarray, "N d *C"]:
-        """Computes every node's model after its local work from ``w`` [d]: [N, d] (eq. 4)."""
+        """Computes every node's model after its local work from ``w`` [d]: [N, d] (eq. 4 of Local-GD)."""
         moves = _like(self.gone, self.answers) * (self.bases @ w - self.answers)
         columns = moves.reshape(*moves.shape[:2], -1)  # as matrices, whose product is much faster than np.einsum
         return np.asarray(w - (self.bases.mT @ columns).reshape(len(moves), *self.shape))
@@ -164,7 +164,10 @@ class LocalRegression:
 
     @functools.cached_property
     def _stacked(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Right singular vectors of F [q, d], eigenvalues of A = F'F on its range [q], and F^+ f [d]."""
+        """Decomposition of the averaged projection A = F'F, with F and f as in the module.
+
+        The parts are the right singular vectors of F [q, d], the eigenvalues of A that are not 0 [q], and F^+ f [d].
+        """
         strength = self.weights[:, None] * self.gone
         if self.unfinished > 1:
             raise ValueError(
@@ -183,22 +186,25 @@ class LocalRegression:
 
     @property
     def eigenvalues(self) -> Float64[np.ndarray, "q"]:
-        """Eigenvalues of the averaged projection A on its range, from the largest to the smallest."""
+        """Eigenvalues of the averaged projection A that are not 0, [q], from the largest to the smallest."""
         return self._stacked[1]
 
     @property
     def contraction(self) -> float:
-        """Factor by which a round shrinks the slowest part of the distance to the limit, ``max |1 - eigenvalue|``."""
+        """Factor by which a round shrinks the slowest part of the distance to ``limit``, ``max |1 - eigenvalue|``."""
         return float(np.abs(1 - self.eigenvalues).max())
 
     def limit(self, start: ArrayLike | None = None) -> Float64[np.ndarray, "d *C"]:
-        """Computes the end of the run, [d]: the least-squares solution of ``F w = f`` nearest to ``start``."""
+        """Computes the global model after infinitely many rounds, [d].
+
+        It is the least-squares solution of ``F w = f`` nearest to ``start``; the module defines F and f.
+        """
         begin = check_start(start, self.shape)
         right, _, fitted = self._stacked
         return np.asarray(fitted + begin - right.T @ (right @ begin))
 
     def after(self, rounds: int | Sequence[int], start: ArrayLike | None = None) -> Float64[np.ndarray, "..."]:
-        """Computes the global model after ``rounds`` rounds from the spectrum of A (eq. 6), without earlier rounds.
+        """Computes the global model after ``rounds`` rounds from the spectrum of A (Local-GD, eq. 6).
 
         Args:
             rounds: Number of rounds, or several numbers.
@@ -216,7 +222,7 @@ class LocalRegression:
         return models if np.ndim(rounds) else models[0]
 
     def rounds_to(self, tolerance: float, start: ArrayLike | None = None) -> int:
-        """Computes the rounds until the distance to the limit is at most ``tolerance`` of the start's distance (eq. 9).
+        """Computes after how many rounds the global model has come close to ``limit`` (eq. 9 of Local-GD).
 
         Args:
             tolerance: Distance to the limit, relative to the distance of the start.
@@ -240,12 +246,14 @@ class LocalRegression:
 
 
 def _like(values: np.ndarray, other: np.ndarray) -> np.ndarray:
-    """Returns ``values`` with an axis of length 1 for each additional axis of ``other``."""
+    """Returns ``values`` with a trailing axis of length 1 for each additional axis of ``other``."""
     return values.reshape(values.shape + (1,) * (other.ndim - values.ndim))
 
 
 def minimum_norm(x: ArrayLike, y: ArrayLike, start: ArrayLike | None = None) -> Float64[np.ndarray, "d *C"]:
-    """Computes the centralised model [d], the least-squares solution of ``X w = y`` nearest to ``start`` (eq. 7).
+    """Computes the centralised model [d], the least-squares solution of ``X w = y`` nearest to ``start``.
+
+    It is eq. (7) of Local-GD.
 
     Args:
         x: Inputs [n, d].
@@ -277,11 +285,11 @@ class LocalTheorem1(NamedTuple):
 
 
 def local_theorem_1(run: LocalRegression, start: ArrayLike | None = None) -> LocalTheorem1:
-    """Checks Theorem 1 of Local-GD: from w_0 = 0, with d > M N, the global model tends to the centralised one (eq. 7).
+    """Checks Theorem 1 of Local-GD: with fewer examples than dimensions the global model tends to the centralised one.
 
     The assumptions are measured on the run's data: more dimensions than examples, every X_i of full rank, local work
-    until convergence, and the start (the proof needs a start in the span of the data). The last one, that one model
-    fits all examples, is the purpose of the first two.
+    until convergence, and the start (the proof needs a start in the span of the data). The proof needs the first two so
+    that one model fits all examples, which is the last assumption.
 
     Args:
         run: Run of Local-GD.

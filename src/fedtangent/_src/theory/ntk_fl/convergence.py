@@ -52,7 +52,7 @@ from fedtangent._src.types import AnyArray, Array, ArrayLike, Partition
 
 
 class TwoLayerStart(NamedTuple):
-    """Network of eq. (12) before training, as far as the theorems depend on it."""
+    """Two-layer ReLU network (eq. 12 of NTK-FL) before training: the properties on which the theorems depend."""
 
     width: int  # n
     covariance: ArrayLike = 1.0  # covariance of a neuron's weights, [d, d]; a number times the identity
@@ -60,7 +60,7 @@ class TwoLayerStart(NamedTuple):
 
 
 class NtkConstants(NamedTuple):
-    """Constants of Theorems 1 and 2."""
+    """Constants of Theorems 1 and 2 of NTK-FL for one network, its data and its training."""
 
     num_examples: int  # N
     width: int  # n
@@ -74,11 +74,12 @@ class NtkConstants(NamedTuple):
     num_clients: int = 1  # M
 
     def movement_bound(self) -> float:
-        """Computes a bound of a neuron's movement if the theorem holds, ``4 G sqrt(N) |f_0 - y| / (sqrt(n) lambda)``.
+        """Computes a bound of the distance that a neuron moves, ``4 G sqrt(N) |f_0 - y| / (sqrt(n) lambda)``.
 
-        ``G = g / (eta tau)``, 1 in Theorem 1. A step moves a neuron by at most ``eta / sqrt(N n)`` times the residual;
-        the sum over all steps converges because the residual decays. For FedAvg the bound covers the server's neurons
-        over all rounds and a client's movement inside a round. It is inf for lambda = 0.
+        It holds if the theorem holds. ``G = ((1 + eta)^tau - 1) / (eta tau)`` is 1 in Theorem 1. A step moves a neuron
+        by at most ``eta / sqrt(N n)`` times the residual; the sum over all steps converges because the residual decays.
+        For FedAvg the bound covers the server's neurons over all rounds and a client's movement inside a round. It is
+        inf for lambda = 0.
         """
         if self.lambda_min == 0:
             return math.inf
@@ -91,7 +92,10 @@ class NtkConstants(NamedTuple):
 
 @dataclass(frozen=True, repr=False)
 class NtkTheorem:
-    """Theorem 1 (tau = M = 1) or 2 for one network and its data; built by ``ntk_theorem_1`` and ``ntk_theorem_2``."""
+    """Theorem 1 or 2 of NTK-FL for one network and its data; built by ``ntk_theorem_1`` and ``ntk_theorem_2``.
+
+    Theorem 1 is about gradient descent on pooled data: one local step and one client.
+    """
 
     name: str
     constants: NtkConstants
@@ -109,7 +113,13 @@ class NtkTheorem:
         return failing(self.assumptions)
 
     def rate(self, eigenvalue: float | None = None) -> float:
-        """Computes ``1 - eta tau lambda / (2 N M)``, at least 0; negative controls replace lambda by ``eigenvalue``."""
+        """Computes the theorem's factor of the squared residual, ``1 - eta tau lambda / (2 N M)``, at least 0.
+
+        It is the factor of a step (Theorem 1) or a round of tau local steps of M clients (Theorem 2).
+
+        Args:
+            eigenvalue: Number that replaces lambda, for a negative control.
+        """
         return 1 - self._fall(eigenvalue)
 
     def _fall(self, eigenvalue: float | None) -> float:
@@ -130,7 +140,7 @@ class NtkTheorem:
         return np.asarray(self.constants.residual**2 * decay)
 
     def proof_factor(self) -> float:
-        """Computes the largest factor of the squared residual in a step (51) or round (76), with R = ``radius``."""
+        """Computes the factor of the squared residual that the proof allows in a step (51) or round (76 of NTK-FL)."""
         c = self.constants
         growth = _growth(c)
         drift = 2 * drift_bound(self.radius, c.alpha, c.delta, c.width, c.num_examples) / c.num_examples
@@ -142,23 +152,23 @@ class NtkTheorem:
 
 @in_float64
 def ntk_evolution(kernels: KernelBlocks, step: float, time: int) -> Float[AnyArray, "m n"]:
-    """Computes ``B_t = Theta(x, X) Theta^-1 [I - (I - s Theta)^t]``, the server's evolution with the limiting kernel.
+    """Computes ``B_t = Theta(x, X) Theta^-1 [I - (I - s Theta)^t]``, by which NTK-FL's server evolves a wide model.
 
-    It is the discrete form of (7) and (9a): t steps of gradient descent on the pooled data of a cohort give
-    ``f_t(x) = f_0(x) - B_t (f_0(X) - Y)``. The covariance is ``covariance_terms(kernels, B_t)``, and the limit as t
-    grows is Theorem 2 of FE-2024. Theta may be singular: no function depends on modes of eigenvalue 0.
+    It is the discrete form of eq. (7) and (9a) of NTK-FL: t steps of gradient descent on the pooled data of a cohort
+    give ``f_t(x) = f_0(x) - B_t (f_0(X) - Y)``. The covariance is ``covariance_terms(kernels, B_t)``, and the limit as
+    t grows is Theorem 2 of FE-2024. Theta may be singular: no function depends on modes of eigenvalue 0.
 
     Args:
         kernels: Kernel blocks of n training and m test points.
-        step: s, on ``1/2 |f - y|^2`` (eta / (N C) for the loss averaged over examples and outputs), at most
-            2 / lambda_max.
+        step: s, on ``1/2 |f - y|^2`` (eta / (N C) for the loss averaged over examples and outputs), at most 2 /
+            lambda_max.
         time: Number t >= 0 of steps.
 
     Returns:
         [m, n] float64.
 
     Raises:
-        ValueError: An unstable step.
+        ValueError: A step above 2 / lambda_max.
     """
     eigenvalues, vectors = known_modes(kernels.ntk_train)
     number("step", step, above=0, at_most=2 / float(eigenvalues[-1]))  # beyond, it is not stable
@@ -170,7 +180,7 @@ def ntk_evolution(kernels: KernelBlocks, step: float, time: int) -> Float[AnyArr
 def ntk_evolved(
     kernels: KernelBlocks | LargeKernel, residual: ArrayLike, step: float, times: Sequence[int]
 ) -> Float64[np.ndarray, "T n C"]:
-    """Computes coefficients a_t of ``f_t(x) = f_0(x) - Theta(x, X) a_t`` after t steps of the server's evolution.
+    """Computes coefficients a_t of ``f_t(x) = f_0(x) - Theta(x, X) a_t`` after t steps of NTK-FL's server.
 
     The functions equal ``ntk_evolution``'s, without its matrix [m, n]: each step,
     ``a_{t+1} = a_t + s (f_0(X) - Y - Theta a_t)``, is one product with the kernel of the training points. The functions
@@ -186,7 +196,7 @@ def ntk_evolved(
         [T, n, C] float64.
 
     Raises:
-        ValueError: Times that do not increase, or an unstable step.
+        ValueError: Times that do not increase, or a step that diverges.
     """
     start = jnp.asarray(checks.check_rows("residual", residual, "n, C"))
     increasing = [whole("times", t, 0) for t in np.ravel(times).tolist()]
@@ -222,10 +232,10 @@ def linear_rate(kernel: ArrayLike, learning_rate: float) -> float:
 
 
 def largest_learning_rate(constants: NtkConstants) -> float:
-    """Computes the largest step size that the assumption ``small_step`` allows.
+    """Computes the largest step size eta at which the assumption ``small_step`` of NTK-FL's theorems holds.
 
     For one client and one local step it is ``lambda / (2 N)``, with the kernel's least eigenvalue lambda and N
-    examples; otherwise it is found by a search for the root.
+    examples; otherwise a root search finds it. The eta of ``constants`` is ignored.
     """
     spare = constants.lambda_min / (2 * constants.num_examples)
     if spare == 0:
@@ -256,8 +266,8 @@ def ntk_theorem_1(
         network: Network before training.
         learning_rate: eta of ``1/(2 N) |f - y|^2``.
         delta: Probability with which the statement may fail.
-        radius: R, the largest distance that a neuron moves in training, if it was measured; by default the theorem's
-            bound on it (``movement_bound``).
+        radius: R, the largest distance that a neuron moves in training, if it was measured; by default a bound of it
+            (``movement_bound``).
 
     Returns:
         The theorem for these data. An assumption that fails does not raise; it is reported in ``assumptions``.
@@ -286,7 +296,7 @@ def ntk_theorem_2(
         learning_rate: eta of the theorem. A local step is ``eta / N`` times the sum over the client's examples, so that
             FedAvg on the client's mean loss with step s has ``eta = s N / N_m``.
         local_steps: Number tau of local steps.
-        radius: R, the distance that a neuron moved, including local steps.
+        radius: R, the largest distance that a neuron moved, including local steps; by default a bound of it.
     """
     inputs = checks.check_rows("x", x, "N, d")
     clients = checks.check_partition(partition, len(inputs), exact=True, occupied=True).num_clients
@@ -303,7 +313,7 @@ def _theorem(
     delta: float,
     radius: float | None,
 ) -> NtkTheorem:
-    """Builds the theorem; ``steps`` are the step size eta, the local steps tau and the number of clients M."""
+    """Builds Theorem 1 or 2 by ``name``; ``steps`` are step size eta, local steps tau and number of clients M."""
     instance("network", network, TwoLayerStart)
     start, covariance = real_array("residual", residual), network.covariance
     checks.check_shape("residual", start, (len(x),))
@@ -345,7 +355,7 @@ def _of_the_data(x: Float64[np.ndarray, "N d"], c: NtkConstants) -> list[Assumpt
 
 
 def _of_the_proof(c: NtkConstants, radius: float, measured: bool) -> list[Assumption]:
-    """Checks the proof's three conditions; each takes a third of the margin, so the theorem's factor holds."""
+    """Checks a stable step, and the proof's conditions on step, width and movement, each with a third of the margin."""
     spare, n = c.lambda_min / (2 * c.num_examples), c.num_examples
     stretch = _growth(c) / (c.learning_rate * c.local_steps)
     wide = math.inf if spare == 0 else 2 * (stretch / spare) ** 2 * math.log(2 * n**2 / c.delta)
@@ -367,7 +377,7 @@ def _growth(c: NtkConstants) -> float:
 
 
 def _step_terms(c: NtkConstants) -> float:
-    """Computes the step's own terms of (76), ``2 (G - 1) lambda_max / N + eta tau G^2 / M``, over ``eta tau / M``."""
+    """Computes the terms of (76) of NTK-FL that depend on the step alone, divided by ``eta tau / M``."""
     progress = c.learning_rate * c.local_steps
     stretch = _growth(c) / progress if progress > 0 else 1.0
     return 2 * (stretch - 1) * c.lambda_max / c.num_examples + progress * stretch**2 / c.num_clients

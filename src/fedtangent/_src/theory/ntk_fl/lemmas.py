@@ -32,9 +32,10 @@ FORMS = ("printed", "union", "concentration")
 
 
 def expected_kernel(x: ArrayLike, covariance: ArrayLike = 1.0) -> Float64[np.ndarray, "N N"]:
-    """Computes the kernel of eq. (13), ``E[x_i' x_j 1{v'x_i >= 0} 1{v'x_j >= 0}]`` for Gaussian v, [N, N] float64.
+    """Computes the infinite-width tangent kernel of NTK-FL's two-layer ReLU network (eq. 13), [N, N] float64.
 
-    It is ``x_i' x_j (pi - angle) / (2 pi)``, with the angle in the covariance's metric.
+    It is ``E[x_i' x_j 1{v'x_i >= 0} 1{v'x_j >= 0}]`` over Gaussian weights v of a neuron, which is
+    ``x_i' x_j (pi - angle) / (2 pi)`` with the angle of x_i and x_j in the covariance's metric.
 
     Args:
         x: Inputs [N, d].
@@ -59,7 +60,7 @@ def empirical_kernel(x: ArrayLike, v: ArrayLike) -> Float64[np.ndarray, "N N"]:
 
 
 def active_neurons(x: ArrayLike, v: ArrayLike) -> Float64[np.ndarray, "N n"]:
-    """Computes ``1{v_r' x_i >= 0}``, [N, n] float64.
+    """Computes whether neuron r is active at example i, ``1{v_r' x_i >= 0}``: 0 or 1, [N, n] float64.
 
     Args:
         x: Inputs [N, d].
@@ -74,16 +75,16 @@ def active_neurons(x: ArrayLike, v: ArrayLike) -> Float64[np.ndarray, "N n"]:
 def undecided_bound(
     radius: float, alpha: float, delta: float, width: int, num_examples: int = 1, form: str = "printed"
 ) -> float:
-    """Computes Lemma 1's bound of ``|S_i|``, the number of neurons whose activation at example i may switch.
+    """Computes a bound of the number of neurons whose ReLU may switch at an example (Lemma 1 of NTK-FL).
 
     Args:
-        radius: R, the distance that no neuron exceeds.
+        radius: R, the largest distance that a neuron moves.
         alpha: Root of the least eigenvalue of the neurons' covariance.
         delta: Probability with which the bound may fail.
         width: Number n of neurons.
         num_examples: Number N of examples.
-        form: "printed": ``sqrt(2 / pi) n R / (delta alpha)``, which Markov's inequality gives for one example. "union":
-            N times that, for all examples. "concentration":
+        form: "printed", the paper's lemma: ``sqrt(2 / pi) n R / (delta alpha)``, which Markov's inequality gives for
+            one example. "union": N times that, for all examples. "concentration":
             ``n (erf(R / (sqrt(2) alpha)) + sqrt(ln(N / delta) / (2 n)))``, for all examples.
     """
     _check_lemma(radius, alpha, delta, width, num_examples, form)
@@ -97,20 +98,22 @@ def undecided_bound(
 def drift_bound(
     radius: float, alpha: float, delta: float, width: int, num_examples: int, form: str = "printed"
 ) -> float:
-    """Computes Lemma 3's bound of the operator norm of ``H(v') - H(v)``, if no neuron has moved further than R.
+    """Bounds the tangent kernel's change in operator norm when neurons move by at most R (Lemma 3 of NTK-FL).
 
     Args:
         radius, alpha, delta, width, num_examples: As for ``undecided_bound``.
-        form: "printed": ``2 sqrt(2 / pi) N R / (delta alpha)``. "union": N times that, by Markov's inequality for the
-            sum over entries. "concentration": ``2 N / n`` times Lemma 1's bound, because an entry changes by at most
-            ``(|S_i| + |S_j|) / n``.
+        form: "printed", the paper's lemma: ``2 sqrt(2 / pi) N R / (delta alpha)``. "union": N times that, by Markov's
+            inequality for the sum over entries. "concentration": ``2 N / n`` times Lemma 1's bound, because an entry of
+            the kernel changes by at most ``(|S_i| + |S_j|) / n``, S_i the neurons that switch at example i.
     """
     _check_lemma(radius, alpha, delta, width, num_examples, form)
     return 2 * num_examples * undecided_bound(radius, alpha, delta, width, num_examples, form) / width
 
 
 def sampling_bound(width: float, num_examples: int, delta: float) -> float:
-    """Computes Lemma 4's bound of the operator norm of ``H - H_inf``, ``N sqrt(ln(2 N^2 / delta) / (2 n))``.
+    """Computes a bound of the distance of a random network's kernel from the infinite-width kernel, in operator norm.
+
+    It is ``N sqrt(ln(2 N^2 / delta) / (2 n))``, Lemma 4 of NTK-FL.
 
     Args:
         width, num_examples, delta: As for ``undecided_bound``; the neurons are independently drawn.
@@ -145,15 +148,17 @@ def weight_gap_bound(
     alpha: float = 1.0,
     delta: float = 0.05,
 ) -> Float64[np.ndarray, "times"]:
-    """Computes Lemma 2's bound of ``|w_t - w~_t|_1`` for t = 0 .. T, [T + 1] float64.
+    """Bounds the distance of NTK-FL's weights from gradient descent's after 0 to T steps, [T + 1] (Lemma 2).
+
+    The distance is the sum of the absolute differences of all weights.
 
     Args:
         gamma: Numbers [T] above ``|f_u(x_i) - y_i|`` for every i, u = 0 .. T - 1.
         learning_rate: eta of ``1/(2 N) |f - y|^2``.
         width: Number n of neurons.
         input_size: Dimension d of inputs of norm 1.
-        radius: R, the distance that no neuron exceeds in these steps.
-        alpha, delta: Constants of Lemma 1.
+        radius: R, the largest distance that a neuron moves in these steps.
+        alpha, delta: As for ``undecided_bound``.
     """
     sums = _sums(gamma)
     undecided = undecided_bound(radius, alpha, delta, width)
@@ -184,7 +189,10 @@ def switched_bound(
 def residual_part(
     apart: ArrayLike, *, learning_rate: float, width: int, input_size: int, num_examples: int
 ) -> Float64[np.ndarray, "times"]:
-    """Computes a bound of the part that Lemma 2 leaves out, ``eta sqrt(n d) / N |sum_{u<t} (r_u - r~_u)|_1``, [T + 1].
+    """Bounds the part of ``weight_gap_bound``'s distance that Lemma 2 of NTK-FL leaves out, [T + 1].
+
+    It is ``eta sqrt(n d) / N |sum_{u<t} (r_u - r~_u)|_1``, from residuals r_u of the network and r~_u of its
+    linearisation.
 
     Args:
         apart: Norms ``|sum_{u<t} (r_u - r~_u)|_1`` over examples [T + 1], of the residuals of the network minus the
@@ -200,7 +208,10 @@ def residual_part(
 
 
 def figure_bound(gamma: ArrayLike) -> Float64[np.ndarray, "times"]:
-    """Computes Fig. 9's "analytical upper bound", ``2 sum_{u=1}^{t-1} gamma_u`` for t = 0 .. T, [T + 1]."""
+    """Computes the "analytical upper bound" of NTK-FL's Fig. 9, ``2 sum_{u=1}^{t-1} gamma_u`` for t = 0 .. T, [T + 1].
+
+    ``gamma`` [T] bounds every example's residual after each step.
+    """
     return 2 * _sums(gamma)
 
 

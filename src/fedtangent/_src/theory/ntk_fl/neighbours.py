@@ -1,4 +1,4 @@
-"""NTK-DFL (Thompson et al., ICML 2025): the round of clients on a graph that evolve kernels, as one matrix."""
+"""The round of NTK-DFL (Thompson et al., ICML 2025), in which clients on a graph evolve kernels, as one matrix."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ def neighbourhood_round(
     R rounds are ``numpy.linalg.matrix_power(T, R)`` for a model that is linear in its weights, with the squared error
     and one candidate time.
 
-    If every point is an example, the kernel is positive definite, all steps are stable, the graph is connected and
-    W_ii > 0, then the spectral radius rho of T is below 1: all models come to agree with the targets, and with each
-    other. (In the norm of the kernel's functions no mean and no step makes the longest residual longer, and only a
-    residual that all models share and no step changes keeps its length; a positive definite kernel has none but 0.) If
-    W is symmetric and no step overshoots, R rounds make this norm of all residuals rho^(R - 1) times as long at most.
+    If every point is an example, the kernel is positive definite, all steps are stable, the graph is connected and W_ii
+    > 0, then the spectral radius rho of T is below 1: all models come to agree with the targets, and with each other.
+    The reason: in the norm of the kernel's functions no mean and no step makes the longest residual longer. Only a
+    residual that all models share and no step changes keeps its length, and for a positive definite kernel that is 0.
+    If W is symmetric and no step overshoots, R rounds multiply this norm of all residuals by rho^(R - 1) at most.
 
     Args:
         kernel: Tangent kernel at the n points, of one output.
@@ -44,7 +44,8 @@ def neighbourhood_round(
         T [N n, N n], for residuals in the order model, point.
 
     Raises:
-        ValueError: An unstable step.
+        ValueError: ``learning_rate`` divided by the number of a neighbourhood's examples is above 2 / lambda_max of
+            their kernel.
     """
     theta = symmetric("kernel", kernel)
     instance("clients", clients, Partition)
