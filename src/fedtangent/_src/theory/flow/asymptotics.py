@@ -359,9 +359,9 @@ class Stability(NamedTuple):
 
     Client i shrinks its residual if ``0 < eta (lambda_max(Theta_ii) / n_i + mu + decay) < 2`` at its step size eta;
     with minibatches every minibatch must fulfil this. With T local steps and server rate s the average of such clients
-    expands nothing in the norm of Theta^-1 if also ``s (1 - (1 - x)^T) < 2`` for every eigenvalue x of ``eta Theta_ii /
-    n_i``. Other clients may stabilise an unstable client, so a condition that fails means "not guaranteed", not
-    "diverges".
+    expands nothing in the norm of Theta^-1 if also ``s (1 - (1 - x)^T) < 2`` for every eigenvalue x of
+    ``eta Theta_ii / n_i``. Other clients may stabilise an unstable client, so a condition that fails means "not
+    guaranteed", not "diverges".
     """
 
     condition: Assumption  # the largest step in use is below the least of the clients' bounds

@@ -169,8 +169,8 @@ class Flow:
         """Computes functions at training and test points for E initial functions, faster than E calls of ``predict``.
 
         Args:
-            f0_train, f0_test: Initial functions of all K models, [E, K, n, C] and [E, K, m, C], or of one model, [E, n,
-                C] and [E, m, C].
+            f0_train, f0_test: Initial functions of all K models, [E, K, n, C] and [E, K, m, C], or of one model,
+                [E, n, C] and [E, m, C].
             r: Numbers of finished rounds.
             rows: Indices of the training points in the result; None for all.
             model: Index of one model, which is then the only one in the result; None for all.

@@ -1,10 +1,10 @@
 """Prediction of DP-FedAvg in the kernel regime: clipped updates, and noise that the server adds in every round.
 
-The server's noise has independent entries of standard deviation s in the weights, so it adds a draw of ``N(0, s^2
-Theta)`` to the model's function, and later rounds train on the changed function. A round's noise therefore acts like a
-change of the initial function from the next round on, and the flow predicts everything else. As long as no update is
-clipped, a run is linear in the noise, and its mean and covariance have a closed form. Runs with clipping are drawn at
-random; they add random functions, not noise in weights.
+The server's noise has independent entries of standard deviation s in the weights, so it adds a draw of
+``N(0, s^2 Theta)`` to the model's function, and later rounds train on the changed function. A round's noise therefore
+acts like a change of the initial function from the next round on, and the flow predicts everything else. As long as no
+update is clipped, a run is linear in the noise, and its mean and covariance have a closed form. Runs with clipping are
+drawn at random; they add random functions, not noise in weights.
 """
 
 from __future__ import annotations
