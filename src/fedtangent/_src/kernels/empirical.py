@@ -44,7 +44,7 @@ def empirical_ntk(
     trace: bool = True,
     block_size: int | None = None,
 ) -> Float[Array, "n1 n2"] | Float[Array, "n1 C n2 C"]:
-    """Computes the tangent kernel of a finite network, ``<df_k(x_i)/dw, df_m(x_j)/dw>``, or its mean over outputs.
+    """Computes a finite network's tangent kernel ``<df_k(x_i)/dw, df_m(x_j)/dw>``, or its mean over outputs.
 
     Models with a known ``structure`` (dense, linear, recurrent, and flax networks with almost all parameters in dense
     or convolutional layers) have fast kernels without a Jacobian. neural-tangents computes the kernels of other models.
@@ -214,9 +214,9 @@ def _dense_trace(
     outputs2: list[Float[Array, "n2 _"]],
     grams: list[Float[AnyArray, "n1 n2"]],
 ) -> Float[AnyArray, "n1 n2"]:
-    """Computes a dense network's kernel, the mean over outputs, from its layers' pre-activations ``outputs``.
+    """Computes a dense network's kernel, averaged over outputs.
 
-    ``grams`` are Gram matrices of the layers' inputs. The last hidden layer costs one product of its width, not C.
+    ``outputs`` are its layers' pre-activations, ``grams`` the Gram matrices of their inputs.
     """
     kernel = grams[-1]
     if len(grams) == 1:

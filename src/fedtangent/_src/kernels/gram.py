@@ -298,10 +298,7 @@ def _evaluate(
     x2: Float64[np.ndarray, "n2 ..."] | None,
     tick: Tick,
 ) -> tuple[Float64[np.ndarray, "n1 _"], Float64[np.ndarray, "n1 _"]]:
-    """Computes and checks the nngp and the tangent kernel between x1 and x2.
-
-    If ``x2`` is None, they are the kernels of x1 with itself, made exactly symmetric.
-    """
+    """Computes and checks nngp and tangent kernel of x1 and x2; without x2 both are made exactly symmetric."""
     if not callable(kernel_fn):
         raise ValueError(f"kernel_fn: got {kernel_fn!r:.60}, must be a function of (x1, x2), such as model.kernel")
     if isinstance(kernel_fn, AnalyticKernel):

@@ -269,10 +269,7 @@ def _in_file(
 
 
 def _found(folder: Path, key: str) -> Path | None:
-    """Returns the path of the file of the kernel with this ``key``, or None if there is none.
-
-    Raises ``ValueError`` if the content does not match the digest in the file's name.
-    """
+    """Returns the path of a kernel's file by its ``key``, or None; ``ValueError`` if its content was changed."""
     path = next(iter(folder.glob(f"kernel-{key}-*.npy")), None)
     if path is not None:
         status = path.stat()

@@ -242,8 +242,7 @@ def _gradient_product(
 ) -> Float[Array, "n1*K _"]:
     """Computes a layer's part of the kernel [n1 K, n2 K] as a product of gradients, by groups of channels.
 
-    ``d1`` and ``d2`` are the layer's signals [n, K, P, channels] for K outputs at P positions; None stands for the
-    first.
+    ``d1`` and ``d2`` are the layer's signals [n, K, P, channels] for K outputs; without ``d2`` both are ``d1``.
     """
     rows = max(d1.shape[0], 0 if d2 is None else d2.shape[0]) * d1.shape[1]
     most = max(1, HELD // (rows * layer.fan_in))
@@ -279,10 +278,7 @@ def _position_product(
     rows2: _Rows | None,
     d2: Float[Array, "n2 K P channels"] | None,
 ) -> Float[Array, "n1 K _ K"]:
-    """Computes a layer's part of the kernel [n1, K, n2, K] as a sum over pairs of positions.
-
-    ``d1`` and ``d2`` are as for ``_gradient_product``.
-    """
+    """Computes a layer's part of the kernel [n1, K, n2, K] over pairs of positions; ``d1``, ``d2`` are signals."""
     if layer.positions == 1:
         a1 = _features(calls, layer, rows1.inputs)[:, 0]
         a2 = None if rows2 is None else _features(calls, layer, rows2.inputs)[:, 0]

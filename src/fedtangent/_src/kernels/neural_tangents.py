@@ -58,10 +58,7 @@ class _Function(Protocol):
 
 
 def _flatten_fun(fun: _Function, in_tree: PyTreeDef) -> tuple[_Function, Callable[[], PyTreeDef]]:
-    """Returns ``fun`` as a function of a flat list with a flat result, as JAX's ``flatten_fun_nokwargs`` once did.
-
-    The second result is a function that returns the tree structure of the last result.
-    """
+    """Returns ``fun`` over flat arguments and results, and a function that returns the tree of its last result."""
     out_trees: list[PyTreeDef] = []
 
     def flat(*args: PyTree) -> list[PyTree]:
@@ -318,10 +315,7 @@ def _replaced(package: types.ModuleType) -> tuple[Restored, ...]:
 
 
 class _Proxy(types.ModuleType):
-    """Module that stands in for the module ``real``, with names added or replaced.
-
-    ``real`` is None if JAX no longer has the module.
-    """
+    """Module that stands in for ``real``, with names added or replaced; ``real`` is None if JAX no longer has it."""
 
     def __init__(self, name: str, real: types.ModuleType | None):
         super().__init__(name)
@@ -423,10 +417,7 @@ def _forget() -> None:
 
 
 def _load() -> types.ModuleType:
-    """Imports ``neural_tangents`` through the proxies, once per process.
-
-    Raises ``ImportError`` for unsupported versions, or if it was imported without the proxies before.
-    """
+    """Imports ``neural_tangents`` through the proxies, once per process; ``ImportError`` for unsupported versions."""
     loaded = sys.modules.get(PACKAGE)
     if loaded is not None and hasattr(loaded, _MARK):
         return loaded

@@ -179,11 +179,7 @@ def residual_terms(initial: Weights, weights: Weights, work: FullBatchWork) -> R
 def _higher_orders(
     now: Products, weights: Weights, after: Weights, x: Float64[np.ndarray, "n d"]
 ) -> Float64[np.ndarray, "n C"]:
-    """Computes the part of the outputs' change in a round that contains the changes of two or more layers, [n, C].
-
-    It is ``s E X`` of eq. (10) of DeepLin; ``now`` belongs to the weights before the round, ``after`` are those after
-    it.
-    """
+    """Computes ``s E X`` (DeepLin, eq. 10): the outputs' change by products of two or more layers' changes."""
     orders = [x]
     for w, to in zip(weights, after, strict=True):
         same, changed = [product @ w.T for product in orders], [product @ (to - w).T for product in orders]

@@ -47,10 +47,7 @@ class Estimate(NamedTuple):
 
 
 class Decomposition(NamedTuple):
-    """Terms of the expected squared error of an ensemble, averaged over points and outputs (FE-2024, eq. 10).
-
-    ``total = noise + bias + variance``, and ``variance = initialisation + schedules``.
-    """
+    """Terms of an ensemble's mean squared error (FE-2024, eq. 10): ``total = noise + bias + variance``."""
 
     noise: float  # data uncertainty, E_x Var[y | x]
     bias: Estimate  # squared, E_x (ybar - hbar)^2

@@ -22,10 +22,7 @@ SAME_GRADIENT = 1e-8  # of the initial one: half of float64's digits, as a norm 
 
 
 class AgePlan(NamedTuple):
-    """A run divided into ages of ``rounds_per_age`` rounds, in which every client should train each model once.
-
-    Rounds after the last whole age belong to no age.
-    """
+    """A run divided into ages of ``rounds_per_age`` rounds, in which every client should train each model once."""
 
     rounds_per_age: int
     num_models: int
@@ -145,10 +142,7 @@ def _of_the_kernel(problem: Theorem1Data) -> list[Assumption]:
 
 
 def _local_gradient(problem: Theorem1Data, zero: float) -> float:
-    """Computes the largest norm of a client's gradient at a global minimum, relative to the largest at the start.
-
-    Eigenvalues of Theta of at most ``zero`` count as 0.
-    """
+    """Computes the largest norm of a client's gradient at a global minimum, relative to the largest at the start."""
     null = problem.vectors[:, problem.eigenvalues <= zero]
     if null.shape[1] == 0:
         return 0.0

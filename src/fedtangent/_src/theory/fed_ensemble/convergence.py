@@ -84,8 +84,6 @@ class Curvature(NamedTuple):
     def kappa_3(self, progress: float, num_clients: int) -> float:
         """Computes kappa_3 of FE-2021, ``p^2 (2 C_2^4 + 8 R_0 C_1 C_2^2 / sqrt(l) + N (N - 1) / 2 C_2^4)``.
 
-        The formula is printed before eq. (27).
-
         Args:
             progress: p, the step size eta_0 times tau local steps.
             num_clients: Number N of clients.
@@ -100,10 +98,7 @@ class Curvature(NamedTuple):
 
 @dataclass(frozen=True, repr=False)
 class Theorem1:
-    """Theorem 1 of FE-2024 for one run; built by ``theorem_1``.
-
-    An age is a number of rounds in which every client trains each model once; A is the number of whole ages.
-    """
+    """Theorem 1 of FE-2024 for one run of A ages (an age: every client trains each model once); from ``theorem_1``."""
 
     constants: Constants
     assumptions: tuple[Assumption, ...]

@@ -47,10 +47,7 @@ class Expansion(NamedTuple):
 
 
 def commutator_sum(operators: Sequence[Operator] | Float64[np.ndarray, "K n n"]) -> Operator:
-    """Computes the sum of commutators ``sum_{i > j} (A_i A_j - A_j A_i)`` of K operators (FE-2021, Lemma 9.2).
-
-    The first operator acts first.
-    """
+    """Computes ``sum_{i > j} (A_i A_j - A_j A_i)`` of operators, of which A_1 acts first (FE-2021, Lemma 9.2)."""
     total, before = np.zeros_like(operators[0]), np.array(operators[0])  # a copy: it grows
     for operator in operators[1:]:
         total += operator @ before - before @ operator
@@ -114,10 +111,7 @@ def _operators(operators: ArrayLike) -> Float64[np.ndarray, "K n n"]:
 
 
 class Age(NamedTuple):
-    """The K rounds of one age of one model, as matrices of the clients' operators ``A_i = eta tau_i Pi_i``.
-
-    An age is a number of rounds in which every client trains the model once.
-    """
+    """The rounds of one age (every client trains the model once) as matrices of ``A_i = eta tau_i Pi_i``."""
 
     means: Float64[np.ndarray, "K n n"]  # E[A_l] = sum_i p_i A_i over the round's clients
     variances: Float64[np.ndarray, "K n n"]  # Var[A_l] of Lemma 9.3

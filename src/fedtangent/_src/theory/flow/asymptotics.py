@@ -98,7 +98,7 @@ def _null(singular: Float64[np.ndarray, "d"]) -> Bool[np.ndarray, "d"]:
 
 
 def _constants(change: Float64[np.ndarray, "d d"]) -> Float64[np.ndarray, "c d"]:
-    """Returns orthonormal rows [c, d] that span the combinations of the state that a pass never changes.
+    """Returns orthonormal rows [c, d] that span the combinations of the state that no pass changes.
 
     ``change`` is ``I - L``. Raises ``SingularKernelError`` if float64 cannot tell whether a combination changes.
     """
@@ -150,8 +150,7 @@ class Pass:
     def _influence(self) -> tuple[Float64[np.ndarray, "m q"], Float64[np.ndarray, "m q"], float]:
         """Computes how the fixed point depends on the initial residual and on ``J(X) w_0``, a matrix [m, q] each.
 
-        The third result is the share of the initial function that weight decay removes: the homogeneity, or 0 without
-        decay.
+        The third result is the share of the initial function that weight decay removes.
         """
         matrix, decays = self._matrix(), self._decay() is not None
         change = np.eye(len(matrix)) - matrix
@@ -181,10 +180,7 @@ class Pass:
 
     @in_float64
     def _drives(self, decayed: bool) -> tuple[Float64[np.ndarray, "d q"], Float64[np.ndarray, "d q"]]:
-        """Computes the states [d, q] at the end of a pass that starts from zero: d of ``L s + d``, for unit inputs.
-
-        The first result is for unit residuals, the second for unit ``J(X) w_0`` if ``decayed``, otherwise 0.
-        """
+        """Computes d of ``L s + d`` for unit residuals, and for unit ``J(X) w_0`` if ``decayed``: [d, q] each."""
         eye = np.eye(len(self.flow.theta))[:, None, :]
         zeros = np.zeros_like(eye)
         start = zero_state(self.flow.program(self.model, 1), len(self.flow.theta))
@@ -208,12 +204,10 @@ class Pass:
         return float(self.flow.numbers.homogeneity) != 0 and bool(np.any(squared - shared > OUTSIDE * squared))
 
     def _end(self, residual: np.ndarray, along: np.ndarray, start: FlowState, decayed: bool) -> np.ndarray:
-        """Computes the state after a pass, in coordinates.
+        """Computes the state after a pass from the state ``start``, in coordinates.
 
-        Args:
-            residual, along: Initial residual and ``J(X) w_0`` at the training points.
-            start: State before the pass.
-            decayed: Whether weight decay has removed all of the initial weights before the pass; otherwise none.
+        ``residual`` and ``along`` are the initial residual and ``J(X) w_0``. If ``decayed``, weight decay has removed
+        all initial weights before the pass, otherwise none.
         """
         flow = self.flow
         starts = Input(jnp.asarray(residual), jnp.asarray(along) if flow.kind.decays else None)

@@ -340,10 +340,7 @@ def descent_by_steps(
 def _slope(
     kind: Kind, f: Float[Array, "b D"], targets: Shaped[Array, "b D"] | None, counts: Bool[Array, "b"]
 ) -> Float[Array, "b D"]:
-    """Computes the derivative of the batch's loss by the outputs f [b, D].
-
-    With ``targets`` None f is the residual of the squared error. ``counts`` is False for padding.
-    """
+    """Computes the derivative of a batch's loss by outputs f [b, D]; without ``targets`` f is the residual f - y."""
     width = kind.rows_per_example
     if targets is None:
         number = jnp.maximum(jnp.sum(counts) / width, 1)
@@ -382,10 +379,7 @@ def _of_gradient_flow(
     num_examples: Float[Array, ""],
     steps: Int[Array, ""],
 ) -> Gains:
-    """Computes the ``Gains`` of gradient flow for a time equal to the sum of the step sizes.
-
-    ``x`` are the eigenvalues of Theta_ii / n_i; the other arguments are those of ``gains``.
-    """
+    """Computes ``gains`` of gradient flow, for a time equal to the sum of the step sizes; ``x`` is lambda / n_i."""
     nu = numbers.nu
     time = jnp.sum(sizes_of_steps(kind, numbers, rate, steps)) if kind.weighs_steps else rate * steps
 

@@ -416,10 +416,7 @@ class Flow:
         return Program(self.kind, self.theta, self.clients.buckets, rounds, self.numbers, targets)
 
     def shares(self, model: int | None) -> Float[AnyArray, "rounds K"]:
-        """Computes the share of the initial weights that weight decay has left before each round and after the last.
-
-        The result is [R + 1, K], with K = 1 for one model; without weight decay it is 1 everywhere.
-        """
+        """Computes the share of the initial weights that weight decay leaves before each round and at the end."""
         if not self.kind.decays:
             return np.ones((self.num_rounds + 1, self.num_models if model is None else 1))
         return shares_of_start(self.program(model, 1))
@@ -477,7 +474,7 @@ class Flow:
 def _covariance(prior: PriorBlocks, b: Float[Array, "K m q"], gamma: Float[AnyArray, "K"]) -> Float[AnyArray, "m m"]:
     """Computes the covariance [m, m] of the average of K models that start from one random function.
 
-    ``prior`` are the three nngp blocks, ``b`` and ``gamma`` the result of ``Flow.dependence``.
+    ``prior`` are the nngp blocks; ``b`` and ``gamma`` come from ``Flow.dependence``.
     """
     return terms_of(prior, b.mean(axis=0), jnp.mean(gamma)).total
 

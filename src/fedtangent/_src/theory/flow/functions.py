@@ -187,14 +187,9 @@ def _functions(
 
 
 def _rows(flow: Flow, name: str, values: ArrayLike, rows: int, model: int | None) -> Float[AnyArray, "rows K D"]:
-    """Checks a function's values and returns them as [rows, K, D], one row for each row of the kernel.
+    """Checks a function, [n, C] or [K, n, C] for all models, and returns it as [rows, K, D], one row per kernel row.
 
-    Args:
-        flow: Flow that the function belongs to.
-        name: Name of the argument in an error message.
-        values: [n, C] of one model, or [K, n, C] of all models.
-        rows: Number of kernel rows of the n points.
-        model: Index of the one model, or None for all.
+    ``name`` is the argument's name in error messages, ``rows`` the number of kernel rows of the n points.
     """
     models = () if model is not None else (flow.num_models,)
     shape = (*models, rows // flow.kind.rows_per_example, flow.y_train.shape[1])

@@ -296,8 +296,7 @@ def _noise(
 ) -> Float[Array, "m m"]:
     """Computes the covariance of the last function at m test points over the noise of all rounds.
 
-    Later rounds partly train a round's noise away. ``theta_x`` and ``theta_test`` are the kernel blocks of the test
-    points, ``shares`` those of ``Flow.shares``, ``deviations`` the noise's standard deviation in each round.
+    ``theta_x`` and ``theta_test`` are kernel blocks, ``deviations`` the noise's standard deviation in each round.
     """
     b = influences(program, jnp.asarray(theta_x), jnp.asarray(shares))[:, 0]
     b = jnp.concatenate([b[1:], jnp.zeros_like(b[:1])])  # a round's noise is there from the next round on
@@ -322,13 +321,9 @@ def _runs(
 ) -> tuple[Float[Array, "E m D"], Float[Array, "E R"]]:
     """Draws private runs: outputs at the test points after the last round, and the share of clipped updates per round.
 
-    Args:
-        program: Rule, kernel, clients and rounds.
-        theta_x: Kernel between test and training points.
-        factor: F with ``F F' = Theta`` at the training and test points together, to draw the noise's functions.
-        starts: Initial residual at the training points, and initial function at the test points.
-        numbers: Clipping bound, and standard deviation of the noise in every weight.
-        keys: One random key for each of the E runs.
+    ``theta_x`` is the kernel between test and training points, ``factor`` is F with ``F F' = Theta`` at all points.
+    ``starts`` are the initial residual and the initial test function, ``numbers`` the clipping bound and the noise's
+    standard deviation in every weight; ``keys`` has one random key per run.
     """
     residual, test = (jnp.asarray(start) for start in starts)
     (q, columns), (clip_norm, deviation), rates = residual.shape, numbers, program.rounds.server_learning_rate

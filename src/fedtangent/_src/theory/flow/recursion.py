@@ -96,10 +96,7 @@ def shares_of_start(program: Program) -> Float[Array, "rounds K"]:
 
 @jax.jit
 def decay_map(program: Program) -> Float[Array, "s s"]:
-    """Computes how a pass over all rounds maps one model's share of the initial weights, beta: a matrix [1, 1].
-
-    With server momentum it is [2, 2], for beta and its momentum.
-    """
+    """Computes the matrix by which a pass over all rounds maps beta [1, 1], or beta and its server momentum [2, 2]."""
     columns = [_decay(program, jnp.full(1, b), jnp.full(1, 1.0 - b)) for b in (1.0, 0.0)]
     whole = jnp.stack([jnp.stack([betas[-1, 0], memory[0]]) for betas, memory in columns], axis=1)
     return whole if program.kind.has_server_momentum else whole[:1, :1]
@@ -325,10 +322,7 @@ def clipped_round(
 def _trained(
     program: Program, drive: Drive, state: FlowState, j: Int[Array, ""], clip_norm: Array | float | None = None
 ) -> _Sums:
-    """Trains the clients of round ``j``, bucket after bucket, and adds up their updates.
-
-    ``drive`` is the input of local training; updates are clipped to the norm ``clip_norm`` unless it is None.
-    """
+    """Trains the clients of round ``j`` from ``drive``, clips updates to the norm ``clip_norm``, and adds them up."""
     rounds = program.rounds
     change, corrected, pull = jnp.zeros_like(state.a), jnp.zeros_like(state.a), jnp.zeros(program.num_models)
     starts = jnp.zeros(state.models.shape[1]) if program.kind.algorithm == "fed_async" else None
@@ -363,10 +357,7 @@ def _trained(
 
 
 def _with_pull(program: Program, state: FlowState, sums: _Sums) -> Float[Array, "q K D"]:
-    """Adds to the clients' summed updates the parts that do not come from data.
-
-    They are weight decay, SCAFFOLD's c, and with FedAsync the way from the server's model to the late models.
-    """
+    """Adds the parts of the change that do not come from data: weight decay, SCAFFOLD's c, FedAsync's late models."""
     change, pull = sums.change, sums.pull[None, :, None]
     if sums.starts is not None:
         away = state.models - jnp.tile(state.a, (1, 1 + program.kind.most_delay, 1))
@@ -389,7 +380,7 @@ def _answers(
 ) -> _Answers:
     """Trains the clients of one bucket in round ``j`` and returns their updates.
 
-    ``drive`` has the server's models on all training rows, ``correction`` the coefficients of the clients' h_i or c_i.
+    They start from ``drive``, with the coefficients ``correction`` of their h_i (FedDyn) or c_i (SCAFFOLD).
     """
     place = slots.place[j]
     at = bucket.rows[place], _start_of(program, slots, j)[:, None]
@@ -422,9 +413,9 @@ def _train(
     e: Float[Array, "s D"] | None,
     batches: Int[Array, "T B"] | None,
 ) -> Float[Array, "s D"]:
-    """Trains a bucket's client ``i`` in round ``j`` and returns z [s, D], the coefficients of its update.
+    """Trains a bucket's client ``i`` in round ``j`` and returns the coefficients of its update, z [s, D].
 
-    ``drive`` is restricted to the client's rows; ``e`` has the coefficients of its h_i (FedDyn) or c_i (SCAFFOLD).
+    It starts from ``drive`` on its rows, with the coefficients ``e`` of its h_i (FedDyn) or c_i (SCAFFOLD).
     """
     kind, numbers, steps, rate = program.kind, program.numbers, bucket.local_steps[i], program.rounds.learning_rate[j]
     if kind.stepwise:

@@ -104,11 +104,7 @@ def _weighted(
 ) -> Rounds:
     """Builds the rounds; a slot's weight is divided by the sum of the weights of its model in the round.
 
-    Args:
-        xp: ``numpy``, or ``jax.numpy`` if weights or rates are traced.
-        slots, weights, rates, num_models: As for ``build_rounds``.
-        packed: The slots of each bucket.
-        num_clients: Number N of clients.
+    ``xp`` is ``numpy``, or ``jax.numpy`` for traced numbers; ``packed`` has the slots of each bucket.
     """
     model = xp.asarray(slots.model, np.int32)
     of_model = [slots.present & (slots.model == k) for k in range(num_models)]
@@ -189,9 +185,7 @@ def rows_needed(
 
 
 def check_once(slots: RunSlots, algorithm: str) -> None:
-    """Raises ``ValueError`` if a client trains one model in two slots of a round.
-
-    FedDyn and SCAFFOLD keep one correction per client and model, which two slots would change at once.
+    """Raises ``ValueError`` if a client trains one model in two slots of a round; it has one correction to change.
 
     Args:
         slots: Client and model of every slot.

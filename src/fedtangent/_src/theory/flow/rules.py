@@ -258,11 +258,7 @@ def _drawn_places(
     client: Int[np.ndarray, "R S"],
     present: Bool[np.ndarray, "R S"],
 ) -> Int[np.ndarray, "R S T B"]:
-    """Converts batches of training rows [R, S, T, B] to positions among the examples of each slot's client.
-
-    The other arguments are as for ``batch_places``; a wrong shape, a foreign row or an empty batch raises
-    ``ValueError``.
-    """
+    """Converts batches of training rows [R, S, T, B] to positions among the examples of each slot's client."""
     must = (*client.shape, int(local_steps.max()))
     if rows.ndim != 4 or rows.shape[:3] != must or not np.issubdtype(rows.dtype, np.integer):
         got = f"{rows.dtype} of shape {rows.shape}"
@@ -337,10 +333,7 @@ def _is_on(value: Any) -> bool:
 
 
 def _check_company(rule: Rule, kind: Kind) -> None:
-    """Raises ``ValueError`` for options of the rule that exclude each other.
-
-    For example only FedAvg may have weight decay, and gradient flow has no minibatches.
-    """
+    """Raises ``ValueError`` for options that exclude each other, such as weight decay and any algorithm but FedAvg."""
     drawn_back = not is_concrete(rule.anchoring) or np.any(np.asarray(rule.anchoring) != 1)
     all_but_scaffold = ("fed_avg", "fed_nova", "fed_dyn", "modified_local_gd", *STALE)
     excluded = {
@@ -370,10 +363,7 @@ def _check_company(rule: Rule, kind: Kind) -> None:
 
 
 def _step_weights(rule: Rule, most: int) -> Any:
-    """Returns the rule's first ``most`` step weights, 1 by default.
-
-    Raises ``ValueError`` if they are fewer, not finite, below 0 or all 0.
-    """
+    """Returns the first ``most`` step weights, by default 1; raises ``ValueError`` if fewer, negative or all 0."""
     weights = rule.step_weights
     if weights is None:
         return np.ones(most)

@@ -39,14 +39,14 @@ class Answers(NamedTuple):
     weights: Float64[np.ndarray, "ages"]  # w
 
     def maps(self, rate: float) -> tuple[Float64[np.ndarray, "D D"], Float64[np.ndarray, "_ d D"]]:
-        """Computes how the round maps the last D + 1 models, stacked in one vector: its mean and its random deviations.
+        """Computes how the round maps the last D + 1 models, stacked in one vector, at server rate g.
 
         Args:
             rate: Server rate g.
 
         Returns:
-            The expected matrix of the map, and matrices d such that the sum of ``d M d'`` is the covariance that the
-            random delays add to the newest model, for models of second moment M.
+            The expected matrix, and matrices d such that random delays add ``sum d M d'`` to the newest model's second
+            moment, where M is the second moment of all models.
         """
         slots, size, ages = *self.moves.shape[:2], len(self.weights)
         towards, blocks = self.shares[:, None, None] * np.eye(size), np.zeros((slots, ages, size, ages, size))

@@ -139,11 +139,7 @@ _Look = Callable[[float], _Tried]  # evaluates the loss at the logarithm of a ra
 def _descend(look: _Look, grid: list[_Tried], place: int, tolerance: float) -> None:
     """Bisects for a slope of 0 between the best rate of the grid and the neighbour towards which the loss falls.
 
-    Args:
-        look: Function that evaluates and records the loss at the logarithm of a rate.
-        grid: Rates tried so far, rising.
-        place: Index of the best of them.
-        tolerance: Absolute tolerance of the logarithm of the rate.
+    ``look`` evaluates the loss at the logarithm of a rate, and ``grid[place]`` is the best of the rates tried so far.
     """
     other = place + (1 if grid[place].slope < 0 else -1)
     if not 0 <= other < len(grid):
@@ -176,10 +172,7 @@ STEP = 1.25  # factor between the rates that are tried for the largest stable on
 
 
 class Rates(NamedTuple):
-    """Client learning rates found by ``searched_rates``.
-
-    For a learning-rate schedule a rate means the largest rate of the schedule; the others scale with it.
-    """
+    """Client learning rates found by ``searched_rates``; of a learning-rate schedule, its largest rate."""
 
     stable: float  # up to it, from 0, the final training loss is not above the first; inf, or 0 for none
     guaranteed: float | None  # below it no round can diverge (``Flow.stability``); None without a closed bound

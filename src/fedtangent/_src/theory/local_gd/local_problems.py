@@ -220,10 +220,7 @@ def _nonnegative(gram: Gram, linear: Vector) -> tuple[Vector, Float[Array, ""]]:
 
 
 def _on_active(g: Gram, h: Vector, b: Vector, active: Mask) -> Vector:
-    """Improves a minimiser b of ``1/2 b'gb - h'b``: entries where ``active`` solve for slope 0, the others become 0.
-
-    Negative entries, which come from rounding, become 0 too.
-    """
+    """Improves the minimiser b of ``1/2 b'gb - h'b``: solves for slope 0 where ``active``, and is 0 elsewhere."""
     both = active[:, None] & active[None, :]
     gram = jnp.where(both, g, 0.0)
     factor = jax.scipy.linalg.cho_factor(gram + jnp.diag(jnp.where(active, RIDGE, 1.0)), lower=True)

@@ -45,10 +45,7 @@ class DivergenceError(ValueError):
 
 
 class FeasibleSets(NamedTuple):
-    """Sets of the models that classify all examples of a node with margin 1, for N nodes; built by ``feasible_sets``.
-
-    They are the C_i of eq. (10) of Local-GD.
-    """
+    """Sets C_i of the models that classify all of node i's examples with margin 1; built by ``feasible_sets``."""
 
     signed: Float64[np.ndarray, "N n d"]  # y_ij x_ij; rows beyond a node's examples are 0
     gram: Float64[np.ndarray, "N n n"]  # their inner products
@@ -182,10 +179,7 @@ def _project(sets: FeasibleSets, at: Float[Array, "N d"]) -> Projection:
 
 
 def hard_margin(sets: FeasibleSets) -> Float64[np.ndarray, "d"]:
-    """Computes the centralised model at margin 1: the point of least norm in all sets, [d].
-
-    It is the hard-margin support vector machine without intercept, eq. (15) of Local-GD.
-    """
+    """Computes the hard-margin support vector machine without intercept, [d], the point of least norm in all sets."""
     instance("sets", sets, FeasibleSets)
     return np.asarray(project(sets.pooled(), np.zeros(sets.dimension)).point[0])
 

@@ -253,8 +253,6 @@ def _like(values: np.ndarray, other: np.ndarray) -> np.ndarray:
 def minimum_norm(x: ArrayLike, y: ArrayLike, start: ArrayLike | None = None) -> Float64[np.ndarray, "d *C"]:
     """Computes the centralised model [d], the least-squares solution of ``X w = y`` nearest to ``start``.
 
-    It is eq. (7) of Local-GD.
-
     Args:
         x: Inputs [n, d].
         y: Targets [n]; or [n, C], for which the model is [d, C].

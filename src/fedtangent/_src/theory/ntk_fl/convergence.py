@@ -92,10 +92,7 @@ class NtkConstants(NamedTuple):
 
 @dataclass(frozen=True, repr=False)
 class NtkTheorem:
-    """Theorem 1 or 2 of NTK-FL for one network and its data; built by ``ntk_theorem_1`` and ``ntk_theorem_2``.
-
-    Theorem 1 is about gradient descent on pooled data: one local step and one client.
-    """
+    """Theorem 1 (gradient descent) or 2 (FedAvg) of NTK-FL for one network and its data; see ``ntk_theorem_1``."""
 
     name: str
     constants: NtkConstants
@@ -113,12 +110,9 @@ class NtkTheorem:
         return failing(self.assumptions)
 
     def rate(self, eigenvalue: float | None = None) -> float:
-        """Computes the theorem's factor of the squared residual, ``1 - eta tau lambda / (2 N M)``, at least 0.
+        """Computes the theorem's factor of the squared residual in a step (Theorem 1) or round (Theorem 2), at least 0.
 
-        It is the factor of a step (Theorem 1) or a round of tau local steps of M clients (Theorem 2).
-
-        Args:
-            eigenvalue: Number that replaces lambda, for a negative control.
+        It is ``1 - eta tau lambda / (2 N M)``; for a negative control ``eigenvalue`` replaces lambda.
         """
         return 1 - self._fall(eigenvalue)
 
