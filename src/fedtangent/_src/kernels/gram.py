@@ -60,12 +60,12 @@ class KernelBlocks(NamedTuple):
     ntk_test: Float64[np.ndarray, "m m"] | None = None
 
     def at_test(self, a: ArrayLike) -> Float[Array, "m ..."]:
-        """Computes ``Theta(x, X) a`` at the test points, [m, ..], for coefficients a [n, ..]."""
+        """Computes the tangent kernel of test and training points times coefficients a [n, ..]: [m, ..]."""
         return product(jnp.asarray(self.ntk_test_train), jnp.asarray(a))
 
 
 class CholeskyFactor(NamedTuple):
-    """Lower factor and jitter with ``lower @ lower.T = theta + jitter * I``."""
+    """Lower Cholesky factor of a kernel theta and the added jitter: ``lower @ lower.T = theta + jitter * I``."""
 
     lower: Float64[np.ndarray, "n n"]  # lower triangular, float64
     jitter: float  # absolute value added to the diagonal, 0.0 if none was needed
@@ -254,7 +254,7 @@ def is_semidefinite(matrix: Float64[np.ndarray, "n n"], shift: float) -> bool:
 
 
 def spaced(count: int, most: int) -> Int[np.ndarray, "_"]:
-    """Returns evenly spaced indices from 0 to ``count - 1``.
+    """Returns indices from 0 to ``count - 1``, evenly spaced, at most ``most``.
 
     Args:
         count: Number of points.

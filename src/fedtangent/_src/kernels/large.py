@@ -49,7 +49,7 @@ class LargeKernel:
         return len(self.x_train)
 
     def at_test(self, a: ArrayLike) -> Float64[np.ndarray, "m ..."]:
-        """Computes ``Theta(x, X) a`` at the test points, [m, ..] float64, for coefficients a [n, ..]."""
+        """Computes the kernel of test and training points times coefficients a [n, ..]: [m, ..] float64."""
         shape = np.shape(a)
         a = np.asarray(a, np.float32).reshape(len(self), -1)
         products = np.zeros((len(self.x_test), a.shape[1]))
@@ -154,7 +154,7 @@ def _diagonal(kernel_fn: Kernel, x: Shaped[Array, "n ..."]) -> Float[Array, "n"]
 
 
 def side_of(kernel_fn: Kernel, x: Shaped[np.ndarray, "n ..."]) -> int:
-    """Returns the number of examples on a side of a tile, as many as memory allows and at most ``TILE``.
+    """Returns the number of examples on a side of a tile, the square block of a kernel that is computed at once.
 
     Args:
         kernel_fn: Kernel function, as for ``large_kernel``.

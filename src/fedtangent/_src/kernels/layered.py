@@ -38,7 +38,7 @@ class _Layer(NamedTuple):
 
 
 class _Rows(NamedTuple):
-    """A batch of examples: the input of each call [n, ...], and a function that returns the signals of output k."""
+    """A batch of examples: the input of each layer call, and a function from an output's index k to its derivatives."""
 
     inputs: list[Array]
     pull: Callable[[Array], tuple[list[Array], list[Array]]]  # k -> (by call [n, ...], gradients of others [n, ...])

@@ -33,7 +33,7 @@ Layers = tuple[Matrix, ...]  # W^1 .. W^L, [fan_out, fan_in] each
 
 
 class Products(NamedTuple):
-    """Products of a network's layers at n inputs, float64."""
+    """Products of a network's layers below and above each layer, and its outputs, at n inputs, float64."""
 
     below: tuple[Float64[np.ndarray, "n _"], ...]  # A_i [n, fan_in], i = 1 .. L; A_1 is X
     above: tuple[Float64[np.ndarray, "C _"], ...]  # B_i [C, fan_out], i = 1 .. L; B_L is the identity
@@ -144,7 +144,7 @@ def spectrum(weights: Sequence[ArrayLike], x: ArrayLike) -> tuple[float, float]:
         return np.asarray(sum(a @ residuals @ b for a, b in bare)).ravel()
 
     def solved(column: np.ndarray) -> np.ndarray:
-        """Applies the inverse by conjugate gradients, preconditioned with the singular values of X."""
+        """Applies the kernel's inverse by conjugate gradients, preconditioned with the singular values of X."""
         solution, status = scipy.sparse.linalg.cg(
             operator(conditioned), column.ravel() / scales, rtol=TOLERANCE, maxiter=MOST_STEPS
         )

@@ -2,9 +2,10 @@
 
     L(t) <= rho^t L(0),    rho = 1 - eta K lambda_min(P(0)) / (2 N),
 
-L the sum of squares of N clients that take K full-batch steps at rate eta on ``1/2 |f(X_c) - Y_c|^2`` (18). The proof
-is an induction over three hypotheses: A, the bound itself; B, singular values of products of layers stay near their
-values in the limit; C, no layer moves farther than R.
+where L(t) is the sum of squares after t rounds of N clients, which take K full-batch steps at rate eta on
+``1/2 |f(X_c) - Y_c|^2`` (18). P(0) is the initial tangent kernel. The proof is an induction over three hypotheses: A,
+the bound itself; B, singular values of products of layers stay near their values in the limit; C, no layer moves
+farther than R.
 
 Points that the paper leaves open or states otherwise:
 
@@ -88,7 +89,8 @@ class DeepLinearConstants(NamedTuple):
     def drift_bound(self, steps: int) -> float:
         """Computes Lemma VII.7's bound of the relative change of a client's outputs, ``|U_k - U| / |U - Y|``.
 
-        U_k are the outputs after k = ``steps`` local steps, Y the targets. The factor L is the one that eq. (33) loses.
+        U are the outputs before the round, U_k after k = ``steps`` local steps, Y the targets. The factor L is the one
+        that eq. (33) loses.
         """
         return 57 * steps * self.learning_rate * self.depth * self.largest**2 / (10 * self.outputs)
 
@@ -285,17 +287,17 @@ def _squared_norm(x: Matrix) -> float:
 
 
 def _tails(weights: Weights) -> list[Matrix]:
-    """Returns ``W^{L:i}`` of i = L, .., 2: products of 1, .., L - 1 layers."""
+    """Returns the products ``W^L .. W^i`` for i = L, .., 2, of 1 to L - 1 layers."""
     return list(itertools.accumulate(weights[:0:-1], np.matmul))
 
 
 def _heads(weights: Weights, x: Float64[np.ndarray, "n d"]) -> list[Matrix]:
-    """Returns ``W^{i:1} X``, transposed, of i = 1, .., L - 1."""
+    """Returns ``(W^i .. W^1 X)'`` for i = 1, .., L - 1."""
     return list(itertools.accumulate((w.T for w in weights[:-1]), np.matmul, initial=x))[1:]
 
 
 def _between(weights: Weights) -> list[tuple[int, Matrix]]:
-    """Returns the products ``W^{j:i}`` of 1 < i <= j < L, each with its number of layers."""
+    """Returns the products ``W^j .. W^i`` for 1 < i <= j < L, each with its number of layers."""
     inner = weights[1:-1]
     starts = (itertools.accumulate(inner[i:], lambda product, w: w @ product) for i in range(len(inner)))
     return [pair for products_ in starts for pair in enumerate(products_, start=1)]

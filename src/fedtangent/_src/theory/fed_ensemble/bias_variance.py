@@ -108,7 +108,7 @@ def decompose_runs(runs: ArrayLike, expected: ArrayLike, noise_variance: float =
 def ensemble_law(flow: Flow, r: int) -> EnsembleLaw:
     """Computes the exact mean and variance of the average of a flow's K models after round ``r``, for its schedule.
 
-    The random part is the initial functions. They are independent, so the models' variances add up to
+    The random part is the initial functions. They are independent, so the models' variances k_k(x, x) add up to
     ``sum_k k_k(x, x) / K^2``. The cost is one backward pass through the rounds.
 
     Args:
@@ -206,15 +206,16 @@ def corollary_1(
     r: int | None = None,
     max_relative_jitter: float = 1e-10,
 ) -> Corollary1:
-    """Computes the ensemble's variance k(x, x)/K at the limit: Corollary 1 of FE-2024, eq. (11) (4.1 of FE-2021).
+    """Computes the variance of an ensemble after training to convergence, k(x, x)/K (FE-2024, Corollary 1).
 
-    The corollary is ``E (1/K sum_k f_k(x) - m(x))^2 = k(x, x)/K + o(eta_0^2)``. Theorem 2 defines m and k, for
-    sufficiently many rounds. With a ``flow`` of K models the result also has the exact left-hand side at round ``r``:
-    there ``sum_k k_k(x, x)/K^2 + (mean - m)^2`` takes the place of ``k(x, x)/K``, with no remainder.
+    The corollary, eq. (11) and 4.1 of FE-2021, is ``E (1/K sum_k f_k(x) - m(x))^2 = k(x, x)/K + o(eta_0^2)``.
+    ``gp_limit`` computes m and k, for sufficiently many rounds. With a ``flow`` of K models the result also has the
+    exact left-hand side at round ``r``: there ``sum_k k_k(x, x)/K^2 + (mean - m)^2`` takes the place of ``k(x, x)/K``,
+    with no remainder.
 
-    Assumes that Theta has full rank (assumption 1 of Theorem 1; here: an inverse in float64 with at most
-    ``max_relative_jitter``), and a step size below a threshold (checked with a flow only). A singular Theta is
-    reported in ``assumptions``, with ``limit`` None, and does not raise.
+    Assumes that Theta has full rank (assumption 1 of FE-2024's Theorem 1; here: an inverse in float64 with at most
+    ``max_relative_jitter``), and a step size below a threshold (checked with a flow only). A singular Theta is reported
+    in ``assumptions``, with ``limit`` None, and does not raise.
 
     Args:
         kernels: Kernel blocks with the nngp parts.

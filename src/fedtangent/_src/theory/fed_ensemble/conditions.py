@@ -35,7 +35,7 @@ class AgePlan(NamedTuple):
 
     @property
     def num_ages(self) -> int:
-        """Number of whole ages A."""
+        """Number A of whole ages; rounds after the last whole age belong to no age."""
         return len(self.visits)
 
     @property

@@ -1,12 +1,14 @@
 """Theorem 1 of FE-2024 (4.1 and 9.1 of FE-2021): exponential decay of the training error, and the weights' movement.
 
-Conventions. The papers' step is ``eta = eta_0 / l`` on weights of the standard parameterisation, and their Theta is
-``J' J / l``. Here Theta is the kernel in the NTK parameterisation, so eta_0 is the step size in use, and
+Conventions. The papers' step is ``eta = eta_0 / l`` on weights of the standard parameterisation at width l, and their
+Theta is ``J' J / l``. Here Theta is the kernel in the NTK parameterisation, so eta_0 is the step size in use, and
 ``l^-1/2 ||J_i||_F`` is ``sqrt(trace Theta_ii)``. A movement of the weights in the NTK parameterisation is the bound
 without its factor ``l^-1/2``; ``width`` puts it back.
 
-The statement comes in three forms that do not agree; with ``u = eta_0 tau lambda_m / nbar`` (to first order the true
-rate of an age of K rounds, by eq. 27) the norm of the residual falls in each age by ``e^{-f u}``:
+The papers state the decay in three forms that do not agree. In an age, K rounds in which every client trains each model
+once, the norm of the residual falls by ``e^{-f u}`` with ``u = eta_0 tau lambda_m / nbar``: tau local steps, lambda_m
+the least eigenvalue of Theta, nbar examples in a round. To first order u is the true rate (FE-2021, eq. 27). Each form
+has its factor f:
 
 ==============  =====  ============================================================================================
 "proof"         1/3    the last lines of the proof of 9.1: the proved form
@@ -14,14 +16,14 @@ rate of an age of K rounds, by eq. 27) the norm of the residual falls in each ag
 "informal"      K/6    4.1 (FE-2024's Theorem 1) as printed, of the squared error (erratum `fe2024.theorem1`)
 ==============  =====  ============================================================================================
 
-All are up to a remainder ``o(eta_0^2 tau^2)``, which the bounds here leave out. kappa_2 is that of (19), and kappa_3 is
-as printed (errata `fe2021.26`, `fe2021.20`, `fe2021.kappa3`). The bound of the movement has three forms, too (erratum
-`fe2021.18movement`).
+All have a remainder ``o(eta_0^2 tau^2)``, which the bounds here leave out. kappa_2 is eq. (19) of FE-2021, and kappa_3
+is its formula as printed (errata `fe2021.26`, `fe2021.20`, `fe2021.kappa3`). The bound of the movement has three forms,
+too (erratum `fe2021.18movement`).
 
 Section 9.4 of FE-2021, how far training a network is from training its linearisation, ends with
-``gap <= kappa_4 / (1 - (1 + eta_0^2 tau^2 ||D_4||) e^{-eta_0 tau lambda_min / nbar})`` and
-``kappa_4 = O(l^-1/2)``. ``kappa_4`` is as printed (erratum `fe2021.kappa4`). ``gap_from_drift`` is the first-order
-bound that the same argument gives for a measured change of the kernel.
+``gap <= kappa_4 / (1 - (1 + eta_0^2 tau^2 ||D_4||) e^{-eta_0 tau lambda_min / nbar})`` and ``kappa_4 = O(l^-1/2)``.
+``kappa_4`` is as printed (erratum `fe2021.kappa4`). ``gap_from_drift`` is the first-order bound that the same argument
+gives for a measured change of the kernel.
 """
 
 from __future__ import annotations
@@ -75,14 +77,16 @@ class Curvature(NamedTuple):
     def kappa_2(self, progress: float) -> float:
         """Computes kappa_2 of FE-2021: 1 + kappa_2 bounds the growth of the residual's norm inside an age (eq. 20).
 
-        It is ``-1 + exp(p C_2 + p^2 (2 C_2^4 + 8 R_0 C_1 C_2^2 / sqrt(l)))`` (eq. 19), p = ``progress`` the step size
-        times local steps; inf if it overflows.
+        It is ``-1 + exp(p C_2 + p^2 (2 C_2^4 + 8 R_0 C_1 C_2^2 / sqrt(l)))`` (eq. 19), with p = ``progress`` the step
+        size times local steps, and this record's constants; inf if it overflows.
         """
         with np.errstate(over="ignore"):
             return float(np.expm1(progress * self.c2 + progress**2 * self._quartic()))
 
     def kappa_3(self, progress: float, num_clients: int) -> float:
-        """Computes kappa_3 of FE-2021, ``p^2 (2 C_2^4 + 8 R_0 C_1 C_2^2 / sqrt(l) + N (N - 1) / 2 C_2^4)``.
+        """Computes FE-2021's bound kappa_3 of the second-order effects of the step in an age, printed before eq. (27).
+
+        It is ``p^2 (2 C_2^4 + 8 R_0 C_1 C_2^2 / sqrt(l) + N (N - 1) / 2 C_2^4)``, with this record's constants.
 
         Args:
             progress: p, the step size eta_0 times tau local steps.
@@ -165,7 +169,7 @@ class Theorem1:
 
 
 class Networks(NamedTuple):
-    """Known properties of the trained networks in addition to their limiting kernel."""
+    """Optional facts about the trained networks for ``theorem_1``, such as their width and initial functions."""
 
     f0_train: ArrayLike | None = None  # initial functions at the training points; None: zero, their mean
     x_train: ArrayLike | None = None  # inputs; if None, their assumptions are left out

@@ -35,7 +35,7 @@ Operator = Float64[np.ndarray, "n n"]  # on the residual at the training points
 
 
 class Expansion(NamedTuple):
-    """An operator to second order in the step; the error of ``total`` is of third order."""
+    """A matrix that maps a residual, expanded to second order in the step; the error of ``total`` is of third order."""
 
     first_order: Operator  # the exponential of the summed or averaged operators
     second_order: Operator  # the lemma's correction, proportional to the step's square
@@ -56,10 +56,10 @@ def commutator_sum(operators: Sequence[Operator] | Float64[np.ndarray, "K n n"])
 
 
 def variance(operators: Sequence[Operator] | Float64[np.ndarray, "K n n"], weights: Sequence[float]) -> Operator:
-    """Computes ``Var(A) = sum_i p_i A_i^2 - (sum_i p_i A_i)^2`` of Lemma 9.3 of FE-2021.
+    """Computes a weighted variance of matrices, ``Var(A) = sum_i p_i A_i^2 - (sum_i p_i A_i)^2`` (FE-2021, Lemma 9.3).
 
     Args:
-        operators: Operators A_i, [n, n] each.
+        operators: Matrices A_i, [n, n] each.
         weights: Weights p_i, which must sum to 1; they are not checked.
     """
     mean, square = np.zeros_like(operators[0]), np.zeros_like(operators[0])
@@ -172,7 +172,7 @@ def _round_terms(
     steps: Int[np.ndarray, "N"],
     rate: float,
 ) -> tuple[Operator, Operator, Operator]:
-    """Computes E[A], Var[A] and -E[A^2 / tau] over the clients of one round, with ``A_i = eta tau_i Pi_i``."""
+    """Computes mean, variance and ``-E[A^2 / tau]`` of the operators A_i (see the module) over one round's clients."""
     n, total = len(theta), weight.sum()
     shares, square, discrete = np.zeros(n), np.zeros((n, n)), np.zeros((n, n))
     for i, p in zip(client[weight > 0], weight[weight > 0] / (total or 1.0), strict=True):
@@ -189,9 +189,9 @@ def _round_terms(
 def second_order_terms(age: Age, dynamics: str = "gradient_flow") -> Operator:
     """Computes the second-order part of an age's map of the residual, [n, n]; its error is of third order in the step.
 
-    It is ``1/2 (sum_l Var[A_l] + sum_{i>j} [E[A_i], E[A_j]])`` of FE-2021 eq. (13)-(14), by Lemmas 9.3 and 9.2.
-    Gradient descent adds ``-1/2 sum_l E[A_l^2 / tau]``, that is ``-eta^2 tau / 2 E[Pi^2]`` a round, which is as large
-    as the lemmas' terms for one local step and falls as 1 / tau at a fixed eta tau.
+    It is ``1/2 (sum_l Var[A_l] + sum_{i>j} [E[A_i], E[A_j]])`` of FE-2021 eq. (13)-(14), with mean and variance over
+    the clients of round l. Gradient descent adds ``-1/2 sum_l E[A_l^2 / tau]``, that is ``-eta^2 tau / 2 E[Pi^2]`` a
+    round, which is as large as the lemmas' terms for one local step and falls as 1 / tau at a fixed eta tau.
 
     Args:
         age: Operators of the age.
@@ -242,7 +242,8 @@ def equation_13(age: Age, dynamics: str = "gradient_flow", order: str = "acting"
 def operator_u(age: Age, dynamics: str = "gradient_flow") -> Operator:
     """Computes U of eq. (14) of FE-2021, the map of one age on the residual, [n, n].
 
-    It is ``(1 + 1/2 (sum_l Var + sum_{i>j} [E_i, E_j])) e^{-sum_l E_l}``. The left side of eq. (14) should be
+    With mean E_l and variance Var_l of round l's operators it is
+    ``(1 + 1/2 (sum_l Var_l + sum_{i>j} [E_i, E_j])) e^{-sum_l E_l}``. The left side of eq. (14) should be
     ``f_{w((t+1) K tau)}`` (erratum `fe2021.14`).
 
     Args:

@@ -37,7 +37,7 @@ class GaussianMixture(NamedTuple):
 
 
 class Estimate(NamedTuple):
-    """A Monte Carlo estimate."""
+    """A Monte Carlo estimate and its standard error."""
 
     value: Float[Array, ""]
     standard_error: Float[Array, ""]

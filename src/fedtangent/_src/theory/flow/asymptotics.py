@@ -37,7 +37,7 @@ MAXIMUM = 4  # halvings of the distance to a maximum of the growth
 
 
 class PassSpectrum(NamedTuple):
-    """Eigenvalues of a pass over all rounds."""
+    """Eigenvalues of a pass over all rounds, a linear map of the state of a model's run."""
 
     eigenvalues: Inexact[np.ndarray, "d"]  # complex, without those of directions that never change (exactly 1)
     constants: int  # number of directions that never change
@@ -125,8 +125,8 @@ class Pass:
     def spectrum(self) -> PassSpectrum:
         """Computes the eigenvalues of the pass, without the combinations that never change.
 
-        The factor by which weight decay shrinks w_0 is one of them, if test points have features that the training
-        points lack, or if ``ntk_test`` is None.
+        The factor by which weight decay shrinks the initial weights is one of them, if test points have features that
+        the training points lack, or if ``ntk_test`` is None.
         """
         matrix, decay = self._matrix(), self._decay() if self._decays_outside() else None
         count = int(np.sum(_null(np.linalg.svd(np.eye(len(matrix)) - matrix, compute_uv=False))))
@@ -363,12 +363,12 @@ class Stability(NamedTuple):
 
     @property
     def stable(self) -> bool:
-        """Whether the condition holds."""
+        """Whether the condition holds, so that the run is stable."""
         return self.condition.holds
 
     @property
     def max_stable_learning_rate(self) -> float:
-        """Least of the clients' bounds."""
+        """Least of the clients' largest stable step sizes."""
         return self.condition.required
 
 
@@ -400,7 +400,7 @@ def _unbounded_rule(kind: Kind) -> str:
 
 
 def _stiffness(flow: Flow, i: int) -> float:
-    """Computes ``lambda_max(Theta_ii) / n_i``, or the largest such number of client i's minibatches."""
+    """Computes the largest eigenvalue of client i's kernel block over n_i; with minibatches the largest of a batch."""
     clients, batches = flow.clients, flow.rounds.batches
     if batches is None:
         return float(clients.largest_eigenvalue[i] / np.asarray(flow.partition.sizes)[i])
@@ -417,7 +417,7 @@ def _stiffness(flow: Flow, i: int) -> float:
 
 
 def _largest_x(flow: Flow, steps: int) -> float:
-    """Computes the largest x* with ``server * (1 - (1 - x)^steps) < 2`` for all x in (0, x*), at the server's rate."""
+    """Computes the largest x* with ``s (1 - (1 - x)^steps) < 2`` for all x in (0, x*), s the largest server rate."""
     server = float(np.max(flow.rounds.server_learning_rate))
     if flow.kind.dynamics == "gradient_flow":
         return np.inf if server <= 2 else float(-np.log(1 - 2 / server) / steps)

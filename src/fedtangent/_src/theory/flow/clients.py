@@ -253,7 +253,7 @@ def unit_optimizer(kind: Kind, round_: Int[Array, ""]) -> optax.GradientTransfor
 def kappas(
     optimizer: optax.GradientTransformation, nu: Float[Array, ""], sizes: Float[Array, "most_steps"]
 ) -> tuple[Float[Array, "most_steps"], Float[Array, ""]]:
-    """Computes how far a constant force of size 1 has moved the client before each local step and after the last.
+    """Computes kappa, how far a constant gradient of size 1 has moved a client, before each local step and at the end.
 
     Args:
         optimizer: The clients' optimiser (``unit_optimizer``).

@@ -42,7 +42,7 @@ class FlowState(NamedTuple):
 
     @property
     def models(self) -> Float[Array, "q _ D"]:
-        """The models that clients may start from, from the newest to the oldest: [q, ages K, D]."""
+        """The models of this round and earlier ones from which clients may start, the newest first."""
         return self.a if self.past is None else jnp.concatenate([self.a, self.past], axis=1)
 
 
@@ -90,13 +90,13 @@ def zero_state(program: Program, columns: int) -> FlowState:
 
 @jax.jit
 def shares_of_start(program: Program) -> Float[Array, "rounds K"]:
-    """Computes beta before each round and after the last, [R + 1, K]: the share of w_0 that weight decay has left."""
+    """Computes beta, the share of the initial weights that weight decay leaves, before each round and at the end."""
     return _decay(program, jnp.ones(program.num_models), jnp.zeros(program.num_models))[0]
 
 
 @jax.jit
 def decay_map(program: Program) -> Float[Array, "s s"]:
-    """Computes the matrix by which a pass over all rounds maps beta [1, 1], or beta and its server momentum [2, 2]."""
+    """Computes the matrix by which a pass over all rounds maps the share of the initial weights, and its momentum."""
     columns = [_decay(program, jnp.full(1, b), jnp.full(1, 1.0 - b)) for b in (1.0, 0.0)]
     whole = jnp.stack([jnp.stack([betas[-1, 0], memory[0]]) for betas, memory in columns], axis=1)
     return whole if program.kind.has_server_momentum else whole[:1, :1]
@@ -105,7 +105,7 @@ def decay_map(program: Program) -> Float[Array, "s s"]:
 def _decay(
     program: Program, beta: Float[Array, "K"], memory: Float[Array, "K"]
 ) -> tuple[Float[Array, "rounds K"], Float[Array, "K"]]:
-    """Computes beta, as ``shares_of_start``, and its last momentum [K], from the first ``beta`` and its ``memory``."""
+    """Computes ``shares_of_start`` from a first share ``beta`` and momentum ``memory``, and the last momentum [K]."""
     rounds = program.rounds
 
     def step(carry: tuple[Array, Array], j: Array) -> tuple[tuple[Array, Array], Array]:
@@ -447,7 +447,7 @@ def _train(
 
 
 def _correction_change(program: Program, answer: _Answers, correction: Float[Array, "S s D"]) -> Float[Array, "S s D"]:
-    """Computes the change of the coefficients of h_i (FedDyn: ``h_i -= alpha u``) or c_i (SCAFFOLD, option II)."""
+    """Computes the change of a client's h_i (FedDyn: ``h_i -= alpha * update``) or c_i (SCAFFOLD, option II)."""
     if program.kind.algorithm == "fed_dyn":
         return -program.numbers.mu * answer.moves
     moves = (answer.kappa > 0)[:, None, None]  # in a round of rate 0 no control variate changes
@@ -496,7 +496,7 @@ def _start_of(program: Program, slots: BucketSlots, j: Int[Array, ""]) -> Int[Ar
 
 
 def _kappas_of(program: Program, bucket: Bucket, slots: BucketSlots, j: Int[Array, ""]) -> Float[Array, "S"]:
-    """Computes kappa, how far a constant force of size 1 moves the client, for each slot of a bucket in round ``j``."""
+    """Computes kappa, how far a constant gradient of size 1 moves a client, for a bucket's slots in a round, [S]."""
     place, rate = slots.place[j], program.rounds.learning_rate[j]
     kind, optimizer = program.kind, clients.unit_optimizer(program.kind, j)
     untilted = kind._replace(algorithm="fed_avg", decays=False)
@@ -511,7 +511,7 @@ def _kappas_of(program: Program, bucket: Bucket, slots: BucketSlots, j: Int[Arra
 
 
 def _mean_kappa(program: Program, j: Int[Array, ""]) -> Float[Array, "K"]:
-    """Computes the weighted mean of the clients' kappas in round ``j``, [K]; 0 for a model without a client."""
+    """Computes the weighted mean of the clients' kappas (``_kappas_of``) in round ``j``, [K]; 0 without a client."""
     mean = jnp.zeros(program.num_models)
     for bucket, slots in zip(program.buckets, program.rounds.slots, strict=True):
         weight, model = _weights_of(slots, program.rounds, j)
@@ -520,7 +520,7 @@ def _mean_kappa(program: Program, j: Int[Array, ""]) -> Float[Array, "K"]:
 
 
 def _products(program: Program, a: Float[Array, "q _ D"], j: Int[Array, ""]) -> Float[Array, "q _ D"]:
-    """Computes ``Theta a`` [q, _, D]; if ``rounds.needed`` lists rows, only these rows of each model (0 elsewhere)."""
+    """Computes ``Theta a`` for coefficients a; if ``rounds.needed`` lists rows, only these rows, and 0 elsewhere."""
     if program.rounds.needed is None:
         return product(program.theta, a)
     rows = jnp.tile(program.rounds.needed[j], (a.shape[1] // program.num_models, 1))

@@ -197,7 +197,7 @@ def check_normalisers(
 ) -> None:
     """Raises ``ValueError`` unless FedNova's normaliser of every client is above 0.
 
-    The normaliser is kappa, how far a constant force of size 1 moves the client. Traced numbers are not checked.
+    The normaliser is kappa, how far a constant gradient of size 1 moves the client. Traced numbers are not checked.
 
     Args:
         rule: Rule to check.

@@ -103,7 +103,7 @@ def _answers(flow: Flow, law: Float64[np.ndarray, "N ages"], r: int, model: int)
 
 
 def _growth(rounds: list[Answers], rate: float) -> float:
-    """Computes by iteration the factor by which a round at server rate ``rate`` multiplies the second moments."""
+    """Computes by iteration the factor by which a round at this rate multiplies the models' second moments."""
     maps = [answers.maps(rate) for answers in rounds]
     moment, growth = np.eye(len(maps[0][0])), 0.0
     for _ in range(ITERATIONS):

@@ -22,7 +22,7 @@ from fedtangent._src.types import Array, ArrayLike, Partition
 
 
 class Nodes(NamedTuple):
-    """Examples of N nodes, float64; rows beyond a node's examples are 0."""
+    """Examples of N nodes (clients), float64; rows beyond a node's examples are 0."""
 
     x: Float64[np.ndarray, "N n d"]
     y: Float64[np.ndarray, "N n *C"]  # or [N, n, C]
@@ -35,7 +35,7 @@ class Nodes(NamedTuple):
 
 
 def nodes_of(x: ArrayLike, y: ArrayLike, partition: Partition) -> Nodes:
-    """Divides inputs and targets among nodes.
+    """Divides inputs and targets among nodes (clients); raises ``ValueError`` if they do not fit together.
 
     Args:
         x: Inputs [n, d].
@@ -145,7 +145,7 @@ def weak(gram: Gram, across: Vector, mask: Mask, parameters: tuple[Array, ...]) 
         return jnp.exp(jnp.minimum(log_b, 250.0))  # far above any b, and its square is finite
 
     def dual(log_b: Array) -> Array:
-        """Computes the function that Newton's method minimises, convex in b."""
+        """Computes the dual objective at ln b, which is convex in b and which Newton's method minimises."""
         b = raised(log_b)
         return b @ gram @ b / 2 + b @ (log_b - 1 - aim)
 
@@ -270,5 +270,5 @@ def _interior_point(g: Gram, h: Vector) -> tuple[Vector, Vector]:
 
 
 def _within(values: Array, change: Array) -> Array:
-    """Returns the largest number t of at most 1 for which ``values + t change`` stays above 0."""
+    """Returns a step t of at most 1 with which ``values + t change`` stays above 0: 99.5 % of the longest."""
     return jnp.minimum(1.0, 0.995 * jnp.min(jnp.where(change < 0, -values / change, jnp.inf)))

@@ -41,7 +41,7 @@ LEAST_MARGIN = 1e-10  # of unit inputs: what counts as separated
 
 
 class DivergenceError(ValueError):
-    """Error for local descent that does not stay finite at its learning rate."""
+    """Error for local gradient descent whose weights become infinite or NaN at its learning rate."""
 
 
 class FeasibleSets(NamedTuple):
@@ -179,7 +179,7 @@ def _project(sets: FeasibleSets, at: Float[Array, "N d"]) -> Projection:
 
 
 def hard_margin(sets: FeasibleSets) -> Float64[np.ndarray, "d"]:
-    """Computes the hard-margin support vector machine without intercept, [d], the point of least norm in all sets."""
+    """Computes the hard-margin support vector machine without intercept, [d]: the point of least norm in all sets."""
     instance("sets", sets, FeasibleSets)
     return np.asarray(project(sets.pooled(), np.zeros(sets.dimension)).point[0])
 

@@ -120,7 +120,7 @@ class LocalRegression:
 
     @property
     def deficient(self) -> tuple[int, ...]:
-        """Nodes whose X_i has not full rank; they take the pseudo-inverse."""
+        """Nodes whose inputs X_i do not have full rank; their local work ends at the pseudo-inverse's solution."""
         full = np.minimum(self.nodes.sizes, self.nodes.x.shape[2])
         return tuple(int(i) for i in np.flatnonzero(self.known.sum(axis=1) < full))
 
@@ -149,7 +149,7 @@ class LocalRegression:
         return np.stack(path)
 
     def _weights_of(self, rounds: int | Cohort) -> Float64[np.ndarray, "R N"]:
-        """Returns the weight of each node in each round, [R, N]."""
+        """Returns the weight of each node in each round, [R, N]; ``rounds`` as for ``models``."""
         if not isinstance(rounds, Cohort):
             return np.tile(self.weights, (whole("rounds", rounds, 0), 1))
         client, _, _ = checks.check_cohorts(rounds, self.nodes.sizes, None)
@@ -204,7 +204,7 @@ class LocalRegression:
         return np.asarray(fitted + begin - right.T @ (right @ begin))
 
     def after(self, rounds: int | Sequence[int], start: ArrayLike | None = None) -> Float64[np.ndarray, "..."]:
-        """Computes the global model after ``rounds`` rounds from the spectrum of A (Local-GD, eq. 6).
+        """Computes the global model after ``rounds`` rounds without earlier rounds (Local-GD, eq. 6).
 
         Args:
             rounds: Number of rounds, or several numbers.

@@ -5,8 +5,9 @@ For the two-layer ReLU network of eq. (12) trained on ``1/(2 N) |f - y|^2`` over
 Theorem 1  ``|f_t - y|^2 <= (1 - eta lambda / (2 N))^t |f_0 - y|^2`` after t steps (14),
 Theorem 2  ``|f_k - y|^2 <= (1 - eta tau lambda / (2 N M))^k |f_0 - y|^2`` after k rounds of FedAvg (15),
 
-lambda the least eigenvalue of (13), tau local steps, M clients. Both come from one inequality, (76), which becomes (51)
-for tau = M = 1: with ``g = (1 + eta)^tau - 1`` and the condition number kappa the squared residual changes by
+with lambda the least eigenvalue of the kernel (13), tau local steps and M clients. Both come from one inequality, (76),
+which becomes (51) for tau = M = 1. With ``g = (1 + eta)^tau - 1`` and the condition number kappa the squared residual
+changes by
 
 ``1 + 2/M {g [4 sqrt(2/pi) R/(delta alpha) + sqrt(ln(2 N^2/delta)/(2 n)) + kappa lambda/N] - eta tau (1 + kappa)
 lambda/N} + g^2/M^2``
@@ -146,7 +147,7 @@ class NtkTheorem:
 
 @in_float64
 def ntk_evolution(kernels: KernelBlocks, step: float, time: int) -> Float[AnyArray, "m n"]:
-    """Computes ``B_t = Theta(x, X) Theta^-1 [I - (I - s Theta)^t]``, by which NTK-FL's server evolves a wide model.
+    """Computes the matrix ``B_t = Theta(x, X) Theta^-1 [I - (I - s Theta)^t]`` of t steps of NTK-FL's server.
 
     It is the discrete form of eq. (7) and (9a) of NTK-FL: t steps of gradient descent on the pooled data of a cohort
     give ``f_t(x) = f_0(x) - B_t (f_0(X) - Y)``. The covariance is ``covariance_terms(kernels, B_t)``, and the limit as
@@ -371,7 +372,7 @@ def _growth(c: NtkConstants) -> float:
 
 
 def _step_terms(c: NtkConstants) -> float:
-    """Computes the terms of (76) of NTK-FL that depend on the step alone, divided by ``eta tau / M``."""
+    """Computes the terms of NTK-FL's eq. (76) that depend on the step alone, divided by ``eta tau / M``."""
     progress = c.learning_rate * c.local_steps
     stretch = _growth(c) / progress if progress > 0 else 1.0
     return 2 * (stretch - 1) * c.lambda_max / c.num_examples + progress * stretch**2 / c.num_clients

@@ -3,10 +3,10 @@
 The network is eq. (12), ``f(v; x) = n^{-1/2} sum_r c_r max(v_r' x, 0)``, with c fixed. Plain NumPy, float64. Points
 that the lemmas' proofs leave open:
 
-- Lemma 1 for all examples at once takes a union (delta / N for delta), or the sum over neurons, whose events are
-  independent, by Hoeffding's inequality (erratum `ntk_fl.lemma1`).
-- Lemma 3 takes Markov's inequality for the sum over entries (errata `ntk_fl.lemma3`, `ntk_fl.28`).
-- Lemma 4 puts entries in [-1, 1] and uses a range of 1: right, as a neuron's term lies between 0 and x_i' x_j.
+- Lemma 1 is about one example. For all examples delta becomes delta / N (union bound), or Hoeffding's inequality
+  bounds the sum over neurons, whose events are independent (erratum `ntk_fl.lemma1`).
+- Lemma 3 needs Markov's inequality for the sum over entries (errata `ntk_fl.lemma3`, `ntk_fl.28`).
+- Lemma 4 says that entries are in [-1, 1] but uses a range of 1, rightly: a neuron's term is between 0 and x_i' x_j.
 
 Lemma 2 bounds the distance of the NTK weights from the weights of gradient descent:
 ``|w_t - w~_t|_1 <= sqrt(2 n d / pi) eta R / (delta alpha) sum_{u=1}^{t-1} gamma_u``, gamma_u above every example's
@@ -148,7 +148,7 @@ def weight_gap_bound(
     alpha: float = 1.0,
     delta: float = 0.05,
 ) -> Float64[np.ndarray, "times"]:
-    """Bounds the distance of NTK-FL's weights from gradient descent's after 0 to T steps, [T + 1] (Lemma 2).
+    """Bounds the distance of NTK-FL's weights from gradient descent's after 0 to T steps (NTK-FL, Lemma 2).
 
     The distance is the sum of the absolute differences of all weights.
 
@@ -216,7 +216,7 @@ def figure_bound(gamma: ArrayLike) -> Float64[np.ndarray, "times"]:
 
 
 def _per_step(learning_rate: float, width: int, input_size: int) -> float:
-    """Computes ``eta sqrt(d / n)``, N times the contribution of one example's switched neuron with a residual of 1."""
+    """Computes ``eta sqrt(d / n)``, the factor of Lemma 2's bounds from step size, width and input dimension."""
     number("learning_rate", learning_rate, above=0)
     number("width", width, above=0)
     number("input_size", input_size, above=0)
@@ -224,7 +224,7 @@ def _per_step(learning_rate: float, width: int, input_size: int) -> float:
 
 
 def _sums(gamma: ArrayLike) -> Float64[np.ndarray, "times"]:
-    """Computes ``sum_{u=1}^{t-1} gamma_u`` for t = 0 .. T, without gamma_0: at step 0 both runs have one Jacobian."""
+    """Computes ``sum_{u=1}^{t-1} gamma_u`` for t = 0 .. T, without gamma_0: at step 0 both runs share the Jacobian."""
     values = real_array("gamma", gamma)
     if values.ndim != 1 or len(values) == 0 or not np.all(values >= 0):
         raise ValueError(f"gamma: got shape {values.shape}, must be [T] numbers of at least 0")

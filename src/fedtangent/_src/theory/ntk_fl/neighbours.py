@@ -25,7 +25,7 @@ def neighbourhood_round(
     Let r_i = f_i - y be the residual of model i at n points. Client i mixes, ``r = sum_j W_ij r_j``, and then takes t
     steps on the examples S_i of the clients j with W_ij > 0: ``r - B_t r(S_i)``, with ``B_t`` of ``ntk_evolution``. So
     R rounds are ``numpy.linalg.matrix_power(T, R)`` for a model that is linear in its weights, with the squared error
-    and one candidate time.
+    and a fixed number of steps.
 
     If every point is an example, the kernel is positive definite, all steps are stable, the graph is connected and W_ii
     > 0, then the spectral radius rho of T is below 1: all models come to agree with the targets, and with each other.
