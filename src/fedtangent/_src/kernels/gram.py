@@ -31,7 +31,7 @@ class KernelPair(Protocol):
     def __call__(
         self, x1: Shaped[Array, "n1 ..."], x2: Shaped[Array, "n2 ..."] | None, /
     ) -> Kernels | tuple[Float[Array, "n1 _"], Float[Array, "n1 _"]]:
-        """Returns the pair (nngp, ntk), or a record with these fields, [n1, n2] each.
+        """Returns the pair of kernels (nngp, ntk) between inputs, or a record with these fields, [n1, n2] each.
 
         Args:
             x1: Inputs [n1, ...].

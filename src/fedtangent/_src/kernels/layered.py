@@ -83,7 +83,7 @@ def layered_kernel(
 
 
 def _layers(plan: Plan) -> list[_Layer]:
-    """Returns the layers that ``plan`` calls, each with all its calls."""
+    """Returns a record of each layer of the network, with all its calls in ``plan``."""
     by_path: dict[Path, list[int]] = {}
     for c, call in enumerate(plan.calls):
         by_path.setdefault(call.path, []).append(c)

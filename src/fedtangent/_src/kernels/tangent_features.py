@@ -88,7 +88,7 @@ def _with_new_outputs(model: Model, params: PyTree, key: Key) -> PyTree:
 def _gradients(
     apply: Apply, weights: PyTree, x: Shaped[Array, "n ..."], sample: Int[Array, "p"]
 ) -> Float[Array, "n p"]:
-    """Computes the sampled gradients of the output for each example, block by block."""
+    """Computes the output's gradient by the sampled parameters for each example, in blocks of examples."""
 
     def of_one(example: Shaped[Array, "..."]) -> Float[Array, "p"]:
         gradient = jax.grad(lambda w: apply(w, example[None])[0, 0])(weights)

@@ -190,7 +190,8 @@ def _higher_orders(
 def balancedness(weights: Weights) -> list[Matrix]:
     """Computes ``W^{i+1}' W^{i+1} - W^i W^i'``, i = 1 .. L - 1, which gradient flow keeps (Arora, Cohen, Hazan, 2018).
 
-    One step of gradient descent, and so a round of FedAvg with K = 1, changes it by ``eta^2 (G^{i+1}' G^{i+1} - G^i
-    G^i')`` with the gradients G. With K > 1 a round changes it by a term of first order in the clients' drift.
+    One step of gradient descent, and so a round of FedAvg with K = 1, changes it by
+    ``eta^2 (G^{i+1}' G^{i+1} - G^i G^i')`` with the gradients G. With K > 1 a round changes it by a term of first order
+    in the differences between the clients' weights.
     """
     return [above.T @ above - below @ below.T for below, above in itertools.pairwise(layers_of(weights))]

@@ -35,7 +35,7 @@ class AgePlan(NamedTuple):
 
     @property
     def num_ages(self) -> int:
-        """Number A of whole ages; rounds after the last whole age belong to no age."""
+        """Number A of whole ages, groups of ``rounds_per_age`` rounds; the rounds that are left belong to no age."""
         return len(self.visits)
 
     @property

@@ -78,7 +78,8 @@ class Curvature(NamedTuple):
         """Computes kappa_2 of FE-2021: 1 + kappa_2 bounds the growth of the residual's norm inside an age (eq. 20).
 
         It is ``-1 + exp(p C_2 + p^2 (2 C_2^4 + 8 R_0 C_1 C_2^2 / sqrt(l)))`` (eq. 19), with p = ``progress`` the step
-        size times local steps, and this record's constants; inf if it overflows.
+        size times local steps, and this record's constants; inf if it overflows. In an age every client trains each
+        model once.
         """
         with np.errstate(over="ignore"):
             return float(np.expm1(progress * self.c2 + progress**2 * self._quartic()))
@@ -86,7 +87,8 @@ class Curvature(NamedTuple):
     def kappa_3(self, progress: float, num_clients: int) -> float:
         """Computes FE-2021's bound kappa_3 of the second-order effects of the step in an age, printed before eq. (27).
 
-        It is ``p^2 (2 C_2^4 + 8 R_0 C_1 C_2^2 / sqrt(l) + N (N - 1) / 2 C_2^4)``, with this record's constants.
+        It is ``p^2 (2 C_2^4 + 8 R_0 C_1 C_2^2 / sqrt(l) + N (N - 1) / 2 C_2^4)``, with this record's constants (erratum
+        `fe2021.kappa3`).
 
         Args:
             progress: p, the step size eta_0 times tau local steps.
@@ -120,7 +122,9 @@ class Theorem1:
         return failing(self.assumptions)
 
     def exponent(self, form: str = "proof", eigenvalue: float | None = None) -> Float64[np.ndarray, "ages"]:
-        """Computes by how much the logarithm of ``residual_bound`` has fallen after each of 0 to A ages, [A + 1].
+        """Computes by how much the logarithm of ``residual_bound`` has fallen after 0, 1, .., A ages, [A + 1].
+
+        In an age every client trains each model once.
 
         Args:
             form: "proof", "equation_18" or "informal" (see the module); or "first_order", without the factor 1/3.
@@ -136,7 +140,7 @@ class Theorem1:
     def residual_bound(self, form: str = "proof", eigenvalue: float | None = None) -> Float64[np.ndarray, "ages K"]:
         """Computes the bound of the residual's norm ``||f_t(X) - Y||`` of each model after each age, [A + 1, K].
 
-        It is the initial norm R_0 times ``e^{-exponent}``.
+        It is the initial norm R_0 times ``e^{-exponent}``. In an age every client trains each model once.
 
         Args:
             form, eigenvalue: As for ``exponent``.
@@ -146,7 +150,8 @@ class Theorem1:
     def movement_bound(self, form: str = "summed", growth: float | None = None) -> Float64[np.ndarray, "ages K"]:
         """Computes the bound of the weights' movement ``||w(t) - w(0)||`` after each age, [A + 1, K] (FE-2021, eq. 18).
 
-        It is ``R_0 (1 + kappa_2) C_2 width^-1/2`` times a factor that depends on ``form``; u is that of the module.
+        In an age every client trains each model once. The bound is ``R_0 (1 + kappa_2) C_2 width^-1/2`` times a factor
+        that depends on ``form``; the module defines u.
 
         Args:
             form: "summed", the result of the proof: the geometric sum of the movements of all ages,
@@ -196,7 +201,8 @@ def theorem_1(
     Args:
         kernels, y_train, partition, cohorts, num_models: As for ``federated_flow``, with outputs that share a kernel.
         rule: Rule of plain FedAvg by gradient descent.
-        rounds_per_age: K of the theorem; by default the number of models.
+        rounds_per_age: Rounds K of an age, in which every client trains each model once; by default the number of
+            models.
         networks: Known properties of the networks; by default none.
 
     Returns:
@@ -238,7 +244,7 @@ def weight_movement(theta: ArrayLike, operator: ArrayLike, residual: ArrayLike) 
 
     The weights move by ``-J' M_r g_0``, with the Jacobian J and the initial residual g_0, so the square is
     ``tr(a' Theta a)`` with ``a = M_r g_0``. Each output has weights of its own, so their squares add. The second line
-    of eq. (18) of FE-2024 bounds this distance.
+    of eq. (18) of FE-2021 bounds this distance.
 
     Args:
         theta: Kernel [n, n] of the training points.
@@ -272,7 +278,7 @@ def kappa_4(progress: float, c1: float, c2: float, r0: float, examples_per_round
 def linearisation_gap(
     kappa: float, progress: float, lambda_min: float, examples_per_round: float, d4_norm: float = 0.0
 ) -> float:
-    """Bounds the distance of a network's residual from its linearisation's at any age (FE-2021, end of section 9.4).
+    """Bounds the distance of a network's residual from its linearisation's at any time (FE-2021, end of section 9.4).
 
     The bound is ``kappa_4 / (1 - q)`` with ``q = (1 + p^2 ||D_4||) e^{-p lambda_min(Theta_0) / nbar}`` and p the
     ``progress``. The result is inf unless q < 1, as the paper requires.

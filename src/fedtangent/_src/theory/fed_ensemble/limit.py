@@ -98,11 +98,11 @@ def _solved(kernels: LargeKernel, targets: Float64[np.ndarray, "n C"]) -> Float6
 
 
 def corollary_4_1(limit: Gaussian, num_models: int, epsilon: ArrayLike) -> Float64[np.ndarray, "m"]:
-    """Bounds the probability that the average of K models is ``epsilon`` or more from the limit's mean m(x).
+    """Bounds the probability that the average of K models is ``epsilon`` or more from the mean m(x) of ``limit``.
 
     Source: Corollary 4.1 of FE-2021, eq. (5). The bound is ``k(x, x) / (K epsilon^2)``, by Chebyshev's inequality; the
-    paper prints ``O(1 / (epsilon^2 K))``. The K models are independent with mean m (the limit's most probable function)
-    and variance k(x, x). It holds after sufficiently many rounds, for kernels that outputs share.
+    paper prints ``O(1 / (epsilon^2 K))``. The K models are independent with mean m (the most probable function) and
+    variance k(x, x). It holds after sufficiently many rounds, for kernels that outputs share.
 
     Args:
         limit: Mean m [m, C] and covariance k [m, m], for example from ``gp_limit``.

@@ -194,7 +194,7 @@ def second_order_terms(age: Age, dynamics: str = "gradient_flow") -> Operator:
     round, which is as large as the lemmas' terms for one local step and falls as 1 / tau at a fixed eta tau.
 
     Args:
-        age: Operators of the age.
+        age: Operators of the age, the rounds in which every client trains the model once.
         dynamics: "gradient_flow" or "gradient_descent".
     """
     choice("dynamics", dynamics, DYNAMICS)
@@ -221,7 +221,7 @@ def equation_13(age: Age, dynamics: str = "gradient_flow", order: str = "acting"
     exponential.
 
     Args:
-        age: Operators of the age.
+        age: Operators of the age, the rounds in which every client trains the model once.
         dynamics: "gradient_flow", or "gradient_descent", which adds -E[A^2 / tau] to each round's variance.
         order: "acting" has later rounds on the left, as operators act, and is right to second order. "printed" has the
             factors in the order of the page (erratum `fe2021.13`), which is the age with its rounds reversed, and is
@@ -257,15 +257,16 @@ def condition_15(ages: Sequence[Age], dynamics: str = "gradient_flow") -> Condit
 
     The condition is ``(1 + tau^2 eta^2 B_1 / 2) e^{-eta tau K lambda_min(Pi)} < 1``.
 
-    B_1 is the largest operator norm over ``ages``; lambda_min is the least eigenvalue, over the ages, of an age's
-    summed operators. These have the eigenvalues of the symmetric ``Theta^1/2 D Theta^1/2``, with least eigenvalue 0 if
-    Theta is singular or if a client with data is absent from an age; the paper takes the smallest eigenvalue that is
-    not 0. To leading order (15) holds up to ``eta tau = 2 K lambda / ((K lambda)^2 + B_1)``, which is returned as a
-    factor of the step in use. The paper prints another number (erratum `fe2021.15`). (15) also holds for steps so large
-    that the exponential dominates again; there the second-order terms mean nothing, so require a factor above 1 too.
+    B_1 is the largest operator norm, over ``ages``, of twice the ``second_order_terms``; lambda_min is the least
+    eigenvalue, over the ages, of an age's summed operators. These have the eigenvalues of the symmetric
+    ``Theta^1/2 D Theta^1/2``, with least eigenvalue 0 if Theta is singular or if a client with data is absent from an
+    age; the paper takes the smallest eigenvalue that is not 0. To leading order (15) holds up to
+    ``eta tau = 2 K lambda / ((K lambda)^2 + B_1)``, which is returned as a factor of the step in use. The paper prints
+    another number (erratum `fe2021.15`). (15) also holds for steps so large that the exponential dominates again; there
+    the second-order terms mean nothing, so require a factor above 1 too.
 
     Args:
-        ages: Operators of one or more ages.
+        ages: Operators of one or more ages, rounds in which every client trains the model once.
         dynamics: "gradient_flow" or "gradient_descent".
     """
     if not ages:

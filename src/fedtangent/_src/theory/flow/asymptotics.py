@@ -49,7 +49,7 @@ class PassSpectrum(NamedTuple):
 
 
 class _Frame(NamedTuple):
-    """Coordinates of the recursion's state, without the directions that no function depends on."""
+    """Matrices that convert the recursion's state to coordinates without null directions of the kernel, and back."""
 
     down: Float64[np.ndarray, "rank q"]  # Lambda^(1/2) V'
     up: Float64[np.ndarray, "q rank"]  # V Lambda^(-1/2)
@@ -180,7 +180,7 @@ class Pass:
 
     @in_float64
     def _drives(self, decayed: bool) -> tuple[Float64[np.ndarray, "d q"], Float64[np.ndarray, "d q"]]:
-        """Computes d of ``L s + d`` for unit residuals, and for unit ``J(X) w_0`` if ``decayed``: [d, q] each."""
+        """Computes d of a pass ``s -> L s + d`` for unit residuals, and if ``decayed`` for unit ``J(X) w_0``: [d, q]."""
         eye = np.eye(len(self.flow.theta))[:, None, :]
         zeros = np.zeros_like(eye)
         start = zero_state(self.flow.program(self.model, 1), len(self.flow.theta))

@@ -69,7 +69,7 @@ def private_flow(
     Raises:
         ValueError: A flow of several models, of another algorithm, with weight decay or server momentum.
 
-    Example, the law of a run that is never clipped:
+    Example, mean and covariance of a run that is never clipped:
 
         >>> import numpy as np, fedtangent as ft
         >>> ft.enable_x64()

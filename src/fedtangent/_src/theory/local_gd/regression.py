@@ -54,15 +54,15 @@ def local_regression(
         y: Targets [n]; or [n, C], for which a model is [d, C].
         partition: Examples of each node.
         learning_rate, local_steps: Step size eta and number L of steps of every node. Without both, local work goes on
-            until convergence, as in eq. (4) of the paper; a node whose X_i has not full rank then takes the
+            until convergence, as in eq. (4) of Local-GD; a node whose X_i has not full rank then takes the
             pseudo-inverse (see ``deficient``).
-        weights: Weights of the nodes in the mean, "uniform" (as in the paper), "examples", or N numbers.
+        weights: Weights of the nodes in the mean, "uniform" (as in Local-GD), "examples", or N numbers.
         loss: "squared_error", ``1/(2 n_i) |y_i - X_i w|^2``; or "squared_error_sum", without 1 / n_i (erratum
             `local_gd.loss`).
 
     Raises:
         ValueError: One of ``learning_rate`` and ``local_steps`` without the other; local work until convergence at a
-            node with as many examples as dimensions or more, where eq. (3) of the paper has no solution.
+            node with as many examples as dimensions or more, where eq. (3) of Local-GD has no solution.
 
     Example, two clients of one example each in three dimensions, with local work until convergence:
 
