@@ -144,7 +144,7 @@ def _rows(
 
 
 def _signals(layer: _Layer, by_call: list[Array]) -> Float[Array, "n P channels"]:
-    """Returns a layer's signals, the derivatives of the network's output by its outputs, [n, P, channels]."""
+    """Returns a layer's signals [n, P, channels], the derivatives of a network output by the layer's outputs."""
     parts = [by_call[c].reshape((by_call[c].shape[0], -1, layer.channels)) for c in layer.calls]
     return parts[0] if len(parts) == 1 else jnp.concatenate(parts, axis=1)
 

@@ -93,7 +93,7 @@ _Value = AnyArray | _Slot
 
 
 class _Step(NamedTuple):
-    """Equation of the unrolled linear map; its inputs are values or slots, its outputs slots."""
+    """Equation of a linear map without nested calls; its inputs are values or slots, its outputs slots."""
 
     eqn: JaxprEqn
     inputs: Sequence[_Value]

@@ -76,8 +76,8 @@ def exponential_product(operators: ArrayLike, step: float) -> Expansion:
     first; ``h = eta tau``. The remainder is o(h^2) (erratum `fe2021.lemma92`).
 
     Args:
-        operators: Operators [K, n, n], the first to act first.
-        step: The number h.
+        operators: Operators A_i, [K, n, n], the first to act first.
+        step: The number h, step size times local steps.
     """
     a = _operators(operators)
     number("step", step)
@@ -90,9 +90,9 @@ def exponential_average(operators: ArrayLike, weights: ArrayLike, step: float) -
     ``first_order = e^{-h sum_i p_i A_i}`` and ``second_order = h^2/2 Var(A)``.
 
     Args:
-        operators: Operators [N, n, n].
-        weights: Weights [N], non-negative, summing to 1.
-        step: The number h = eta tau.
+        operators: Operators A_i, [N, n, n].
+        weights: Weights p_i [N], non-negative, summing to 1.
+        step: The number h, step size times local steps.
     """
     a, p = _operators(operators), real_array("weights", weights)
     if p.shape != (len(a),) or not (np.all(p >= 0) and abs(p.sum() - 1) <= 1e-12):
@@ -257,8 +257,8 @@ def condition_15(ages: Sequence[Age], dynamics: str = "gradient_flow") -> Condit
 
     The condition is ``(1 + tau^2 eta^2 B_1 / 2) e^{-eta tau K lambda_min(Pi)} < 1``.
 
-    B_1 is the largest operator norm, over ``ages``, of twice the ``second_order_terms``; lambda_min is the least
-    eigenvalue, over the ages, of an age's summed operators. These have the eigenvalues of the symmetric
+    ``tau^2 eta^2 B_1`` is the largest operator norm, over ``ages``, of twice the ``second_order_terms``; lambda_min is
+    the least eigenvalue, over the ages, of an age's summed operators. These have the eigenvalues of the symmetric
     ``Theta^1/2 D Theta^1/2``, with least eigenvalue 0 if Theta is singular or if a client with data is absent from an
     age; the paper takes the smallest eigenvalue that is not 0. To leading order (15) holds up to
     ``eta tau = 2 K lambda / ((K lambda)^2 + B_1)``, which is returned as a factor of the step in use. The paper prints

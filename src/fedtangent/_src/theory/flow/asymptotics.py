@@ -92,7 +92,7 @@ def _frame(program: Program) -> _Frame:
 
 
 def _null(singular: Float64[np.ndarray, "d"]) -> Bool[np.ndarray, "d"]:
-    """Returns a mask of the singular values of ``I - L`` that are 0 up to rounding; ``singular`` falls."""
+    """Returns which singular values of ``I - L``, in falling order, are 0 up to rounding (L: the matrix of a pass)."""
     largest = float(singular[0]) if len(singular) else 0.0
     return singular <= max(NULL * largest, 4 * len(singular) * np.finfo(float).eps)
 
@@ -100,7 +100,8 @@ def _null(singular: Float64[np.ndarray, "d"]) -> Bool[np.ndarray, "d"]:
 def _constants(change: Float64[np.ndarray, "d d"]) -> Float64[np.ndarray, "c d"]:
     """Returns orthonormal rows [c, d] that span the combinations of the state that no pass changes.
 
-    ``change`` is ``I - L``. Raises ``SingularKernelError`` if float64 cannot tell whether a combination changes.
+    ``change`` is I minus the matrix of the pass. Raises ``SingularKernelError`` if float64 cannot tell whether a
+    combination changes.
     """
     u, singular, _ = np.linalg.svd(change)
     null = _null(singular)
@@ -180,7 +181,7 @@ class Pass:
 
     @in_float64
     def _drives(self, decayed: bool) -> tuple[Float64[np.ndarray, "d q"], Float64[np.ndarray, "d q"]]:
-        """Computes d of a pass ``s -> L s + d`` for unit residuals, and if ``decayed`` for unit ``J(X) w_0``: [d, q]."""
+        """Computes d of a pass ``s -> L s + d`` for unit residuals and, if ``decayed``, unit ``J(X) w_0``: [d, q]."""
         eye = np.eye(len(self.flow.theta))[:, None, :]
         zeros = np.zeros_like(eye)
         start = zero_state(self.flow.program(self.model, 1), len(self.flow.theta))

@@ -33,7 +33,7 @@ Kept = TypeVar("Kept", Array, tuple[()])
 
 
 class FlowState(NamedTuple):
-    """Coefficients of the state of a run after a round; None for parts that the rule does not use."""
+    """State of a run after a round, as coefficients of the training features; None for parts that the rule lacks."""
 
     a: Float[Array, "q K D"]  # the models
     memory: Float[Array, "q K D"] | None  # the server's momentum buffer, FedDyn's h or SCAFFOLD's c
@@ -105,7 +105,7 @@ def decay_map(program: Program) -> Float[Array, "s s"]:
 def _decay(
     program: Program, beta: Float[Array, "K"], memory: Float[Array, "K"]
 ) -> tuple[Float[Array, "rounds K"], Float[Array, "K"]]:
-    """Computes ``shares_of_start`` from a first share ``beta`` and momentum ``memory``, and the last momentum [K]."""
+    """Computes ``shares_of_start`` from a first share ``beta`` and momentum ``memory``; returns the last momentum too."""
     rounds = program.rounds
 
     def step(carry: tuple[Array, Array], j: Array) -> tuple[tuple[Array, Array], Array]:

@@ -142,7 +142,7 @@ def project(sets: FeasibleSets, w: ArrayLike) -> Projection:
     """Computes the point of every node's feasible set that is nearest to ``w`` (eq. 13 of Local-GD).
 
     Args:
-        sets: Feasible sets.
+        sets: Feasible sets of the nodes, from ``feasible_sets``.
         w: Point [d], or one for each node [N, d].
 
     Raises:
@@ -214,11 +214,11 @@ def parallel_projections(
     Local-GD). With it this is the paper's modified method (eq. 16, Lemma 4).
 
     Args:
-        sets: Feasible sets.
+        sets: Feasible sets of the nodes, from ``feasible_sets``.
         num_rounds: Number R of rounds.
         alpha: None, or one number from 0 to 1 for each round, for example from ``halpern``.
         start: Initial model w^0, zeros by default.
-        weights: Weights p_i, "uniform" (as in the paper), "examples", or N numbers.
+        weights: Weights p_i, "uniform" (as in Local-GD), "examples", or N numbers.
 
     Raises:
         ValueError: A set is empty, or too thin for float64 to find the point; ``alpha`` or another argument has a wrong

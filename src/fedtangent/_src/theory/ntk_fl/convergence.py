@@ -77,10 +77,10 @@ class NtkConstants(NamedTuple):
     def movement_bound(self) -> float:
         """Computes a bound of the distance that a neuron moves, ``4 G sqrt(N) |f_0 - y| / (sqrt(n) lambda)``.
 
-        It holds if the theorem holds. ``G = ((1 + eta)^tau - 1) / (eta tau)`` is 1 in Theorem 1. A step moves a neuron
-        by at most ``eta / sqrt(N n)`` times the residual; the sum over all steps converges because the residual decays.
-        For FedAvg the bound covers the server's neurons over all rounds and a client's movement inside a round. It is
-        inf for lambda = 0.
+        It holds if the theorem holds; the symbols are those of this record. ``G = ((1 + eta)^tau - 1) / (eta tau)`` is
+        1 in Theorem 1. A step moves a neuron by at most ``eta / sqrt(N n)`` times the residual; the sum over all steps
+        converges because the residual decays. For FedAvg the bound covers the server's neurons over all rounds and a
+        client's movement inside a round. It is inf for lambda = 0.
         """
         if self.lambda_min == 0:
             return math.inf
@@ -113,7 +113,8 @@ class NtkTheorem:
     def rate(self, eigenvalue: float | None = None) -> float:
         """Computes the theorem's factor of the squared residual in a step (Theorem 1) or round (Theorem 2), at least 0.
 
-        It is ``1 - eta tau lambda / (2 N M)``; for a negative control ``eigenvalue`` replaces lambda.
+        It is ``1 - eta tau lambda / (2 N M)`` in the symbols of ``NtkConstants``; for a negative control ``eigenvalue``
+        replaces lambda.
         """
         return 1 - self._fall(eigenvalue)
 
