@@ -299,7 +299,7 @@ def _position_product(
 
 
 def _map_examples(function: Callable[[PyTree], Array], examples: PyTree, numbers: int) -> Array:
-    """Maps ``function`` over examples: one by one on a CPU, else in batches, for ``numbers`` entries of an example."""
+    """Maps ``function`` over examples with ``numbers`` entries each: one by one on a CPU, else in batches."""
     if jax.default_backend() == "cpu":
         return jax.lax.map(function, examples)
     return jax.lax.map(function, examples, batch_size=max(1, HELD // numbers))

@@ -130,8 +130,8 @@ def averaged(paths: Sequence[LocalPath]) -> list[Matrix]:
 class ResidualTerms(NamedTuple):
     """Four terms [n, C] whose sum is the server's residual after a round, eq. (17) of DeepLin.
 
-    xi is the residual before the round, xi_k the clients' before step k; U are outputs, P kernels, E is that of eq.
-    (10).
+    xi is the residual and U the outputs before the round, xi_k and U_k those of the clients before step k. P is the
+    tangent kernel, E the products of two or more layers' changes.
     """
 
     first: Float64[np.ndarray, "n C"]  # (I - eta K/N P(0)) xi: the linear model's

@@ -208,10 +208,10 @@ def corollary_1(
 ) -> Corollary1:
     """Computes the variance of an ensemble after training to convergence, k(x, x)/K (FE-2024, Corollary 1).
 
-    The corollary, eq. (11) and 4.1 of FE-2021, is ``E (1/K sum_k f_k(x) - m(x))^2 = k(x, x)/K + o(eta_0^2)``.
-    ``gp_limit`` computes m and k, for sufficiently many rounds. With a ``flow`` of K models the result also has the
-    exact left-hand side at round ``r``: there ``sum_k k_k(x, x)/K^2 + (mean - m)^2`` takes the place of ``k(x, x)/K``,
-    with no remainder.
+    The corollary (eq. 11 of FE-2024, Corollary 4.1 of FE-2021) is
+    ``E (1/K sum_k f_k(x) - m(x))^2 = k(x, x)/K + o(eta_0^2)``. ``gp_limit`` computes m and k, for sufficiently many
+    rounds. With a ``flow`` of K models the result also has the exact left-hand side at round ``r``: there
+    ``sum_k k_k(x, x)/K^2 + (mean - m)^2`` takes the place of ``k(x, x)/K``, with no remainder.
 
     Assumes that Theta has full rank (assumption 1 of FE-2024's Theorem 1; here: an inverse in float64 with at most
     ``max_relative_jitter``), and a step size below a threshold (checked with a flow only). A singular Theta is reported

@@ -99,7 +99,7 @@ def age_plan(
 
 
 class Theorem1Data(NamedTuple):
-    """Kernel, residual, targets and schedule of a run, on which the assumptions of Theorem 1 are measured."""
+    """Kernel, residual, targets and schedule of a run, on which assumptions of FE-2024's Theorem 1 are measured."""
 
     theta: Float64[np.ndarray, "n n"]
     eigenvalues: Float64[np.ndarray, "n"]  # of theta, rising

@@ -105,7 +105,7 @@ def decay_map(program: Program) -> Float[Array, "s s"]:
 def _decay(
     program: Program, beta: Float[Array, "K"], memory: Float[Array, "K"]
 ) -> tuple[Float[Array, "rounds K"], Float[Array, "K"]]:
-    """Computes ``shares_of_start`` from a first share ``beta`` and momentum ``memory``; returns the last momentum too."""
+    """Computes ``shares_of_start``, and the last momentum [K], from a first share ``beta`` and momentum ``memory``."""
     rounds = program.rounds
 
     def step(carry: tuple[Array, Array], j: Array) -> tuple[tuple[Array, Array], Array]:

@@ -252,7 +252,7 @@ def ntk_theorem_1(
     delta: float = 0.05,
     radius: float | None = None,
 ) -> NtkTheorem:
-    """Computes the rate of NTK-FL's Theorem 1 and checks which of its assumptions hold.
+    """Computes how fast the squared residual decays by NTK-FL's Theorem 1, and checks the theorem's assumptions.
 
     Runs on the host in NumPy float64 at a cost of O(N^3).
 
@@ -284,7 +284,9 @@ def ntk_theorem_2(
     delta: float = 0.05,
     radius: float | None = None,
 ) -> NtkTheorem:
-    """Computes the rate of NTK-FL's Theorem 2, FedAvg with every client in every round, and checks its assumptions.
+    """Computes how fast the squared residual decays by NTK-FL's Theorem 2, and checks the theorem's assumptions.
+
+    Theorem 2 is about FedAvg with every client in every round.
 
     Args:
         x, residual, network, delta: As for ``ntk_theorem_1``.
