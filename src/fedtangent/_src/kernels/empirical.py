@@ -149,7 +149,7 @@ def _by_blocks(
     trace: bool,
     block_size: int,
 ) -> Float[Array, "n1 n2"] | Float[Array, "n1 C n2 C"]:
-    """Computes the kernel block by block; if ``x2`` is None, the blocks above the diagonal are also copied below it."""
+    """Computes the tangent kernel block by block; without ``x2`` blocks above the diagonal are mirrored below it."""
     n1, n2 = x1.shape[0], x1.shape[0] if x2 is None else x2.shape[0]
     (size1, blocks1), (size2, blocks2) = _balanced(n1, block_size), _balanced(n2, block_size)
     rows1, rows2 = form.prepare(params, x1), None if x2 is None else form.prepare(params, x2)

@@ -161,7 +161,7 @@ def _features(calls: tuple[Call, ...], layer: _Layer, inputs: list[Array]) -> Fl
 def _trace(
     plan: Plan, layers: list[_Layer], by_gradients: list[bool], rows1: _Rows, rows2: _Rows | None, num_outputs: int
 ) -> Float[Array, "n1 n2"]:
-    """Computes the kernel's mean over outputs [n1, n2].
+    """Computes the mean over outputs of the tangent kernel, [n1, n2].
 
     ``by_gradients`` says for each layer whether to multiply its gradients or to sum over pairs of positions.
     """
@@ -199,7 +199,7 @@ def _channels(d: Float[Array, "C n P channels"]) -> Float[Array, "n 1 P C*channe
 def _full(
     plan: Plan, layers: list[_Layer], by_gradients: list[bool], rows1: _Rows, rows2: _Rows | None, num_outputs: int
 ) -> Float[Array, "n1 C n2 C"]:
-    """Computes the whole kernel [n1, C, n2, C]; arguments as for ``_trace``."""
+    """Computes the tangent kernel of all outputs, [n1, C, n2, C]; arguments as for ``_trace``."""
 
     def every_output(rows: _Rows | None) -> tuple[list[Array], Array] | None:
         if rows is None:

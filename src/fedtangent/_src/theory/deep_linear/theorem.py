@@ -15,10 +15,10 @@ Points that the paper leaves open or states otherwise:
   ``eta <= d_out / (50 L kappa K |X|^2)``; the width's constant is taken as 1, the least possible reading.
 - (18) has a quarter of the first-order rate (erratum `deep_linear.18`). ``linear_rate`` is the rate of the linear
   model, exact for any eta and K. The loss is the sum of squares (erratum `deep_linear.loss`).
-- ``drift_bound`` has the L that is lost in (33), ``radius`` the 16 of the proof (errata `deep_linear.33`,
-  `deep_linear.radius`).
-- ``hypotheses`` has the exponents of j - i + 1 layers, and n <= d is needed for (27) (errata `deep_linear.between`,
-  `deep_linear.27`).
+- ``drift_bound`` has the factor L that eq. (33) loses, and ``radius`` the factor 16 of the proof (errata
+  `deep_linear.33`, `deep_linear.radius`).
+- A product W^j .. W^i has j - i + 1 layers, which ``hypotheses`` counts, unlike the paper (erratum
+  `deep_linear.between`). Eq. (27) needs n <= d (erratum `deep_linear.27`).
 """
 
 from __future__ import annotations

@@ -97,7 +97,7 @@ class Curvature(NamedTuple):
         return float(progress**2 * (self._quartic() + 0.5 * num_clients * (num_clients - 1) * self.c2**4))
 
     def largest_progress(self) -> float:
-        """Computes the largest product of step size and local steps that FE-2021's Theorem 9.1 allows: kappa_2 is 1."""
+        """Computes the largest product of step size and local steps for Theorem 9.1 of FE-2021: there kappa_2 is 1."""
         # the root of quartic p^2 + c2 p = ln 2, written without a difference of nearly equal numbers
         return float(2 * np.log(2) / (self.c2 + np.sqrt(self.c2**2 + 4 * self._quartic() * np.log(2))))
 

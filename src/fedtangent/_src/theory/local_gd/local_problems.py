@@ -129,9 +129,10 @@ def projected(gram: Gram, across: Vector, mask: Mask, parameters: tuple[Array, .
 
 
 def weak(gram: Gram, across: Vector, mask: Mask, parameters: tuple[Array, ...]) -> tuple[Vector, Float[Array, ""]]:
-    """Minimises eq. (12) of Local-GD exactly: solves ``ln b = level - A w - A A' b`` by Newton's method.
+    """Minimises a node's exponential loss with a weak proximal term exactly (eq. 12 of Local-GD).
 
-    The error is the largest residual of this equation, relative to its largest right-hand side.
+    Newton's method solves ``ln b = level - A w - A A' b``. The error is the largest residual of this equation, relative
+    to its largest right-hand side.
 
     Args:
         gram, across, mask: As for every ``LocalSolver``.
@@ -176,9 +177,9 @@ def weak(gram: Gram, across: Vector, mask: Mask, parameters: tuple[Array, ...]) 
 
 
 def descended(gram: Gram, across: Vector, mask: Mask, parameters: tuple[Array, ...]) -> tuple[Vector, Float[Array, ""]]:
-    """Minimises eq. (12) of Local-GD by gradient steps from b = 0 (its algorithm 2).
+    """Minimises a node's exponential loss with a proximal term by gradient steps from b = 0.
 
-    The returned error is 0, or NaN if the steps diverge.
+    These are eq. (12) and algorithm 2 of Local-GD. The returned error is 0, or NaN if the steps diverge.
 
     Args:
         gram, across, mask: As for every ``LocalSolver``.

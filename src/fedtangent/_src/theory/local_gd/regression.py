@@ -204,7 +204,7 @@ class LocalRegression:
         return np.asarray(fitted + begin - right.T @ (right @ begin))
 
     def after(self, rounds: int | Sequence[int], start: ArrayLike | None = None) -> Float64[np.ndarray, "..."]:
-        """Computes the global model after ``rounds`` rounds without earlier rounds (Local-GD, eq. 6).
+        """Computes the global model after ``rounds`` rounds directly, not round by round (eq. 6 of Local-GD).
 
         Args:
             rounds: Number of rounds, or several numbers.
