@@ -2,8 +2,8 @@
 
 A pass over all R rounds is an affine map ``s -> L s + d`` of the state s of a model's run: its coefficients, a momentum
 buffer, corrections. Coefficients a that no function depends on (null directions of Theta) are left out: with the
-eigendecomposition ``Theta = V Lambda V'``, L acts on ``Lambda^(1/2) V' a``. Some combinations never change, such as ``c
-- mean(c_i)`` of SCAFFOLD or directions that no client trains. With these at their initial value the fixed point is
+eigendecomposition ``Theta = V Lambda V'``, L acts on ``Lambda^(1/2) V' a``. Some combinations never change, for example
+``c - mean(c_i)`` of SCAFFOLD or directions that no client trains. With these at their initial value the fixed point is
 unique.
 """
 
