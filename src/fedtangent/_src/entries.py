@@ -1,12 +1,12 @@
 """Entries: one record for everything that can be chosen by name.
 
-Each algorithm, data set, partition, model, schedule, channel, graph, case, experiment and theorem's check has one
-entry, at the end of the file that defines it: its name, a summary in one line, its options with help and defaults, the
-function that builds it, and its papers. The command line, ``fedtangent list``, ``--help``, the documentation's tables,
-the citations and the tests of the laws all read the entries.
+Each algorithm, data set, partition, model, schedule, channel, graph, case, experiment and check of a theorem has one
+entry: its name, a summary in one line, its options with help and defaults, the function that builds it, and its papers.
+The command line, ``fedtangent list``, ``--help``, the documentation's tables, the citations and the tests that every
+algorithm must pass all read the entries.
 
-To add an algorithm, write a file in ``federated/algorithms`` that ends with ``ENTRIES``, a tuple of entries. ``KINDS``
-names the package of every other kind. Schedules and graphs are one module each: add the entry there.
+The entry of an algorithm or a model is made from its function, which a decorator such as ``recipe`` marks. The files of
+the other kinds end with ``ENTRIES``, a tuple of entries. ``KINDS`` names the package or module of each kind.
 """
 
 from __future__ import annotations
@@ -71,9 +71,12 @@ def option(default: object, *, may_differ: bool = False, used_with: str = "", mo
 
 
 def check_limits(options: Any) -> None:
-    """Raises ``ValueError`` if a number among ``options`` is above the ``most`` of its option.
+    """Raises ``ValueError`` if an option's number exceeds, in absolute value, the limit ``most`` set by ``option``.
 
     Infinity passes, because each option says what infinity means for it.
+
+    Args:
+        options: Instance of a dataclass of options; numbers in tuples are checked too.
     """
     for field in dataclasses.fields(options):
         value = getattr(options, field.name)
@@ -85,7 +88,11 @@ def check_limits(options: Any) -> None:
 
 
 def lasting(*groups: Any) -> list[str]:
-    """Returns the names of the options in ``groups`` that a resumed run must share with the run that it continues."""
+    """Returns the names of the options that a resumed run must share with the run that it continues.
+
+    Args:
+        groups: Dataclasses of options, or instances of them.
+    """
     return [f.name for group in groups for f in dataclasses.fields(group) if not f.metadata.get("may_differ")]
 
 
@@ -105,7 +112,10 @@ class Builder(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class Entry:
-    """A choice among others of its kind, such as one algorithm; kinds with more fields extend it."""
+    """The record of something that can be chosen by name, such as one algorithm.
+
+    Some kinds of choices, such as data sets, have entries of a subclass with further fields.
+    """
 
     name: str
     """Name of the choice on the command line and in Python."""
@@ -120,7 +130,7 @@ class Entry:
 
     @property
     def written(self) -> str:
-        """Form in which users write the choice: its name."""
+        """Text by which users choose the entry on the command line: here its name."""
         return self.name
 
     @property
@@ -131,7 +141,10 @@ class Entry:
 
 @functools.cache
 def catalogue(kind: str) -> Mapping[str, Any]:
-    """Returns all entries of one of ``KINDS`` by name, in alphabetical order.
+    """Returns all entries of a kind by name, in alphabetical order.
+
+    Args:
+        kind: One of ``KINDS``, such as "algorithms".
 
     Raises:
         ValueError: ``kind`` is not one of ``KINDS``.
@@ -150,7 +163,12 @@ def catalogue(kind: str) -> Mapping[str, Any]:
 
 
 def _marked(kind: str, module: types.ModuleType) -> list[Any]:
-    """Returns the entries of the functions that ``module`` defines and marks with a decorator such as ``recipe``."""
+    """Builds the entries of the functions in ``module`` that a decorator such as ``recipe`` marks.
+
+    Args:
+        kind: "algorithms" or "models" if the module has such functions.
+        module: The module; functions that it only imports do not count.
+    """
     marked = [v for v in vars(module).values() if hasattr(v, "about") and v.__module__ == module.__name__]
     return [importlib.import_module(OWN[kind]).entry_of(function) for function in marked] if marked else []
 
@@ -182,7 +200,15 @@ def choose(kind: str, name: str) -> Any:
 
 
 def _imported(noun: str, name: str) -> Any:
-    """Imports ``package.module:function``; any error of its module becomes a ``ValueError``."""
+    """Imports the module of ``name``, a text such as ``package.module:function``, and returns the function.
+
+    Args:
+        noun: Kind of the function, such as "algorithm", for error messages.
+        name: The text.
+
+    Raises:
+        ValueError: The import fails for any reason, or the module has no such function.
+    """
     module, _, attribute = name.partition(":")
     try:
         imported = importlib.import_module(module)
@@ -199,7 +225,13 @@ def _imported(noun: str, name: str) -> Any:
 
 @functools.cache
 def _own_entry(kind: str, name: str, function: Builder) -> Any:
-    """Builds the entry of a user's function once: a second class of options would make equal options unequal."""
+    """Builds the entry of a user's function, only once: with a second class of options, equal options would be unequal.
+
+    Args:
+        kind: "algorithms" or "models".
+        name: Name of the function, ``package.module:function``.
+        function: The user's function.
+    """
     return importlib.import_module(OWN[kind]).entry_of_function(name, function)
 
 
@@ -356,7 +388,10 @@ def help_of(group: type[Any]) -> dict[str, str]:
 
 
 def _written_type(kind: Any) -> Any:
-    """Returns the part of a type that can be written on a command line; None if no part can."""
+    """Returns the part of a type that can be written on a command line; None if no part can.
+
+    The part of ``float | Array | None``, for example, is ``float | None``.
+    """
     if _is_written(kind):
         return kind
     if typing.get_origin(kind) in (typing.Union, types.UnionType):
@@ -382,7 +417,10 @@ def option_names(entry: Entry) -> tuple[str, ...]:
 
 @dataclasses.dataclass(frozen=True)
 class WrittenEntry(Entry):
-    """A choice that may be written with a number, as in ``top_k:0.01``; ``build`` then takes that number first."""
+    """The entry of a choice that may be written with a number, as in ``top_k:0.01``.
+
+    If it has a number, ``build`` takes it as its first argument.
+    """
 
     number: str = ""
     """Meaning of the number; empty for a choice that is written without one."""

@@ -1,7 +1,8 @@
-"""Learning rates and optimisers: schedules of the round, optax transformations, and tests of linearity.
+"""Learning rates and optimisers of clients and servers, and tests whether an optimiser is linear in the gradients.
 
-An optimiser is linear if T steps with gradients g_1 .. g_T move the parameters by ``-rate sum_t a_t g_t``, with numbers
-a_t that do not depend on the gradients, as SGD and momentum do (Wang et al., 2020, eq. 4 and 5).
+A learning-rate schedule is a function of the round. An optimiser is an optax transformation, or a function from the
+round to one. It is linear if T steps with gradients g_1 .. g_T move the parameters by ``-rate sum_t a_t g_t``, with
+numbers a_t that do not depend on the gradients. SGD and momentum are (Wang et al., 2020, eq. 4 and 5).
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ _FACTORS = (1e6, 1e-6)  # large and small, so that a clipping threshold shows
 
 
 def staircase_decay(initial: Rate, factor: float = 0.99, every: int = 10) -> Callable[[Array], Array]:
-    """Returns the schedule ``initial * factor ** floor(round / every)``, as the papers decay (erratum `fe2024.decay`).
+    """Returns the schedule ``initial * factor ** floor(round / every)`` of the papers (erratum `fe2024.decay`).
 
     Args:
         initial: Rate of the first rounds, a number above 0.
@@ -118,10 +119,13 @@ class Sgd(optax.GradientTransformation):
 
 
 def sgd(rate: Rate) -> Optimizer:
-    """Builds gradient descent at ``rate``: an optax transformation, or a function from the round to one.
+    """Builds gradient descent: an optax transformation or, for a schedule, a function from the round to one.
 
-    A rate is rounded to each parameter's dtype first, so that a constant schedule gives the same bits as the number
-    and float32 parameters stay in float32.
+    The rate is rounded to each parameter's dtype first. So a constant schedule gives the same bits as the number, and
+    float32 parameters stay in float32.
+
+    Args:
+        rate: A number, or a schedule of the round.
     """
     return (lambda round_: _descend(in_round(rate, round_))) if callable(rate) else _descend(rate)
 
@@ -158,7 +162,12 @@ def _descend(rate: float | Array) -> Sgd:
 
 
 def _moved(optimizer: optax.GradientTransformation, gradients: list[PyTree]) -> np.ndarray:
-    """Returns minus the sum of the updates for these gradients, flattened; parameters start from a nonzero constant."""
+    """Returns how far an optimiser moves downhill in all its steps together: minus the sum of its updates, flattened.
+
+    Args:
+        optimizer: An optax optimiser; it starts at parameters that are all 0.75.
+        gradients: Gradient of each step.
+    """
     params = jax.tree.map(lambda g: jnp.full(g.shape, 0.75, g.dtype), gradients[0])
     state, moved = optimizer.init(params), pytrees.zeros_like(params)
     for gradient in gradients:
@@ -172,7 +181,12 @@ def _flat(tree: PyTree) -> np.ndarray:
 
 
 def _answers(optimizer: optax.GradientTransformation, gradients: Array) -> Array:
-    """Returns how far the optimiser moves one number downhill in each step, [T], for its gradients [T]."""
+    """Returns how far an optimiser moves a single number downhill in each of T steps, [T].
+
+    Args:
+        optimizer: An optax optimiser; the number starts at 0.75.
+        gradients: Gradient of each step, [T].
+    """
     start = jnp.asarray(0.75, gradients.dtype)
 
     def step(carry: PyTree, gradient: Array) -> tuple[PyTree, Array]:
@@ -184,7 +198,11 @@ def _answers(optimizer: optax.GradientTransformation, gradients: Array) -> Array
 
 
 def _coefficients(optimizer: optax.GradientTransformation) -> np.ndarray:
-    """Returns ``rate a_1 .. rate a_T``: how far a number moves if the gradient is 1 in step t and 0 in all others."""
+    """Returns for each of four steps t how far a number moves in all four if the gradient is 1 in step t and 0 in the
+    others.
+
+    For a linear optimiser these are ``rate a_1 .. rate a_4`` (see the module's docstring).
+    """
     return np.asarray(jax.vmap(lambda impulse: _answers(optimizer, impulse))(jnp.eye(_STEPS))).sum(axis=1)
 
 
@@ -275,7 +293,7 @@ def first_steps(optimizer: Optimizer, num_rounds: int) -> float | np.ndarray:
 
 
 def heavy_ball(name: str, optimizer: Optimizer) -> dict[str, float | bool]:
-    """Finds the rate, momentum and Nesterov flag with which gradient descent with momentum equals an optimiser.
+    """Finds the rate, momentum and Nesterov flag for which gradient descent with momentum equals ``optimizer``.
 
     They are computed from the optimiser's steps on a gradient of 1, and checked on 20,000 rounds of such gradients.
 
@@ -318,9 +336,9 @@ def unit_response(
 
     Args:
         optimizer: An optax optimiser that is linear in the gradients.
-        prox: Strength mu of a proximal pull to the start; 0 for none.
+        prox: Strength mu of a proximal term, which pulls the number back to its start; 0 for none.
         steps: Number of steps, a traced whole number [].
-        most: Upper bound of the steps, for a loop that reverse mode can differentiate; None: a loop that it cannot.
+        most: Upper bound of ``steps``, needed to differentiate the result in reverse mode; None if that is not needed.
         dtype: Floating type of the number.
     """
     start = jnp.zeros((), dtype)

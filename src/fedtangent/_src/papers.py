@@ -1,4 +1,7 @@
-"""The papers behind the algorithms and the data sets: BibTeX by key, ``print(fedtangent.cite(algorithm))``."""
+"""BibTeX of the papers behind the algorithms and the data sets, by key.
+
+``print(fedtangent.cite(algorithm))`` shows the papers of an algorithm.
+"""
 
 from __future__ import annotations
 

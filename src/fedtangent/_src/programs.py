@@ -91,14 +91,13 @@ def folder_of_machine(root: Path) -> Path:
 
 
 def tidy(folder: Path, most_bytes: int) -> None:
-    """Removes incomplete programs from ``folder``, then the least recently used of all folders beside it.
+    """Removes incomplete programs from ``folder``, then the least recently used programs of all machines' folders.
 
-    JAX writes a program in place, so that a kill or a full disk leaves a part of it, and never replaces it.
-    jax_compilation_cache_max_size would bound the size too, but at every write, and reads nothing from a folder that
-    cannot be written to.
+    A kill or a full disk can leave a part of a program, which JAX would never replace. JAX's own limit of the size,
+    ``jax_compilation_cache_max_size``, is not used: it counts at every write, and cannot read from a read-only folder.
 
     Args:
-        folder: Folder that ``folder_of_machine`` returned.
+        folder: Folder that ``folder_of_machine`` returned; the other folders are beside it.
         most_bytes: Bytes that the programs of all folders may take.
     """
     stamp = folder / STAMP

@@ -1,4 +1,7 @@
-"""Files that a kill leaves either old or complete, digests, and the user's cache folder."""
+"""Atomic writing of files and folders, checksums, and the user's cache folder.
+
+If the process is killed while it writes, readers find either the old file or the complete new one.
+"""
 
 from __future__ import annotations
 
@@ -66,7 +69,11 @@ def sync_folder(folder: Path) -> None:
 
 
 def sha256(*parts: bytes | str | np.ndarray) -> str:
-    """Computes the SHA-256, in hexadecimal, of the concatenated texts, bytes and numbers of arrays."""
+    """Computes the SHA-256 of several values, put one behind the other, as a hexadecimal text.
+
+    Args:
+        parts: Texts (encoded as UTF-8), bytes, or arrays, whose numbers enter and whose shape and dtype do not.
+    """
     digest = hashlib.sha256()
     for part in parts:
         content = part.encode() if isinstance(part, str) else part
@@ -75,7 +82,7 @@ def sha256(*parts: bytes | str | np.ndarray) -> str:
 
 
 def sha256_of_file(path: Path) -> str:
-    """Computes the SHA-256, in hexadecimal, of a file of any size; raises ``OSError``."""
+    """Computes the SHA-256 of a file as a hexadecimal text; raises ``OSError`` if it cannot be read."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
@@ -97,7 +104,15 @@ def expanded(name: str, path: str | os.PathLike[str]) -> Path:
 
 
 def cache_directory(directory: str | os.PathLike[str] | None = None) -> Path:
-    """Returns the folder of all caches: ``directory``, or else $FEDTANGENT_CACHE, or else the user's cache folder."""
+    """Returns the folder that holds everything that the package caches.
+
+    Args:
+        directory: Folder that the user chose; None for $FEDTANGENT_CACHE or, if that is not set, the user's cache
+            folder.
+
+    Raises:
+        ValueError: The path begins with ``~`` and the home folder is unknown.
+    """
     if directory is not None:
         return expanded("cache_dir", directory)
     if os.environ.get("FEDTANGENT_CACHE"):

@@ -54,7 +54,14 @@ class Keys(NamedTuple):
 
 
 def keys(seed: int | Key) -> Keys:
-    """Returns the keys of initialisation, schedule and training, derived from a seed (0 to 2^32 - 1) or a typed key."""
+    """Returns the keys of initialisation, schedule and training of a run, derived from one seed.
+
+    Args:
+        seed: A whole number from 0 to 2^32 - 1, or a typed key (``jax.random.key``).
+
+    Raises:
+        ValueError: ``seed`` is neither.
+    """
     if isinstance(seed, jax.Array) and not (is_key(seed) and seed.shape == ()):
         raise ValueError(
             f"seed: got {checks.shown(seed)}, must be a whole number or one typed key (jax.random.key(..))"
@@ -88,7 +95,11 @@ def model_keys(init: Key, num_models: int) -> Key:
 
 
 def schedule_keys(schedule: Key) -> tuple[Key, Key]:
-    """Returns two keys of a schedule: for its first state, and for its cohorts."""
+    """Returns two keys of a run's schedule: for its first state, and for drawing its cohorts.
+
+    Args:
+        schedule: Field of that name of ``Keys``.
+    """
     first, sample = _split(schedule, 2)
     return first, sample
 
