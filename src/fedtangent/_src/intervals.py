@@ -33,8 +33,7 @@ class Interval(NamedTuple):
         return self.high - self.low
 
     def within(self, low: float, high: float) -> bool | None:
-        """Returns whether the interval lies in [low, high]: True if all of it does, False if none of it does, else
-        None.
+        """Returns whether the interval lies in [low, high]: True if all of it does, False if none of it does, or None.
 
         None means that the interval is too wide to tell whether the estimated quantity is in the range. An estimate
         that is NaN, as after divergence, gives False.
@@ -52,8 +51,7 @@ class Interval(NamedTuple):
         return None
 
     def outside(self, low: float, high: float) -> bool | None:
-        """Returns whether the interval lies outside [low, high]: True if none of it is in the range, False if all is,
-        else None.
+        """Returns whether the interval lies outside [low, high]: True if none is inside, False if all is, else None.
 
         It tests whether a wrong theory is rejected. An estimate that is NaN proves nothing and gives None.
 

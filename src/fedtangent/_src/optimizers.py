@@ -198,8 +198,7 @@ def _answers(optimizer: optax.GradientTransformation, gradients: Array) -> Array
 
 
 def _coefficients(optimizer: optax.GradientTransformation) -> np.ndarray:
-    """Returns for each of four steps t how far a number moves in all four if the gradient is 1 in step t and 0 in the
-    others.
+    """Returns for each of four steps t how far a number moves in all of them if the gradient is 1 in step t and else 0.
 
     For a linear optimiser these are ``rate a_1 .. rate a_4`` (see the module's docstring).
     """

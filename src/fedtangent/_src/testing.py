@@ -130,9 +130,7 @@ def check_laws(recipe: Recipe, *arguments: Any, exempt: Mapping[str, str] | None
 
 
 class _Case(NamedTuple):
-    """A recipe with its arguments, and a simulated run of its algorithm, to which each test of a law compares other
-    runs.
-    """
+    """A recipe with its arguments, and a simulated run of its algorithm with which the laws compare other runs."""
 
     recipe: Recipe
     arguments: tuple[Any, ...]
@@ -182,9 +180,7 @@ def _numbers(state: PyTree) -> list[np.ndarray]:
 
 
 def _apart(one: PyTree, other: PyTree) -> float:
-    """Returns the largest difference of two states of a run, relative to the largest number of ``other``; infinite for
-    NaN.
-    """
+    """Returns the largest difference of two states over the second's largest number; infinite for NaN."""
     pairs = list(zip(_numbers(one), _numbers(other), strict=True))
     size = max((float(np.max(np.abs(b), initial=0.0)) for _, b in pairs), default=0.0)
     with np.errstate(invalid="ignore"):

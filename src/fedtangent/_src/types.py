@@ -426,8 +426,7 @@ class Polled(NamedTuple):
 
 
 class Poll(NamedTuple):
-    """A poll: the server asks some clients, the candidates, about its models, and chooses each round's cohort by the
-    answers.
+    """A poll: the server asks some clients, the candidates, about its models, and chooses each cohort by their answers.
 
     The server sends all K models to the candidates, and each of them measures the models at all of its examples. The
     bytes of the round include these models, and 4 bytes for every number that a candidate answers. A candidate that
@@ -509,8 +508,7 @@ class Aggregate(NamedTuple):
 
 
 class Cost(NamedTuple):
-    """The bytes on the wire: a client with ``n_i`` examples sends ``uplink + uplink_per_example * n_i`` bytes in a
-    round.
+    """The bytes on the wire: a client with ``n_i`` examples sends ``uplink + uplink_per_example * n_i`` in a round.
 
     Each client that the server contacts in a round receives ``downlink`` bytes. ``uplink_once`` and ``downlink_once``
     are the total bytes sent before the first round, for instance for examples that the server holds or shares. Each
@@ -692,8 +690,7 @@ class Step(Protocol):
     """A function that computes one round of an algorithm."""
 
     def __call__(self, state: PyTree, data: FederatedData, engine: Engine, /) -> tuple[PyTree, dict[str, PyTree]]:
-        """Returns the state after the round, and the round's infos: numbers for the history, such as each client's
-        loss.
+        """Returns the state after the round, and the round's infos: numbers for the history, such as clients' losses.
 
         Args:
             state: State before the round.

@@ -1,7 +1,7 @@
-"""Many runs as one program: seeds by hyper-parameters, with common random numbers.
+"""Sweeps: runs with several seeds and several values of hyper-parameters, as one program.
 
-A seed draws the same initial models, cohorts and batches under every configuration, so that configurations are compared
-pair by pair (``measures.differences``).
+A seed draws the same initial models, cohorts and batches under every configuration (the values of one run), so that
+configurations are compared pair by pair (``measures.differences``).
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Build(Protocol):
 
 
 class Sweep(NamedTuple):
-    """The metrics of every seed and configuration of a sweep."""
+    """The result of a sweep: the metrics of the runs with every seed and every configuration of hyper-parameters."""
 
     configs: tuple[Config, ...]
     seeds: tuple[int, ...]
@@ -85,7 +85,7 @@ class Sweep(NamedTuple):
 
 
 class _Alike(NamedTuple):
-    """The configurations that share one compiled program, because their static values are equal."""
+    """Configurations of a sweep that share one compiled program, because they differ only in traced numbers."""
 
     static: Config
     members: list[int]  # positions among all configurations
@@ -104,7 +104,7 @@ def sweep(
     evaluation: Evaluation,
     devices: Devices = Devices(),
 ) -> Sweep:
-    """Simulates every configuration of ``grid`` with every seed.
+    """Simulates a run for every seed and every configuration, which is a combination of the values in ``grid``.
 
     Floating values (rates, mu) are traced: configurations that differ only in them are one compiled program. Other
     values (the number of models K or of local steps, names) decide shapes or code: each combination of them is compiled
@@ -125,7 +125,7 @@ def sweep(
             have their defaults: a sweep has no divergence to stop at and nothing to report before its end.
         devices: Mapping of each run's clients (not ``sharded``), and mapping of the runs.
 
-    Each member equals the single ``simulate`` of its configuration and seed, to rounding.
+    Each run gives the same metrics as ``simulate`` with its configuration and seed, up to rounding.
 
     Example, two step sizes and three seeds, one program:
 
@@ -180,7 +180,11 @@ def sweep(
 
 
 def _tables(configs: Sequence[Config], groups: Sequence[_Alike], shapes: Sequence[PyTree]) -> dict[str, np.ndarray]:
-    """Returns an empty table [seeds, configs, E, ...] for each metric, the same in all groups or ``ValueError``."""
+    """Returns an empty table [seeds, configurations, evaluations, ...] for each metric of a sweep.
+
+    Raises:
+        ValueError: Two groups of configurations have other metrics, or a metric in another shape.
+    """
     first = shapes[0]
     for group, mine in zip(groups, shapes, strict=True):
         for name in sorted(set(first) ^ set(mine)):
@@ -218,7 +222,7 @@ def member(
     values: Values,
     data: FederatedData,
 ) -> dict[str, Array]:
-    """Computes the metrics [E, ...] of one configuration and seed of a sweep.
+    """Simulates one run of a sweep, traced inside a larger program, and returns its metrics at E evaluations, [E, ...].
 
     Args:
         build: Function that builds the algorithm from ``static`` and ``values``.
@@ -240,7 +244,10 @@ Program = Callable[[Array, Values, Array | None, FederatedData, PyTree], PyTree]
 
 
 def _program(over: str, run_member: Callable[[Key, Values, FederatedData], PyTree]) -> Program:
-    """Maps ``run_member`` over seeds and configurations: (keys, values, partition, data, variants) -> [S, C, ...]."""
+    """Builds the compiled program that runs ``run_member`` for every seed and every configuration of a group.
+
+    Its result is a tree of metrics [seeds, configurations, ...]; ``over`` is "map" (one after another) or "vmap".
+    """
 
     def run(keys: Array, values: Values, partition: Array | None, data: FederatedData, variants: PyTree) -> PyTree:
         def one(key: Key, config: tuple[Values, Array | None]) -> PyTree:
@@ -257,12 +264,19 @@ def _program(over: str, run_member: Callable[[Key, Values, FederatedData], PyTre
 
 
 def _map_members(over: str, run: Callable[[PyTree], PyTree], members: PyTree) -> PyTree:
-    """Maps ``run`` over the leading axis of ``members``."""
+    """Applies ``run`` to each row of ``members``: one after another, or all at once if ``over`` is "vmap"."""
     return jax.vmap(run)(members) if over == "vmap" else jax.lax.map(run, members)
 
 
 def choose_over(over: str) -> str:
-    """Returns "map" or "vmap"; "auto" is "map" on a CPU and else "vmap". Raises ``ValueError`` for another name."""
+    """Returns how the runs of a sweep are mapped: "map", one after another, or "vmap", all at once.
+
+    Args:
+        over: "map", "vmap", or "auto", which is "map" on a CPU and else "vmap".
+
+    Raises:
+        ValueError: Another name.
+    """
     choice("devices.runs", over, OVER)
     if over == "auto":
         return {"scan": "map", "vmap": "vmap"}[default_kind()]
@@ -270,11 +284,11 @@ def choose_over(over: str) -> str:
 
 
 def single_device_engine(data: FederatedData, mapping: str) -> Engine:
-    """Returns the engine of one of many runs, on one device.
+    """Returns the engine that trains the clients of each run of a sweep, on one device.
 
     Args:
         data: Training examples of all clients.
-        mapping: Name of a mapping; "auto" is scan on a CPU and vmap elsewhere.
+        mapping: Name of a mapping of clients; "auto" is scan on a CPU and vmap elsewhere.
 
     Raises:
         ValueError: An unknown mapping, or ``sharded``.
@@ -301,7 +315,7 @@ def check_seeds(seeds: Sequence[int]) -> tuple[int, ...]:
 
 
 def _measure(evaluation: Evaluation) -> Measure:
-    """Returns the sweep's measure; raises ``ValueError`` without one, or for options that sweeps do not have."""
+    """Returns the ``measure`` of a sweep; raises ``ValueError`` if it is None, or other fields are set than ``every``."""
     if evaluation.measure is None:
         raise ValueError("evaluation: got no measure, must be Evaluation(measure=..) in a sweep")
     if evaluation != Evaluation(evaluation.every, evaluation.measure):
@@ -312,7 +326,11 @@ def _measure(evaluation: Evaluation) -> Measure:
 def _check_axes(
     grid: Mapping[str, Sequence[Any]], clients: Clients, data: FederatedData
 ) -> tuple[str, Mapping[Any, Partition]]:
-    """Returns the name of the axis of partitions, and its values; both are empty without partitions."""
+    """Checks the ``grid`` and ``clients`` of a sweep, and returns the name of the axis of partitions with its
+    partitions.
+
+    Without partitions both are empty. Raises ``ValueError`` for an empty list of values or a partition of other data.
+    """
     for name, values in grid.items():
         if isinstance(values, str) or len(values) == 0:
             raise ValueError(f"grid: got {values!r} for {name}, must be a list of one or more values")
@@ -336,7 +354,10 @@ def _check_axes(
 
 
 def _variants(data: FederatedData, partitions: Mapping[Any, Partition]) -> tuple[Array, Array] | None:
-    """Returns the indices [V, m] and offsets [V, N + 1] of all partitions; indices that pad belong to no client."""
+    """Stacks V partitions of the same examples: returns their indices [V, m] and offsets [V, N + 1]; None without any.
+
+    Shorter partitions are padded with indices that belong to no client.
+    """
     if not partitions:
         return None
     longest = max(len(p.indices) for p in partitions.values())
@@ -346,7 +367,10 @@ def _variants(data: FederatedData, partitions: Mapping[Any, Partition]) -> tuple
 
 
 def _same(value: object) -> tuple[type, object]:
-    """Returns a key that is equal for values that may share a program; a value without a hash equals only itself."""
+    """Returns a key by which values of an argument are compared: runs with equal keys may share a compiled program.
+
+    A value that cannot be hashed equals only itself.
+    """
     try:
         hash(value)
     except TypeError:
@@ -355,7 +379,13 @@ def _same(value: object) -> tuple[type, object]:
 
 
 def _groups(configs: Sequence[Config], names: list[str], partition_name: str | None) -> list[_Alike]:
-    """Groups the configurations by their static values, in order of first appearance."""
+    """Groups the configurations of a sweep by the values that are not traced; each group is one compiled program.
+
+    Args:
+        configs: All configurations.
+        names: Names of the grid.
+        partition_name: Name of the axis of partitions, or None.
+    """
     labels = list(dict.fromkeys(config[partition_name] for config in configs)) if partition_name else []
     traced = [n for n in names if all(isinstance(config[n], float | np.floating) for config in configs)]
     members: dict[tuple[object, ...], list[int]] = {}

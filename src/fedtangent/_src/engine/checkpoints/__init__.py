@@ -1,4 +1,7 @@
-"""Checkpoints of a run: complete, written atomically, verified when read; another run's checkpoint is refused."""
+"""Checkpoints of a run: written atomically, and verified when they are read.
+
+A run can only be resumed from a checkpoint of the same algorithm, data, seed and settings.
+"""
 
 from fedtangent._src.engine.checkpoints.options import CheckpointError, Checkpoints
 from fedtangent._src.engine.checkpoints.store import has_checkpoint
