@@ -12,12 +12,15 @@ from fedtangent._src.entries import choose, given_options
 
 
 def chosen(name: str, input_kind: str | None = None, target_kind: str | None = None) -> DatasetEntry:
-    """Returns the entry of a data set, or of a user's own file; raises ``ValueError`` with the allowed names.
+    """Returns the entry of a data set with a given name, or of a user's own file.
 
     Args:
         name: Name of a data set, or path of an ``.npz`` file.
-        input_kind: Option of a user's own file.
-        target_kind: Option of a user's own file.
+        input_kind: Option of a user's file: "image", "tokens" or "vector"; None to find out from its arrays.
+        target_kind: Option of a user's file: "classes" or "numbers"; None to find out from its arrays.
+
+    Raises:
+        ValueError: There is no such data set (the message lists the names), or the file cannot be read.
     """
     is_own = str(name).endswith(own.SUFFIX)
     entry: DatasetEntry = own.entry(name, input_kind, target_kind) if is_own else choose("datasets", name)

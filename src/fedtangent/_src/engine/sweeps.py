@@ -315,7 +315,7 @@ def check_seeds(seeds: Sequence[int]) -> tuple[int, ...]:
 
 
 def _measure(evaluation: Evaluation) -> Measure:
-    """Returns the ``measure`` of a sweep; raises ``ValueError`` if it is None, or other fields are set than ``every``."""
+    """Returns a sweep's ``measure``; raises ``ValueError`` if it is None, or if more than ``every`` is set besides."""
     if evaluation.measure is None:
         raise ValueError("evaluation: got no measure, must be Evaluation(measure=..) in a sweep")
     if evaluation != Evaluation(evaluation.every, evaluation.measure):
@@ -326,8 +326,7 @@ def _measure(evaluation: Evaluation) -> Measure:
 def _check_axes(
     grid: Mapping[str, Sequence[Any]], clients: Clients, data: FederatedData
 ) -> tuple[str, Mapping[Any, Partition]]:
-    """Checks the ``grid`` and ``clients`` of a sweep, and returns the name of the axis of partitions with its
-    partitions.
+    """Checks ``grid`` and ``clients`` of a sweep; returns the name of the axis of partitions, and the partitions.
 
     Without partitions both are empty. Raises ``ValueError`` for an empty list of values or a partition of other data.
     """

@@ -1,4 +1,7 @@
-"""Features of images in stored blocks, and those of fixed random convolutions, which need no training and no files."""
+"""Features of images, computed once and stored: by fixed random convolutions here, by ResNet-50 in ``resnet50``.
+
+Random convolutions need no training and no files.
+"""
 
 from __future__ import annotations
 
@@ -34,10 +37,10 @@ class Features(NamedTuple):
 def in_blocks(
     images: ArrayLike, made_by: str, compute: Callable[[np.ndarray], Array], folder: Path | str | None, tick: Tick
 ) -> Features:
-    """Computes the features of all images in blocks of 1000, each stored in ``folder`` under a digest of its images.
+    """Computes the features of all images, 1000 images at a time, and stores each such block in a file.
 
-    Interrupted work continues at the block where it stopped, and the first blocks of a data set serve for a larger part
-    too.
+    Interrupted work continues at the block where it stopped. The blocks are found by a digest of their images, so the
+    first blocks of a data set serve for a larger part of it too.
 
     Args:
         images: [n, h, w, c], uint8, which are divided by 255, or floating within [0, 1].
@@ -112,7 +115,10 @@ def with_features(dataset: Dataset, features: Callable[[np.ndarray], Features], 
 def _computed(
     x: Float32[np.ndarray, "n h w c"], compute: Callable[[np.ndarray], Array], first: int, total: int, tick: Tick
 ) -> Float32[np.ndarray, "n F"]:
-    """Computes the features of one block in batches of one size; padding fills the last batch."""
+    """Computes the features of one block of images in batches of one size, the last one padded.
+
+    ``first`` images are finished before, of ``total``; ``tick`` is called after each batch.
+    """
     features = []
     with jax.enable_x64(False):
         for start in range(0, len(x), BATCH):
@@ -136,13 +142,13 @@ def random_convolution(
     folder: Path | str | None = None,
     tick: Tick = lambda done, total: None,
 ) -> Features:
-    """Computes features [n, F] float32 by fixed random filters, after Coates, Ng and Lee (2011), who learn theirs.
+    """Computes features [n, F] float32 of images by fixed random filters; Coates, Ng and Lee (2011) learn theirs.
 
-    Each patch p of D numbers, ``filter_size`` wide and high, of all channels, at every place of an image, is
+    A patch p is ``filter_size`` pixels wide and high and has all channels, D numbers. Every patch of an image is
     normalised: ``z = (p - mean p) / sqrt(var p + 1e-3)``. There are ``F / grid^2`` filters, each w [D] of N(0, 1) minus
-    its mean, and b of N(0, 1); a patch's response is ``max(0, w'z / sqrt(D) - b)``. Responses are averaged over each
-    cell of a ``grid`` x ``grid`` (sizes differ by at most one). Feature ``(row * grid + column) * filters + j`` is the
-    average of filter j in that cell.
+    its mean, and b of N(0, 1); a patch's response is ``max(0, w'z / sqrt(D) - b)``. The image is divided into ``grid``
+    x ``grid`` cells (sizes differ by at most one), over which responses are averaged. Feature ``(row * grid + column) *
+    filters + j`` is the average of filter j in that cell.
 
     Args:
         images: [n, height, width, channels], uint8 or floating within [0, 1].
@@ -174,7 +180,16 @@ def random_convolution(
 
 @functools.partial(jax.jit, static_argnums=2)
 def _responses(filters: Array, biases: Array, grid: int, x: Array) -> Array:
-    """Maps [b, h, w, c] to [b, grid^2 filters]; filters have mean 0, so the patch's mean need not be subtracted."""
+    """Computes the features of ``random_convolution`` from images [b, h, w, c], to [b, F].
+
+    Centred filters make it unnecessary to subtract each patch's mean.
+
+    Args:
+        filters: [filter_size, filter_size, c, number of filters].
+        biases: [number of filters].
+        grid: Number of cells along each axis.
+        x: Images within [0, 1].
+    """
     size = filters[..., 0].size
     centred = filters - filters.mean(axis=(0, 1, 2), keepdims=True)
     mean = _convolved(x, jnp.full((*filters.shape[:3], 1), 1 / size, x.dtype))
@@ -194,7 +209,7 @@ def _convolved(x: Array, kernel: Array) -> Array:
 
 
 def _cells(places: int, grid: int) -> np.ndarray:
-    """Returns the matrix [grid, places] that averages over the cells of one axis."""
+    """Returns the matrix [grid, places] that averages ``places`` numbers along an axis over ``grid`` cells."""
     rows = np.zeros((grid, places), np.float32)
     for row, cell in zip(rows, np.array_split(np.arange(places), grid), strict=True):
         row[cell] = 1 / len(cell)

@@ -1,4 +1,4 @@
-"""Partitions that are drawn at random: with equal or drawn sizes, few classes a client, or drawn label shares."""
+"""Partitions that are drawn at random: with equal or random sizes, few classes a client, or random label shares."""
 
 from __future__ import annotations
 
@@ -88,7 +88,10 @@ def assemble(parts: Sequence[Int[np.ndarray, "_"]]) -> Partition:
 
 
 def _apportion(total: int, shares: Float[np.ndarray, "N"]) -> Int[np.ndarray, "N"]:
-    """Divides ``total`` into integers in proportion to ``shares`` (which sum to 1), by largest remainder."""
+    """Divides ``total`` things into whole numbers in proportion to ``shares`` [N], which sum to 1.
+
+    Numbers are rounded down, and the largest remainders get one more.
+    """
     exact = total * shares
     whole = np.floor(exact).astype(np.int64)
     rest = total - int(whole.sum())
@@ -100,19 +103,21 @@ def _apportion(total: int, shares: Float[np.ndarray, "N"]) -> Int[np.ndarray, "N
 
 
 def iid(num_examples: int, num_clients: int, seed: int) -> Partition:
-    """Deals the examples at random; sizes are equal to within one (the first clients are the larger ones).
+    """Divides the examples among clients at random; sizes are equal to within one (the first clients are the larger
+    ones).
 
     Args:
         num_examples: Number of examples n.
         num_clients: Number of clients N.
-        seed: Seed of the deal.
+        seed: Seed of the random order.
     """
     num_clients, rng = _checked_clients(num_clients, num_examples), generator(seed)
     return assemble(np.array_split(rng.permutation(num_examples), num_clients))
 
 
 def quantity_skew(num_examples: int, num_clients: int, alpha: float, seed: int, min_client_size: int = 1) -> Partition:
-    """Draws clients' sizes from a Dirichlet distribution and deals random examples: only sizes differ, not labels.
+    """Gives clients random examples and sizes drawn from a Dirichlet distribution, so that only sizes differ, not
+    labels.
 
     Each client gets ``min_client_size`` examples; the rest is divided by ``q ~ Dir(alpha, .., alpha)`` over clients,
     rounded to whole examples by largest remainder.
@@ -139,7 +144,8 @@ def quantity_skew(num_examples: int, num_clients: int, alpha: float, seed: int, 
 
 
 def shards(labels: ArrayLike, num_clients: int, shards_per_client: int, seed: int) -> Partition:
-    """Sorts by label, cuts into equal shards and deals them at random (McMahan et al., 2017, section 3).
+    """Sorts the examples by label, cuts them into equal shards and deals these at random (McMahan et al., 2017, section
+    3).
 
     The ``num_clients * shards_per_client`` shards have equal sizes to within one. A shard can hold two classes, so that
     a client has more classes than shards; with ``classes`` this cannot happen.
@@ -167,7 +173,8 @@ def shards(labels: ArrayLike, num_clients: int, shards_per_client: int, seed: in
 
 
 def classes(labels: ArrayLike, num_clients: int, classes_per_client: int, seed: int) -> Partition:
-    """Gives each client exactly ``classes_per_client`` classes (the Fed-ensemble papers' "exactly two labels", N.o.C.).
+    """Gives each client exactly ``classes_per_client`` classes, as the Fed-ensemble papers do with "exactly two
+    labels".
 
     Every class goes to the same number of clients (to within one), who divide its examples equally at random.
 
@@ -209,7 +216,11 @@ def classes(labels: ArrayLike, num_clients: int, classes_per_client: int, seed: 
 def _deal_classes(
     rng: np.random.Generator, slots: Int[np.ndarray, "C"], num_clients: int, per_client: int
 ) -> list[list[int]]:
-    """Deals class c to ``slots[c]`` clients, and ``per_client`` different classes to each; returns lists by class."""
+    """Draws which clients get each class: ``per_client`` different classes for each client, class c for ``slots[c]``
+    clients.
+
+    Returns a list of clients for each class.
+    """
     slots = slots.copy()
     holders: list[list[int]] = [[] for _ in slots]
     for turn, client in enumerate(rng.permutation(num_clients)):
@@ -224,7 +235,7 @@ def _deal_classes(
 
 
 def majority(labels: ArrayLike, num_clients: int, share: float = 0.5, seed: int = 0) -> Partition:
-    """Gives each client a main class with ``share`` of its data (Local-GD paper, section 5, fine-tuning: a half).
+    """Gives each client a main class with ``share`` of its data (a half for fine-tuning in section 5 of Local-GD).
 
     The main class of client i is number ``i mod C`` of the C classes. All clients hold the same number m of examples:
     ``share * m`` (rounded) of the main class, and the rest evenly from all other classes, to within one (the classes
@@ -251,7 +262,11 @@ def majority(labels: ArrayLike, num_clients: int, share: float = 0.5, seed: int 
 
 
 def _majority_counts(pool: Int[np.ndarray, "C"], num_clients: int, share: float) -> Int[np.ndarray, "N C"]:
-    """Computes how many examples of each class every client of ``majority`` gets, for the largest possible clients."""
+    """Computes how many examples of each class every client of ``majority`` gets, [N, C], with clients as large as
+    possible.
+
+    ``pool`` [C] has the number of examples of each class.
+    """
     others = len(pool) - 1
     if others == 0:
         raise ValueError("labels: got one class, must be of two or more")
@@ -330,7 +345,11 @@ def dirichlet(
 def _split_clients(
     rng: np.random.Generator, pools: list[Int[np.ndarray, "_"]], num_clients: int, concentration: Float[np.ndarray, "C"]
 ) -> list[Int[np.ndarray, "_"]]:
-    """Fills clients of equal size in random order: each draws its label shares and then its examples."""
+    """Divides the examples among clients of equal size for ``dirichlet``; returns each client's indices.
+
+    In random order, each client draws its label shares from Dir(``concentration``) and then its examples from those
+    that are left. ``pools`` has the indices of each class, shuffled.
+    """
     num_examples = sum(len(p) for p in pools)
     base, extra = divmod(num_examples, num_clients)
     used, parts = np.zeros(len(pools), np.int64), [np.empty(0, np.int64)] * num_clients
@@ -345,7 +364,10 @@ def _split_clients(
 def _draw_counts(
     rng: np.random.Generator, size: int | np.integer, pool: Int[np.ndarray, "C"], shares: Float[np.ndarray, "C"]
 ) -> Int[np.ndarray, "C"]:
-    """Draws ``size`` labels by ``shares`` without replacement, as counts [C]; shares that are used up do not count."""
+    """Draws the labels of one client's ``size`` examples without replacement, as a number for each class [C].
+
+    Labels have the probabilities ``shares``, renormalised when a class is used up; ``pool`` is what is left of each.
+    """
     counts = np.zeros_like(pool)
     while (missing := size - int(counts.sum())) > 0:
         available = pool - counts
@@ -359,7 +381,10 @@ def _draw_counts(
 def _split_classes(
     rng: np.random.Generator, pools: list[Int[np.ndarray, "_"]], num_clients: int, alpha: float
 ) -> list[Int[np.ndarray, "_"]]:
-    """Divides each class among all clients by Dirichlet shares drawn for this class."""
+    """Divides each class among all clients by shares from Dir(alpha, .., alpha), drawn for this class.
+
+    ``pools`` has the indices of each class, shuffled; the result has those of each client.
+    """
     pieces = []
     for pool in pools:
         sizes = _apportion(len(pool), rng.dirichlet(np.full(num_clients, alpha)))
@@ -397,7 +422,14 @@ class Partitioner(Protocol):
 
 
 def _entry(function: Partitioner, summary: str, options: type[ClientsOptions], *papers: str) -> Entry:
-    """Builds the catalogue's entry of a partitioner, whose first argument is ``labels`` or ``num_examples``."""
+    """Builds the catalogue's entry of a partitioner, a function such as ``iid`` whose name becomes the entry's.
+
+    Args:
+        function: The partitioner; its first argument is ``labels`` or ``num_examples``.
+        summary: Description in one line.
+        options: Dataclass of its further arguments.
+        papers: Keys of papers.
+    """
     takes_labels = "labels" in inspect.signature(function).parameters
 
     def build(chosen: ClientsOptions, dataset: Dataset, seed: int) -> Partition:
