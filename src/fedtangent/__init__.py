@@ -30,9 +30,9 @@ def __dir__() -> list[str]:
 
 
 def enable_x64(enabled: bool = True) -> None:
-    """Switches JAX to 64-bit types, as theory, NTK-FL's evolution and comparisons need.
+    """Switches JAX to 64-bit types, which theory, the server of NTK-FL and comparisons with theory need.
 
-    Training keeps the dtype of its model and data. The command line always does this.
+    Networks are still trained in the dtype of their parameters and data. The command line always switches.
 
     Args:
         enabled: Whether 64-bit types are on.

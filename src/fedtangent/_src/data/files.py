@@ -178,8 +178,7 @@ def _native(array: np.ndarray) -> np.ndarray:
 
 
 def find(directory: Path, stem: str) -> Path | None:
-    """Returns the path of the first archive ``stem*.npz`` in the data folder or a subfolder ``stem*``; None without
-    one.
+    """Returns the path of the first archive ``stem*.npz`` in the data folder or a subfolder ``stem*``; None if none is.
 
     Args:
         directory: Data folder.

@@ -86,8 +86,7 @@ def users(name: str, folder: Path, split: str) -> Iterator[User]:
 def joined(
     of_split: Callable[[str], Iterable[User]], examples: Callable[[User], tuple[np.ndarray, np.ndarray]]
 ) -> Arrays:
-    """Joins the users' examples to arrays such as ``x_train``, ``y_train`` and ``user_train`` [n] int32, user after
-    user.
+    """Joins the users' examples, user after user, to arrays such as ``x_train``, ``y_train`` and ``user_train`` [n].
 
     Args:
         of_split: Reads the users of a split; they are numbered in this order, those without training examples (LEAF's
@@ -146,8 +145,7 @@ class Row(NamedTuple):
 
 
 def rows(published: Published, path: Path, split: str, features: Mapping[str, str]) -> Iterator[Row]:
-    """Yields the examples of a split of TensorFlow Federated's database, client after client in the order of their
-    names.
+    """Yields the examples of a split of TensorFlow Federated's database, client after client by name.
 
     The database is unpacked into a temporary folder while it is read.
 

@@ -103,8 +103,7 @@ def _apportion(total: int, shares: Float[np.ndarray, "N"]) -> Int[np.ndarray, "N
 
 
 def iid(num_examples: int, num_clients: int, seed: int) -> Partition:
-    """Divides the examples among clients at random; sizes are equal to within one (the first clients are the larger
-    ones).
+    """Divides the examples among clients at random; sizes are equal to within one (the first clients are larger).
 
     Args:
         num_examples: Number of examples n.
@@ -116,8 +115,7 @@ def iid(num_examples: int, num_clients: int, seed: int) -> Partition:
 
 
 def quantity_skew(num_examples: int, num_clients: int, alpha: float, seed: int, min_client_size: int = 1) -> Partition:
-    """Gives clients random examples and sizes drawn from a Dirichlet distribution, so that only sizes differ, not
-    labels.
+    """Gives clients random examples and sizes from a Dirichlet distribution, so that only sizes differ, not labels.
 
     Each client gets ``min_client_size`` examples; the rest is divided by ``q ~ Dir(alpha, .., alpha)`` over clients,
     rounded to whole examples by largest remainder.
@@ -144,8 +142,7 @@ def quantity_skew(num_examples: int, num_clients: int, alpha: float, seed: int, 
 
 
 def shards(labels: ArrayLike, num_clients: int, shards_per_client: int, seed: int) -> Partition:
-    """Sorts the examples by label, cuts them into equal shards and deals these at random (McMahan et al., 2017, section
-    3).
+    """Sorts examples by label, cuts them into equal shards and deals these at random (McMahan et al., 2017, section 3).
 
     The ``num_clients * shards_per_client`` shards have equal sizes to within one. A shard can hold two classes, so that
     a client has more classes than shards; with ``classes`` this cannot happen.
@@ -173,8 +170,7 @@ def shards(labels: ArrayLike, num_clients: int, shards_per_client: int, seed: in
 
 
 def classes(labels: ArrayLike, num_clients: int, classes_per_client: int, seed: int) -> Partition:
-    """Gives each client exactly ``classes_per_client`` classes, as the Fed-ensemble papers do with "exactly two
-    labels".
+    """Gives each client exactly ``classes_per_client`` classes (the Fed-ensemble papers' "exactly two labels").
 
     Every class goes to the same number of clients (to within one), who divide its examples equally at random.
 
@@ -216,8 +212,7 @@ def classes(labels: ArrayLike, num_clients: int, classes_per_client: int, seed: 
 def _deal_classes(
     rng: np.random.Generator, slots: Int[np.ndarray, "C"], num_clients: int, per_client: int
 ) -> list[list[int]]:
-    """Draws which clients get each class: ``per_client`` different classes for each client, class c for ``slots[c]``
-    clients.
+    """Draws which clients get each class: ``per_client`` different classes a client, ``slots[c]`` clients for class c.
 
     Returns a list of clients for each class.
     """
@@ -262,8 +257,7 @@ def majority(labels: ArrayLike, num_clients: int, share: float = 0.5, seed: int 
 
 
 def _majority_counts(pool: Int[np.ndarray, "C"], num_clients: int, share: float) -> Int[np.ndarray, "N C"]:
-    """Computes how many examples of each class every client of ``majority`` gets, [N, C], with clients as large as
-    possible.
+    """Computes the numbers of examples of each class that the clients of ``majority`` get, as many as possible.
 
     ``pool`` [C] has the number of examples of each class.
     """

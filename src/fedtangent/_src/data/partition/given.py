@@ -19,8 +19,7 @@ Clients: TypeAlias = Partition | Mapping[Hashable, ArrayLike] | ArrayLike
 
 
 def by_user(user_ids: ArrayLike, name: str = "user_ids") -> Partition:
-    """Builds the partition with one client for each user (writer, speaker, device), in ascending order of the users'
-    ids.
+    """Builds the partition with one client for each user (writer, speaker, device), in ascending order of their ids.
 
     Args:
         user_ids: User of each example [n], all whole numbers or all strings, such as a column of a pandas table.
