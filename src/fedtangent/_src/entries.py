@@ -71,12 +71,9 @@ def option(default: object, *, may_differ: bool = False, used_with: str = "", mo
 
 
 def check_limits(options: Any) -> None:
-    """Raises ``ValueError`` if an option's number exceeds, in absolute value, the limit ``most`` set by ``option``.
+    """Raises ``ValueError`` if a number among the fields of ``options`` exceeds, in absolute value, its limit ``most``.
 
-    Infinity passes, because each option says what infinity means for it.
-
-    Args:
-        options: Instance of a dataclass of options; numbers in tuples are checked too.
+    ``option`` sets the limit. Infinity passes, because each option says what infinity means for it.
     """
     for field in dataclasses.fields(options):
         value = getattr(options, field.name)
@@ -88,11 +85,7 @@ def check_limits(options: Any) -> None:
 
 
 def lasting(*groups: Any) -> list[str]:
-    """Returns the names of the options that a resumed run must share with the run that it continues.
-
-    Args:
-        groups: Dataclasses of options, or instances of them.
-    """
+    """Returns the names of the options in ``groups`` that a resumed run must share with the run that it continues."""
     return [f.name for group in groups for f in dataclasses.fields(group) if not f.metadata.get("may_differ")]
 
 
@@ -112,10 +105,7 @@ class Builder(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class Entry:
-    """The record of something that can be chosen by name, such as one algorithm.
-
-    Some kinds of choices, such as data sets, have entries of a subclass with further fields.
-    """
+    """The record of something that can be chosen by name, such as one algorithm; some kinds have a subclass."""
 
     name: str
     """Name of the choice on the command line and in Python."""
@@ -163,12 +153,7 @@ def catalogue(kind: str) -> Mapping[str, Any]:
 
 
 def _marked(kind: str, module: types.ModuleType) -> list[Any]:
-    """Builds the entries of the functions in ``module`` that a decorator such as ``recipe`` marks.
-
-    Args:
-        kind: "algorithms" or "models" if the module has such functions.
-        module: The module; functions that it only imports do not count.
-    """
+    """Builds the entries of the functions that ``module`` defines and that a decorator such as ``recipe`` marks."""
     marked = [v for v in vars(module).values() if hasattr(v, "about") and v.__module__ == module.__name__]
     return [importlib.import_module(OWN[kind]).entry_of(function) for function in marked] if marked else []
 
@@ -202,12 +187,7 @@ def choose(kind: str, name: str) -> Any:
 def _imported(noun: str, name: str) -> Any:
     """Imports the module of ``name``, a text such as ``package.module:function``, and returns the function.
 
-    Args:
-        noun: Kind of the function, such as "algorithm", for error messages.
-        name: The text.
-
-    Raises:
-        ValueError: The import fails for any reason, or the module has no such function.
+    Any error becomes a ``ValueError``; ``noun`` is the kind of function, such as "algorithm", for its message.
     """
     module, _, attribute = name.partition(":")
     try:
@@ -225,12 +205,9 @@ def _imported(noun: str, name: str) -> Any:
 
 @functools.cache
 def _own_entry(kind: str, name: str, function: Builder) -> Any:
-    """Builds the entry of a user's function, only once: with a second class of options, equal options would be unequal.
+    """Builds the entry of a user's function only once, since options of two equal classes would not be equal.
 
-    Args:
-        kind: "algorithms" or "models".
-        name: Name of the function, ``package.module:function``.
-        function: The user's function.
+    ``kind`` is "algorithms" or "models", and ``name`` a text such as ``package.module:function``.
     """
     return importlib.import_module(OWN[kind]).entry_of_function(name, function)
 
@@ -388,9 +365,9 @@ def help_of(group: type[Any]) -> dict[str, str]:
 
 
 def _written_type(kind: Any) -> Any:
-    """Returns the part of a type that can be written on a command line; None if no part can.
+    """Returns the part of a type that can be given on a command line; None if no part can.
 
-    The part of ``float | Array | None``, for example, is ``float | None``.
+    Of ``float | Array | None``, for example, it is ``float | None``.
     """
     if _is_written(kind):
         return kind
@@ -417,10 +394,7 @@ def option_names(entry: Entry) -> tuple[str, ...]:
 
 @dataclasses.dataclass(frozen=True)
 class WrittenEntry(Entry):
-    """The entry of a choice that may be written with a number, as in ``top_k:0.01``.
-
-    If it has a number, ``build`` takes it as its first argument.
-    """
+    """The entry of a choice that is written with a number, as in ``top_k:0.01``; ``build`` takes the number first."""
 
     number: str = ""
     """Meaning of the number; empty for a choice that is written without one."""

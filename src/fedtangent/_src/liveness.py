@@ -110,10 +110,7 @@ def peak_bytes(jaxpr: core.Jaxpr, loop: bool = False) -> int:
 def _is_fused(jaxpr: core.Jaxpr, i: int, users: list[int]) -> bool:
     """Returns whether compilers fuse equation ``i`` of a program into the only equation that reads its result.
 
-    Args:
-        jaxpr: The program.
-        i: Number of the equation.
-        users: Numbers of the equations that read its result; the number of equations stands for the program's output.
+    ``users`` has the numbers of the equations that read it; the number of equations stands for the program's output.
     """
     if not _is_elementwise(jaxpr.eqns[i]) or len(users) != 1 or users[0] == len(jaxpr.eqns):
         return False
@@ -130,17 +127,10 @@ def _is_elementwise(equation: core.JaxprEqn) -> bool:
 
 
 def _needed_until(jaxpr: core.Jaxpr, users: dict[core.Var, list[int]]) -> list[int]:
-    """Returns for each equation of a program the number of the last equation at which its operands may still be read.
+    """Returns for each equation of a program, and for its end, the last equation that may still read its operands.
 
     A compiler may compute an elementwise result again wherever it is used, so its operands are kept until the last use.
-
-    Args:
-        jaxpr: The program.
-        users: Numbers of the equations that read each variable; the number of equations stands for the program's
-            output.
-
-    Returns:
-        One number for each equation, and a last one for the program's end.
+    ``users`` has the numbers of the equations that read each variable.
     """
     until = list(range(len(jaxpr.eqns) + 1))  # a compiler may recompute an elementwise result wherever it is used
     for i in reversed(range(len(jaxpr.eqns))):
@@ -151,10 +141,7 @@ def _needed_until(jaxpr: core.Jaxpr, users: dict[core.Var, list[int]]) -> list[i
 
 
 def _work_bytes(equation: core.JaxprEqn) -> int:
-    """Returns the bytes of work space that an operation needs besides its operands and results.
-
-    Products of stacked matrices rearrange their operands, and LAPACK's ``eigh`` and ``svd`` have work arrays.
-    """
+    """Returns the bytes of an operation's work space: products rearrange stacked matrices, LAPACK needs work arrays."""
     if equation.primitive.name == "dot_general":
         operands = (*equation.invars, *equation.outvars)
         return sum(_bytes(v) for v in operands if len(getattr(v.aval, "shape", ())) > 2)

@@ -162,11 +162,9 @@ def _descend(rate: float | Array) -> Sgd:
 
 
 def _moved(optimizer: optax.GradientTransformation, gradients: list[PyTree]) -> np.ndarray:
-    """Returns how far an optimiser moves downhill in all its steps together: minus the sum of its updates, flattened.
+    """Returns how far an optimiser moves downhill in one step for each of ``gradients`` together, flattened.
 
-    Args:
-        optimizer: An optax optimiser; it starts at parameters that are all 0.75.
-        gradients: Gradient of each step.
+    The parameters start at 0.75.
     """
     params = jax.tree.map(lambda g: jnp.full(g.shape, 0.75, g.dtype), gradients[0])
     state, moved = optimizer.init(params), pytrees.zeros_like(params)
@@ -181,12 +179,7 @@ def _flat(tree: PyTree) -> np.ndarray:
 
 
 def _answers(optimizer: optax.GradientTransformation, gradients: Array) -> Array:
-    """Returns how far an optimiser moves a single number downhill in each of T steps, [T].
-
-    Args:
-        optimizer: An optax optimiser; the number starts at 0.75.
-        gradients: Gradient of each step, [T].
-    """
+    """Returns how far an optimiser moves a number downhill in each step, [T], for its gradients [T]."""
     start = jnp.asarray(0.75, gradients.dtype)
 
     def step(carry: PyTree, gradient: Array) -> tuple[PyTree, Array]:
@@ -198,9 +191,9 @@ def _answers(optimizer: optax.GradientTransformation, gradients: Array) -> Array
 
 
 def _coefficients(optimizer: optax.GradientTransformation) -> np.ndarray:
-    """Returns for each of four steps t how far a number moves in all of them if the gradient is 1 in step t and else 0.
+    """Returns how far a number moves in four steps if the gradient is 1 in step t and else 0, for t from 1 to 4, [4].
 
-    For a linear optimiser these are ``rate a_1 .. rate a_4`` (see the module's docstring).
+    For a linear optimiser this is ``rate a_t`` (see the module's docstring).
     """
     return np.asarray(jax.vmap(lambda impulse: _answers(optimizer, impulse))(jnp.eye(_STEPS))).sum(axis=1)
 

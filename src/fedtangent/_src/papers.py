@@ -1,7 +1,4 @@
-"""BibTeX of the papers behind the algorithms and the data sets, by key.
-
-``print(fedtangent.cite(algorithm))`` shows the papers of an algorithm.
-"""
+"""BibTeX of the papers behind the algorithms and the data sets; ``fedtangent.cite(algorithm)`` returns it."""
 
 from __future__ import annotations
 

@@ -68,11 +68,7 @@ def cast_like(a: PyTree, like: PyTree) -> PyTree:
 
 
 def accumulator(a: PyTree) -> PyTree:
-    """Returns zeros to add up pytrees like ``a``: with its shapes, and with float32 in place of half precision.
-
-    Args:
-        a: Arrays or ``jax.ShapeDtypeStruct``.
-    """
+    """Returns zeros, to add up pytrees like ``a``, in its shapes, with float32 in place of half precision."""
     return jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, widest(leaf.dtype)), a)
 
 

@@ -1,7 +1,4 @@
-"""Atomic writing of files and folders, checksums, and the user's cache folder.
-
-If the process is killed while it writes, readers find either the old file or the complete new one.
-"""
+"""Writing of files so that a kill leaves the old or the complete new one; checksums; the user's cache folder."""
 
 from __future__ import annotations
 
@@ -69,11 +66,7 @@ def sync_folder(folder: Path) -> None:
 
 
 def sha256(*parts: bytes | str | np.ndarray) -> str:
-    """Computes the SHA-256 of several values, put one behind the other, as a hexadecimal text.
-
-    Args:
-        parts: Texts (encoded as UTF-8), bytes, or arrays, whose numbers enter and whose shape and dtype do not.
-    """
+    """Computes the SHA-256, in hexadecimal, of texts, bytes and the numbers of arrays, put one behind the other."""
     digest = hashlib.sha256()
     for part in parts:
         content = part.encode() if isinstance(part, str) else part
@@ -104,14 +97,9 @@ def expanded(name: str, path: str | os.PathLike[str]) -> Path:
 
 
 def cache_directory(directory: str | os.PathLike[str] | None = None) -> Path:
-    """Returns the folder that holds everything that the package caches.
+    """Returns the folder of all caches: ``directory`` if it is not None, else $FEDTANGENT_CACHE, else the user's.
 
-    Args:
-        directory: Folder that the user chose; None for $FEDTANGENT_CACHE or, if that is not set, the user's cache
-            folder.
-
-    Raises:
-        ValueError: The path begins with ``~`` and the home folder is unknown.
+    An unknown home folder raises ``ValueError``.
     """
     if directory is not None:
         return expanded("cache_dir", directory)

@@ -54,13 +54,9 @@ class Keys(NamedTuple):
 
 
 def keys(seed: int | Key) -> Keys:
-    """Returns the keys of initialisation, schedule and training of a run, derived from one seed.
+    """Returns the keys of a run's initialisation, schedule and training, derived from one seed.
 
-    Args:
-        seed: A whole number from 0 to 2^32 - 1, or a typed key (``jax.random.key``).
-
-    Raises:
-        ValueError: ``seed`` is neither.
+    ``seed`` is a whole number from 0 to 2^32 - 1 or a typed key (``jax.random.key``), else ``ValueError`` is raised.
     """
     if isinstance(seed, jax.Array) and not (is_key(seed) and seed.shape == ()):
         raise ValueError(
@@ -95,11 +91,7 @@ def model_keys(init: Key, num_models: int) -> Key:
 
 
 def schedule_keys(schedule: Key) -> tuple[Key, Key]:
-    """Returns two keys of a run's schedule: for its first state, and for drawing its cohorts.
-
-    Args:
-        schedule: Field of that name of ``Keys``.
-    """
+    """Returns two keys from a run's key of its schedule: for its first state, and for drawing its cohorts."""
     first, sample = _split(schedule, 2)
     return first, sample
 

@@ -155,12 +155,7 @@ class _Case(NamedTuple):
 
 
 def _case_of(recipe: Recipe, arguments: tuple[Any, ...], options: Mapping[str, Any]) -> _Case:
-    """Builds the algorithm of a recipe for a small network, draws examples on seven clients, and simulates it once.
-
-    Args:
-        recipe: The function that builds the algorithm.
-        arguments, options: Its arguments besides model and schedule, in order and by name.
-    """
+    """Builds a recipe's algorithm for a small network, draws examples on seven clients, and simulates it once."""
     model = mlp(3, 2, (8,), "erf", dtype=jnp.float64)
     algorithm = recipe(model, uniform_sampling(len(SIZES), SLOTS), *arguments, **options)
     rng, ends = np.random.default_rng(0), np.cumsum(SIZES)

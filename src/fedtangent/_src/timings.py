@@ -34,10 +34,7 @@ def machine() -> dict[str, object]:
 
 
 def stored() -> dict[str, object]:
-    """Reads all stored timings from the file: the seconds by the JSON text of the measurement and the machine.
-
-    The result is {} if the file does not exist or cannot be read.
-    """
+    """Reads all stored timings, by the JSON text of measurement and machine; {} if the file cannot be read."""
     path, content = cache_directory() / FILE, None
     with contextlib.suppress(OSError, ValueError, RecursionError):
         content = json.loads(path.read_bytes()) if path.is_file() else None

@@ -104,10 +104,7 @@ def _examples(published: Published, arrays: Arrays, split: str) -> Iterator[tupl
 
 
 def _rows(arrays: Arrays, name: str, shape: tuple[int | None, ...]) -> np.ndarray | list[np.ndarray]:
-    """Returns the examples of a split's array called ``name``, whose examples have the given ``shape``.
-
-    Texts, of any length (None in the shape), are stored in one array and cut at their offsets.
-    """
+    """Returns the examples of the split's array ``name``; texts (None in ``shape``) are cut at their offsets."""
     if None not in shape:
         return arrays[name]
     offsets = arrays[f"offsets_{name.rpartition('_')[2]}"]

@@ -47,10 +47,9 @@ class Checked(NamedTuple):
 
 
 def check(folder: Path) -> list[Checked]:
-    """Computes the checksum of every file in a cache folder, beside the one that the file had when it was written.
+    """Computes the checksum of each file in a cache folder, and returns it beside the one in the folder's list.
 
-    Raises:
-        ValueError: The folder's list of checksums is damaged.
+    Raises ``ValueError`` if the list is damaged.
     """
     paths = {folder / f"{name}.npy": digest for name, digest in _manifest(folder).items()}
     return [Checked(path, digest, _digest(path)) for path, digest in paths.items()]

@@ -62,11 +62,7 @@ class Dataset(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class DatasetEntry(Entry):
-    """The entry of a data set in the catalogue of names.
-
-    ``build(options, data_dir, seed)`` loads the ``Dataset``; ``data_dir`` is the user's folder of original files, or
-    None.
-    """
+    """The entry of a data set; ``build(options, data_dir, seed)`` loads the ``Dataset``."""
 
     kind: str = VECTOR
     """Kind of input: "image", "tokens" or "vector" (an image loaded flat is a vector)."""
@@ -97,15 +93,12 @@ class ImageOptions:
 
 
 def first(name: str, count: int | None, *arrays: np.ndarray) -> list[np.ndarray]:
-    """Returns the first ``count`` rows of each array, for options such as ``num_train``.
+    """Returns the first ``count`` rows of each array; raises ``ValueError`` if the arrays have fewer.
 
     Args:
-        name: Name of ``count`` in error messages.
+        name: Name of ``count`` in error messages, such as "num_train".
         count: Number of rows; None for all.
         arrays: Arrays of one length.
-
-    Raises:
-        ValueError: The arrays have fewer rows.
     """
     if count is not None:
         count = checks.whole(name, count, 1, len(arrays[0]))

@@ -93,9 +93,9 @@ def _received(url: str, part: Path, size: int) -> None:
 
 
 def _receive(url: str, part: Path, size: int) -> bool:
-    """Downloads the rest of ``url`` to ``part`` over one connection; returns whether the file is complete.
+    """Downloads the rest of ``url`` to ``part`` over one connection, or all of it if the server cannot resume.
 
-    ``size`` is the published number of bytes. If the server cannot resume, the file is downloaded from its beginning.
+    Returns whether the file is complete, with ``size`` bytes or what the server says.
     """
     begun = _size(part)
     if begun > size:  # left from another file

@@ -467,10 +467,9 @@ def inputs_on_device(x: np.ndarray) -> np.ndarray:
 def _targets_of(
     loss: str | Loss, y: Num[np.ndarray, "n *C"], num_classes: int
 ) -> tuple[Float32[np.ndarray, "n C"], Int[np.ndarray, "n"] | None]:
-    """Converts the labels or numbers ``y`` of examples to the targets of a loss.
+    """Returns the targets [n, C] float32 of a loss for labels or numbers ``y``, and the labels [n] int32 or None.
 
-    Returns targets [n, C] float32 (-1 and 1 if the loss takes signs, else as for the squared error), and labels [n]
-    int32, or None for regression.
+    Targets of classes are -1 and 1 if the loss takes signs, else as for the squared error.
     """
     if num_classes == 0:
         return np.asarray(y, np.float32), None

@@ -108,8 +108,7 @@ def entry(name: str, input_kind: str | None = None, target_kind: str | None = No
 def _kind(name: str, x: np.ndarray, input_kind: str | None) -> str:
     """Returns the kind of the inputs ``x``: "image", "tokens" or "vector".
 
-    Raises ``ValueError`` if ``x`` cannot be inputs at all, or not inputs of the kind ``input_kind`` that the user
-    chose.
+    Raises ``ValueError`` if they are none of these, or not ``input_kind``, which the user chose.
     """
     if input_kind is not None:
         checks.choice("input_kind", input_kind, KINDS)
@@ -236,10 +235,7 @@ def _users(arrays: dict[str, np.ndarray]) -> tuple[np.ndarray | None, np.ndarray
 def _held_out(
     count: int, users: Shaped[np.ndarray, "count"] | None, options: OwnOptions, seed: int
 ) -> Bool[np.ndarray, "count"]:
-    """Draws which of ``count`` examples are the test set, [count] bool: the share ``test_fraction`` of each user's.
-
-    Raises ``ValueError`` if the share is out of range or there are fewer than two examples.
-    """
+    """Draws the test examples, [count] bool: the share ``test_fraction`` of each user's; raises ``ValueError``."""
     share = checks.number("test_fraction", options.test_fraction, above=0, below=1)
     if count < 2:
         raise ValueError(f"test_fraction: got {share} of {count} examples, must leave some to test on")
@@ -257,10 +253,7 @@ def _inputs(name: str, x: np.ndarray, kind: str, options: OwnOptions) -> np.ndar
 
 
 def _as_asked(name: str, y: np.ndarray, options: OwnOptions) -> np.ndarray:
-    """Converts the targets of a user's file to whole numbers (classes) or floating ones, as ``target_kind`` says.
-
-    Raises ``ValueError`` for NaN, and for classes that are not whole numbers.
-    """
+    """Converts a file's targets to classes or floating numbers, as ``target_kind`` says; raises ``ValueError``."""
     if y.dtype.kind == "f":
         checks.finite(name, y)
     if options.target_kind is None or y.dtype.kind not in "iuf":

@@ -1,7 +1,4 @@
-"""Arrays of published data sets: read from the user's folder, from the cache, or downloaded once into the cache.
-
-``dataset`` turns the arrays of images into a ``Dataset``.
-"""
+"""Published data: read from the user's folder or the cache, or downloaded into the cache; data sets of images."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""The choice of a mapping of clients onto devices if the user passes "auto".
-
-It depends on the platform and the memory and, for long runs, on a short measurement that is stored.
-"""
+"""The mapping of clients ``auto``: chosen by platform and memory and, for long runs, by a stored measurement."""
 
 from __future__ import annotations
 

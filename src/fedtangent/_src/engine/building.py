@@ -158,7 +158,7 @@ def _at_server(described: Description, loaded: data.Dataset, clients: Partition)
     """Takes the examples that the algorithm needs at the server, if any, from the clients' partition ``clients``.
 
     Returns the new partition, and the server's examples as arguments of ``Supplied`` (validation examples as indices).
-    Examples that the server shares are added to every client instead.
+    Shared examples are added to every client instead.
     """
     run, how = described.run, described.algorithm
     if "server_data" in how.entry.needs:
@@ -185,10 +185,7 @@ def _drawn(number: int, seed: int, clients: Partition) -> np.ndarray:
 
 
 def _faulty(run: CommonOptions, schedule: Schedule, sizes: np.ndarray) -> Schedule:
-    """Returns ``schedule`` with the clients that drop out or answer late, as the options of the run say.
-
-    The time that a client needs is in proportion to its number of examples, ``sizes`` [N].
-    """
+    """Returns ``schedule`` with clients that drop out or answer late, in a time in proportion to ``sizes`` [N]."""
     if run.dropout != 0:
         schedule = faults.dropout(schedule, run.dropout)
     if run.keep_first is None:
@@ -214,10 +211,7 @@ def seed_digest(run: CommonOptions) -> str | None:
 
 
 def _projected(run: CommonOptions, loaded: data.Dataset, num_clients: int) -> data.Dataset:
-    """Returns the data set with its inputs projected by a secret seed, if the run has a projection.
-
-    First the key server's encrypted messages to all clients are made and opened, to check that each gets the seed.
-    """
+    """Returns ``loaded`` with inputs projected by the secret seed that the key server first sends to every client."""
     if run.projection is None:
         return loaded
     checks.whole("projection", run.projection, 1, loaded.x_train[0].size)  # of an example's numbers

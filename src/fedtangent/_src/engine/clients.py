@@ -1,6 +1,6 @@
-"""Mappings of a round's clients onto the devices: one after another, several at a time, or spread over devices.
+"""Mappings of a round's clients onto the devices.
 
-A slot is one place in a round's cohort: one client that trains one model.
+A slot is one place in a round's cohort: a client that trains a model.
 """
 
 from __future__ import annotations
@@ -76,13 +76,10 @@ WORTH = 16
 
 
 def side_by_side(message_bytes: int) -> int:
-    """Returns how many clients one device should train as one batch.
+    """Returns how many clients, with messages of ``message_bytes`` bytes, one device should train as one batch.
 
     An accelerator takes all of them. A CPU takes as many as its cache holds, counting three arrays of the message's
     size for each client (parameters, gradient, new parameters), or one at a time if that is fewer than ``WORTH``.
-
-    Args:
-        message_bytes: Bytes of one client's message.
     """
     if jax.default_backend() != "cpu":
         return sys.maxsize
@@ -161,7 +158,7 @@ def default_kind() -> str:
 
 
 def default_mapping() -> Mapping:
-    """Returns the mapping of clients that ``auto`` chooses without a measurement.
+    """Returns the mapping that ``auto`` takes without a measurement.
 
     It is ``scan`` on a CPU and ``vmap`` on an accelerator, divided over the devices if there are several.
     """
@@ -209,10 +206,7 @@ def _arrange(slots: Slots, order: Array) -> Slots:
 def _restore(outs: PyTree, order: Array, num_slots: int) -> PyTree:
     """Returns the slots' results in the order of the cohort again, without the empty slots that only pad a batch.
 
-    Args:
-        outs: Results whose row j belongs to slot ``order[j]``.
-        order: Indices of slots, as ``_arrange`` takes them; ``num_slots`` marks an empty slot.
-        num_slots: Number of slots S.
+    It undoes ``_arrange``: row j of ``outs`` belongs to slot ``order[j]``, where ``num_slots`` marks an empty slot.
     """
     back = jnp.zeros((num_slots,), jnp.int32).at[order].set(jnp.arange(order.shape[0], dtype=jnp.int32), mode="drop")
     return jax.tree.map(lambda leaf: leaf[back], outs)
@@ -245,14 +239,9 @@ def chunked(size: int, batch: MapClients) -> MapClients:
 
 
 def _deal(num_slots: int, devices: int) -> np.ndarray:
-    """Divides a cohort over D devices, with small and large clients on each.
+    """Divides S slots over D devices so that each has small and large clients; returns ranks by size, [D, ceil(S / D)].
 
-    Args:
-        num_slots: Number of slots S of the cohort, each one client.
-        devices: Number of devices D.
-
-    Returns:
-        The slots of each device, [D, ceil(S / D)], as ranks from the largest client; a rank of S or more is no slot.
+    Rank 0 is the slot of the largest client; a rank of S or more is no slot.
     """
     rows = -(-num_slots // devices)
     hands = np.arange(rows * devices).reshape(rows, devices)

@@ -141,10 +141,7 @@ class Descriptions(NamedTuple):
 
 
 def resolve(chosen: Mapping[str, str]) -> dict[str, Entry]:
-    """Returns the entry of each choice of a run: "algorithm", "dataset", "partition", "model" and "schedule".
-
-    Args:
-        chosen: Names that the user chose, by choice; a missing choice gets an entry that fits the others.
+    """Returns the entry of each choice of a run, such as "algorithm"; one missing in ``chosen`` fits the others.
 
     Raises:
         ValueError: An unknown name.
@@ -163,11 +160,9 @@ def resolve(chosen: Mapping[str, str]) -> dict[str, Entry]:
 
 
 def _suits(entries: Mapping[str, Any], loss: str | None) -> Values:
-    """Returns default values of the options ``loss`` and ``client_learning_rate`` that fit a run's model and data.
+    """Returns default values of ``loss`` and ``client_learning_rate`` that fit the chosen entries, by name.
 
-    Args:
-        entries: Entry of each choice, from ``resolve``.
-        loss: Name of the loss if the user chose one; only the learning rate is then a default.
+    If the user chose the loss, it is ``loss``, and only the learning rate is a default.
     """
     model = entries["model"]
     loss = model.fitting_loss(entries["dataset"].is_regression) if loss is None else loss
@@ -180,10 +175,9 @@ def _suits(entries: Mapping[str, Any], loss: str | None) -> Values:
 
 
 def groups(chosen: Mapping[str, str]) -> Groups:
-    """Returns the option groups of a run: dataclass instances by title, with defaults that fit the user's choices.
+    """Returns the option groups of a run, dataclass instances by title, with defaults that fit the user's choices.
 
-    Args:
-        chosen: Names that the user chose, such as ``{"algorithm": "fed_prox"}``, and the loss if the user chose it.
+    ``chosen`` has the names that the user chose, such as ``{"algorithm": "fed_prox"}``, and the loss if it is chosen.
     """
     entries = resolve(chosen)
     suits = _suits(entries, chosen.get("loss"))
@@ -200,12 +194,9 @@ def groups(chosen: Mapping[str, str]) -> Groups:
 
 
 def _options(name: str, entry: Any, chosen: Mapping[str, str]) -> type[Any]:
-    """Returns the dataclass of a chosen entry's options.
+    """Returns the dataclass of an entry's options; an algorithm that wraps another one also has that one's options.
 
-    Args:
-        name: Which choice of the run it is, such as "model".
-        entry: The entry; an algorithm that wraps another one also gets the options of that one.
-        chosen: Names that the user chose; "base" names the wrapped algorithm.
+    ``name`` is the choice, such as "model"; in ``chosen``, "base" names the wrapped algorithm.
     """
     return options_of(entry, chosen.get("base")) if name == "algorithm" else entry.options
 

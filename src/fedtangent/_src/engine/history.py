@@ -207,12 +207,7 @@ def data_frame(rows: object) -> DataFrame:
 
 
 def _flat(metrics: Mapping[str, object], before: str = "") -> Metrics:
-    """Returns nested metrics as one dictionary by full names, such as ``test.accuracy``, in NumPy arrays.
-
-    Args:
-        metrics: Metrics by name; those of a split, such as "test", are a mapping under its name.
-        before: Text before each name.
-    """
+    """Returns nested metrics by full names, such as ``test.accuracy``, with JAX arrays as NumPy arrays."""
     flat: Metrics = {}
     for name, value in metrics.items():
         if isinstance(value, Mapping):

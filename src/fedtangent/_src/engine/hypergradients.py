@@ -115,10 +115,7 @@ def hypergradient(
 def _rounds(
     algorithm: Algorithm, engine: Engine, data: FederatedData, num_rounds: int, remat: str, state: PyTree
 ) -> PyTree:
-    """Returns the run's state after ``num_rounds`` more rounds, computed by scans that reverse mode can differentiate.
-
-    ``remat`` says what is stored for the backward pass, as in ``final_objective``.
-    """
+    """Returns the state after ``num_rounds`` rounds, by scans; ``remat`` is as in ``final_objective``."""
 
     def one(state: PyTree, _: None) -> tuple[PyTree, None]:
         return algorithm.step(state, data, engine)[0], None

@@ -328,7 +328,7 @@ def go(setup: RunSetup, past: Past, signalled: Callable[[], int | None], advance
 def _to_next_stop(
     setup: RunSetup, past: Past, signalled: Callable[[], int | None], advance: Callable[[int], object]
 ) -> tuple[Past, int]:
-    """Computes rounds until the next evaluation or checkpoint is due or a signal arrives.
+    """Computes rounds until an evaluation or a checkpoint is due, or a signal arrives.
 
     Returns the progress, and the number of the signal (0 without one). For the arguments see ``go``.
     """
@@ -389,7 +389,7 @@ def _is_good(past: Past, chunks: int) -> bool:
 
 
 def _refused(past: Past, chunks: int = 0) -> tuple[int, str] | None:
-    """Returns the first round, from 1, in which a server refused its learning rate, and the reason; or None.
+    """Returns the first round, from 1, whose server refused its learning rate, and the reason; None without one.
 
     The first ``chunks`` chunks of rounds are not searched.
     """
@@ -422,11 +422,7 @@ def _rounds(infos: PyTree) -> int:
 def _diverged(setup: RunSetup, good: Past, chunks: int, bad: Past) -> Run:
     """Ends a run that has diverged at its last good round, which it finds by bisection, computing the rounds again.
 
-    Args:
-        setup: Settings of the run.
-        good: Progress before the bad rounds; its lists have all rounds meanwhile.
-        chunks: How many chunks of rounds belong to ``good``.
-        bad: Progress after the bad rounds.
+    ``good`` is the progress before the bad rounds, with ``chunks`` chunks, and ``bad`` the progress after them.
     """
     refused = _refused(bad, chunks)
 
@@ -482,12 +478,10 @@ def _is_finite(past: Past) -> bool:
 
 
 def broken_round(infos: dict[str, PyTree]) -> int | None:
-    """Returns the index of the first round in which no client that trained had a finite loss, or None.
+    """Returns the index of the first of some rounds in which no client that trained had a finite loss, or None.
 
-    An infinite loss of a single client is a problem of its data, not of the model.
-
-    Args:
-        infos: Infos of consecutive rounds, arrays [r, ...]: "cohort" and, if clients have losses, "loss".
+    ``infos`` are the rounds' reported numbers [r, ...]. One client's infinite loss is a problem of its data, not the
+    model.
     """
     if "loss" not in infos:
         return None

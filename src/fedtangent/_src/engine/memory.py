@@ -63,12 +63,7 @@ class MemoryPlan(NamedTuple):
 
 
 def _held_bytes(run: Callable[Arguments, object], *arguments: Arguments.args, **options: Arguments.kwargs) -> int:
-    """Returns the most bytes that a function needs at once for its constants, results and intermediate arrays.
-
-    Args:
-        run: The function, which is traced and not run.
-        arguments, options: Its arguments, or their shapes.
-    """
+    """Returns the most bytes of constants, results and intermediate arrays at once in ``run``, which is only traced."""
     closed = jax.make_jaxpr(run)(*arguments, **options)
     return pytrees.num_bytes(closed.consts) + peak_bytes(closed.jaxpr)
 
@@ -90,11 +85,7 @@ class _TracedRound(NamedTuple):
 def _trace(algorithm: Algorithm, shapes: tuple[Any, ...], max_client_size: int, num_clients: int) -> _TracedRound:
     """Traces one round and returns the bytes that its parts need: one client's training, and all the rest.
 
-    Args:
-        algorithm: The algorithm.
-        shapes: Shape and dtype of each array of the data.
-        max_client_size: Number of examples of the largest client.
-        num_clients: Number of clients.
+    ``shapes`` has the shape and dtype of each array of the data.
     """
     data = FederatedData(*(cast(Any, jax.ShapeDtypeStruct(shape, dtype)) for shape, dtype in shapes))
     state, of_slots = state_shapes(algorithm, num_clients), dict[str, int]()

@@ -182,8 +182,7 @@ def sweep(
 def _tables(configs: Sequence[Config], groups: Sequence[_Alike], shapes: Sequence[PyTree]) -> dict[str, np.ndarray]:
     """Returns an empty table [seeds, configurations, evaluations, ...] for each metric of a sweep.
 
-    Raises:
-        ValueError: Two groups of configurations have other metrics, or a metric in another shape.
+    Raises ``ValueError`` if the metrics or their shapes differ between groups of configurations.
     """
     first = shapes[0]
     for group, mine in zip(groups, shapes, strict=True):
@@ -269,13 +268,9 @@ def _map_members(over: str, run: Callable[[PyTree], PyTree], members: PyTree) ->
 
 
 def choose_over(over: str) -> str:
-    """Returns how the runs of a sweep are mapped: "map", one after another, or "vmap", all at once.
+    """Returns "map" (the runs of a sweep one after another) or "vmap" (all at once).
 
-    Args:
-        over: "map", "vmap", or "auto", which is "map" on a CPU and else "vmap".
-
-    Raises:
-        ValueError: Another name.
+    "auto" is "map" on a CPU and else "vmap". Another name raises ``ValueError``.
     """
     choice("devices.runs", over, OVER)
     if over == "auto":
@@ -326,10 +321,7 @@ def _measure(evaluation: Evaluation) -> Measure:
 def _check_axes(
     grid: Mapping[str, Sequence[Any]], clients: Clients, data: FederatedData
 ) -> tuple[str, Mapping[Any, Partition]]:
-    """Checks ``grid`` and ``clients`` of a sweep; returns the name of the axis of partitions, and the partitions.
-
-    Without partitions both are empty. Raises ``ValueError`` for an empty list of values or a partition of other data.
-    """
+    """Checks ``grid`` and ``clients``; returns the name of the axis of partitions, and the partitions, or "" and {}."""
     for name, values in grid.items():
         if isinstance(values, str) or len(values) == 0:
             raise ValueError(f"grid: got {values!r} for {name}, must be a list of one or more values")
@@ -366,10 +358,7 @@ def _variants(data: FederatedData, partitions: Mapping[Any, Partition]) -> tuple
 
 
 def _same(value: object) -> tuple[type, object]:
-    """Returns a key by which values of an argument are compared: runs with equal keys may share a compiled program.
-
-    A value that cannot be hashed equals only itself.
-    """
+    """Returns a key that is equal for values which may share a program; a value without hash equals only itself."""
     try:
         hash(value)
     except TypeError:
@@ -378,12 +367,9 @@ def _same(value: object) -> tuple[type, object]:
 
 
 def _groups(configs: Sequence[Config], names: list[str], partition_name: str | None) -> list[_Alike]:
-    """Groups the configurations of a sweep by the values that are not traced; each group is one compiled program.
+    """Groups a sweep's configurations by the values that are not traced; each group is one compiled program.
 
-    Args:
-        configs: All configurations.
-        names: Names of the grid.
-        partition_name: Name of the axis of partitions, or None.
+    ``names`` are the names of the grid, and ``partition_name`` that of the axis of partitions, if there is one.
     """
     labels = list(dict.fromkeys(config[partition_name] for config in configs)) if partition_name else []
     traced = [n for n in names if all(isinstance(config[n], float | np.floating) for config in configs)]

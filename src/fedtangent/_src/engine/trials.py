@@ -1,6 +1,6 @@
-"""Trials: the runs of an experiment, with several hyper-parameters, seeds and data sets, under one compiled program.
+"""Trials: the runs of an experiment, in the loop of ``simulate``.
 
-They run in the same loop as ``simulate``.
+They share one compiled program for all seeds, hyper-parameters and data of the same shapes.
 """
 
 from __future__ import annotations

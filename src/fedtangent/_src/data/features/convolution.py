@@ -1,7 +1,4 @@
-"""Features of images, computed once and stored: by fixed random convolutions here, by ResNet-50 in ``resnet50``.
-
-Random convolutions need no training and no files.
-"""
+"""Features of images, computed in blocks that are stored; and features by fixed random convolutions."""
 
 from __future__ import annotations
 
@@ -115,10 +112,7 @@ def with_features(dataset: Dataset, features: Callable[[np.ndarray], Features], 
 def _computed(
     x: Float32[np.ndarray, "n h w c"], compute: Callable[[np.ndarray], Array], first: int, total: int, tick: Tick
 ) -> Float32[np.ndarray, "n F"]:
-    """Computes the features of one block of images in batches of one size, the last one padded.
-
-    ``first`` images are finished before, of ``total``; ``tick`` is called after each batch.
-    """
+    """Computes the features of one block of images in padded batches; ``first`` of ``total`` images are done before."""
     features = []
     with jax.enable_x64(False):
         for start in range(0, len(x), BATCH):
@@ -180,15 +174,9 @@ def random_convolution(
 
 @functools.partial(jax.jit, static_argnums=2)
 def _responses(filters: Array, biases: Array, grid: int, x: Array) -> Array:
-    """Computes the features of ``random_convolution`` from images [b, h, w, c], to [b, F].
+    """Computes the features of ``random_convolution``, [b, F], of images ``x`` [b, h, w, c] within [0, 1].
 
-    Centred filters make it unnecessary to subtract each patch's mean.
-
-    Args:
-        filters: [filter_size, filter_size, c, number of filters].
-        biases: [number of filters].
-        grid: Number of cells along each axis.
-        x: Images within [0, 1].
+    ``filters`` are [filter_size, filter_size, c, number]; once centred, they need no subtraction of a patch's mean.
     """
     size = filters[..., 0].size
     centred = filters - filters.mean(axis=(0, 1, 2), keepdims=True)

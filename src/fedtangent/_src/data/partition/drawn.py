@@ -88,10 +88,7 @@ def assemble(parts: Sequence[Int[np.ndarray, "_"]]) -> Partition:
 
 
 def _apportion(total: int, shares: Float[np.ndarray, "N"]) -> Int[np.ndarray, "N"]:
-    """Divides ``total`` things into whole numbers in proportion to ``shares`` [N], which sum to 1.
-
-    Numbers are rounded down, and the largest remainders get one more.
-    """
+    """Divides ``total`` into whole numbers in proportion to ``shares`` (which sum to 1), by largest remainder."""
     exact = total * shares
     whole = np.floor(exact).astype(np.int64)
     rest = total - int(whole.sum())
@@ -375,10 +372,7 @@ def _draw_counts(
 def _split_classes(
     rng: np.random.Generator, pools: list[Int[np.ndarray, "_"]], num_clients: int, alpha: float
 ) -> list[Int[np.ndarray, "_"]]:
-    """Divides each class among all clients by shares from Dir(alpha, .., alpha), drawn for this class.
-
-    ``pools`` has the indices of each class, shuffled; the result has those of each client.
-    """
+    """Divides the shuffled indices of each class, ``pools``, among all clients by shares from Dir(alpha, .., alpha)."""
     pieces = []
     for pool in pools:
         sizes = _apportion(len(pool), rng.dirichlet(np.full(num_clients, alpha)))
@@ -416,13 +410,9 @@ class Partitioner(Protocol):
 
 
 def _entry(function: Partitioner, summary: str, options: type[ClientsOptions], *papers: str) -> Entry:
-    """Builds the catalogue's entry of a partitioner, a function such as ``iid`` whose name becomes the entry's.
+    """Builds the catalogue's entry of a partitioner, a function such as ``iid``, with its summary, options and papers.
 
-    Args:
-        function: The partitioner; its first argument is ``labels`` or ``num_examples``.
-        summary: Description in one line.
-        options: Dataclass of its further arguments.
-        papers: Keys of papers.
+    The function's first argument is ``labels`` or ``num_examples``.
     """
     takes_labels = "labels" in inspect.signature(function).parameters
 

@@ -81,10 +81,7 @@ def _arrays(name: str, path: Path, files: Mapping[str, bytes]) -> Arrays:
 
 
 def _parsed(name: str, path: Path, content: bytes, split: str) -> tuple[np.ndarray, np.ndarray]:
-    """Returns images and labels in the content of one binary file of CIFAR.
-
-    Raises ``ValueError`` if the file has another size or a label is out of range.
-    """
+    """Returns the images and labels in one file; raises ``ValueError`` for another size or a label out of range."""
     record = LABELS[name] + PIXELS
     count = RECORDS[name] if split == "train" else RECORDS["cifar10"]
     if len(content) != count * record:

@@ -91,10 +91,7 @@ def _read(published: Published, paths: Mapping[str, Path]) -> Arrays:
 
 
 def _examples(writer: leaf.User) -> tuple[np.ndarray, np.ndarray]:
-    """Converts one writer's images, shades [n, 784] from 0 (ink) to 1 (paper), to uint8 [n, 28, 28] with 255 for ink.
-
-    Labels are checked.
-    """
+    """Converts a writer's shades [n, 784], 0 (ink) to 1 (paper), to uint8 [n, 28, 28], 255 for ink; checks labels."""
     pixels = checks.real_array(f"{NAME}: images of {writer.path}", writer.x)
     shades = np.rint(pixels * 255)
     if pixels.shape != (len(writer.y), 784) or not np.allclose(shades / 255, pixels, rtol=0, atol=1e-4):

@@ -141,10 +141,7 @@ def _joined(texts: list[np.ndarray], split: str) -> Arrays:
 
 
 def _by_role(stored: Found, stride: int) -> Arrays:
-    """Cuts the texts of the roles into windows, and leaves out roles too short for a window in both splits.
-
-    Raises ``ValueError`` if no role is long enough.
-    """
+    """Cuts the roles' texts into windows, without roles that are too short; raises ``ValueError`` if all are."""
     texts = {}
     for split in ("train", "test"):
         text, offsets = (stored.arrays.get(f"{name}_{split}", np.empty(0)) for name in ("text", "offsets"))
@@ -163,10 +160,7 @@ def _by_role(stored: Found, stride: int) -> Arrays:
 
 
 def _of_role(role: leaf.User) -> tuple[np.ndarray, np.ndarray]:
-    """Encodes a role's windows and next characters from LEAF's JSON as indices, uint8 [n, 80] and [n].
-
-    Raises ``ValueError`` if one is no text of that length.
-    """
+    """Encodes LEAF's windows and next characters of a role, uint8 [n, 80] and [n]; raises ``ValueError`` for others."""
     for window, following in zip(role.x, role.y, strict=True):
         is_text = isinstance(window, str) and isinstance(following, str)
         if not is_text or (len(window), len(following)) != (WINDOW, 1):

@@ -227,12 +227,9 @@ def locked(folder: Path, name: str, notify: Callable[[str], None] = warnings.war
 
 
 def _lock(folder: Path, name: str, notify: Callable[[str], None]) -> IO[str]:
-    """Locks the file ``.lock`` in a folder and returns the open file.
+    """Locks the file ``.lock`` in a folder and returns the open file; the arguments are those of ``locked``.
 
     If the process that had the lock removes the file meanwhile, a new one is created and locked.
-
-    Args:
-        folder, name, notify: As in ``locked``.
     """
     for _ in range(_TIMES):
         with contextlib.ExitStack() as unless_held, contextlib.suppress(FileNotFoundError):

@@ -86,12 +86,7 @@ def _rounds(run: Path) -> list[tuple[int, Path]]:
 
 
 def open_store(options: Checkpoints) -> Store:
-    """Returns the folder for a new run's checkpoints or, to resume, that of the newest run with a checkpoint.
-
-    Nothing is written yet.
-
-    Args:
-        options: The user's options of checkpoints.
+    """Returns the folder for a new run's checkpoints or, to resume, that of the newest run with one; writes nothing.
 
     Raises:
         CheckpointError: There is no checkpoint to resume from, or ``folder`` is a file.
@@ -110,12 +105,7 @@ def open_store(options: Checkpoints) -> Store:
 
 @contextlib.contextmanager
 def claimed(store: Store | None) -> Iterator[None]:
-    """Locks the checkpoint folder, so that no other run writes to it, until the block ends or raises an exception.
-
-    Only the first process of a run takes the lock.
-
-    Args:
-        store: The run's checkpoints; None, for a run without checkpoints, locks nothing.
+    """Locks the checkpoint folder against other runs until the block ends; without checkpoints (None) locks nothing.
 
     Raises:
         CheckpointError: Another run holds the lock.
@@ -147,7 +137,7 @@ def for_run(store: Store, identity: Mapping[str, object], mapping: str, shapes: 
 
 
 def mapping_of(store: Store) -> str | None:
-    """Returns the name of the mapping of clients onto devices that the run to be resumed had.
+    """Returns the name of the mapping of clients onto devices of the run that is resumed.
 
     The result is None if no run is resumed, or if that run was on another kind of device.
     """
@@ -258,10 +248,7 @@ def _remove(folder: Path) -> None:
 
 
 def _tidy(store: Store, round_: int) -> None:
-    """Removes the checkpoints of older runs, and all of this run but the newest ``keep`` up to ``round_``.
-
-    Later rounds have only damaged checkpoints, because the run went back to an earlier one.
-    """
+    """Removes older runs, and all checkpoints but the newest ``keep`` up to ``round_``; later ones are damaged."""
     newest = [path for r, path in _rounds(store.folder) if r <= round_][: store.options.keep]
     unwanted = [path for path in store.folder.iterdir() if path.name.startswith("round-") and path not in newest]
     for path in unwanted + [run for run in Path(store.options.folder).glob("run-*") if run != store.folder]:
@@ -306,9 +293,7 @@ def restore(store: Store, num_rounds: int, like: PyTree) -> RestoredRun:
 def _record(checkpoint: Path) -> dict[str, Any]:
     """Returns the content of ``record.json`` in a checkpoint's folder.
 
-    Raises:
-        CheckpointError: Another version of the package wrote it, in another format.
-        DamagedError: It is incomplete or altered.
+    Raises ``CheckpointError`` if it has another format, and ``DamagedError`` if it is incomplete or altered.
     """
     record = files.read_record(checkpoint / RECORD)
     if record.get("format", FORMAT) != FORMAT:
@@ -349,14 +334,9 @@ def _read(store: Store, path: Path, record: dict[str, Any], like: PyTree) -> Res
 
 
 def _content(store: Store, link: Link) -> bytes:
-    """Returns the bytes of a segment of the history from an intact copy, and writes a damaged copy again.
+    """Returns the bytes of the segment of the history that ``link`` names from an intact copy; replaces a damaged one.
 
-    Args:
-        store: The folder of the checkpoints.
-        link: Name and SHA-256 of the segment.
-
-    Raises:
-        DamagedError: Both copies are damaged.
+    Raises ``DamagedError`` if both copies are damaged.
     """
     content, damaged = None, []
     for place in (store.folder / history / link.name for history in HISTORIES):
