@@ -51,7 +51,7 @@ WRITTEN = (bool, int, float, str, Path)
 
 @dataclasses.dataclass(frozen=True)
 class NoOptions:
-    """The options of an entry that has none."""
+    """The dataclass of options of an entry that has no options."""
 
 
 Values = dict[str, Any]  # values of options, by name
@@ -94,7 +94,7 @@ class Builder(Protocol):
     """A function that builds an object, such as an algorithm or a model."""
 
     def __call__(self, *arguments: Any, **options: Any) -> Any:
-        """Returns the object.
+        """Returns the object that the function builds.
 
         Args:
             arguments: Arguments in order. The ``build`` of an entry gets the entry's options, then arguments that
@@ -159,7 +159,7 @@ def _marked(kind: str, module: types.ModuleType) -> list[Any]:
 
 
 def _modules(root: types.ModuleType) -> list[types.ModuleType]:
-    """Imports and returns all modules below a package; none for a plain module."""
+    """Imports and returns all modules below the package ``root``; none if it is a plain module."""
     infos = pkgutil.walk_packages(getattr(root, "__path__", ()), root.__name__ + ".")
     return [importlib.import_module(info.name) for info in infos]
 
@@ -232,7 +232,7 @@ def own_options(noun: str, name: str, function: Builder, skipped: Sequence[str],
 
 
 def _parameters(noun: str, name: str, function: Builder) -> list[inspect.Parameter]:
-    """Returns the parameters of a user's function; raises ``ValueError`` unless the first two are positional."""
+    """Returns the parameters of a user's function; raises ``ValueError`` unless the first two can be positional."""
     try:
         parameters = list(inspect.signature(function).parameters.values())
     except (TypeError, ValueError) as error:
@@ -325,7 +325,7 @@ def options_of_record(title: str, record: Any, names: Sequence[str], prefix: str
 
 
 def prefixed(message: str, names: Sequence[str], prefix: str) -> str:
-    """Returns an error message with a prefix before the argument that it names.
+    """Returns an error message with a prefix before the name of the argument with which it begins.
 
     Args:
         message: Message that begins with the name of an argument.
@@ -401,7 +401,7 @@ class WrittenEntry(Entry):
 
     @property
     def written(self) -> str:
-        """Form in which users write the choice, such as ``top_k:<share>``."""
+        """Text by which users choose the entry, such as ``top_k:<share>``."""
         return f"{self.name}:<{self.number}>" if self.number else self.name
 
 

@@ -32,7 +32,7 @@ class Erratum(NamedTuple):
 
     @property
     def paper(self) -> str:
-        """Short name of the paper."""
+        """Short name of the paper that has the mistake, such as FE-2021."""
         return PAPER_OF[self.key.partition(".")[0]]
 
 

@@ -1,4 +1,4 @@
-"""Estimates with confidence intervals."""
+"""The record of an estimate with its confidence interval, and the width of such intervals."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ Number: TypeAlias = Any  # a float, or an array; the three numbers of an interva
 
 
 class Interval(NamedTuple):
-    """An estimate and the ends of its interval: numbers, or arrays of equal shape."""
+    """An estimate, and the lower and upper end of its confidence interval: numbers, or arrays of equal shape."""
 
     value: Number
     low: Number

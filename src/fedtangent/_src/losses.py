@@ -31,7 +31,7 @@ NOT_FINITE = "numbers are not finite"
 
 
 def masked_mean(per_example: Float[AnyArray, "B"], mask: Bool[AnyArray, "B"]) -> Float[Array, ""]:
-    """Returns the mean over the examples in a mask, a scalar in float32 at least; 0 if the mask is empty.
+    """Computes the mean over the examples that a mask selects, a scalar in float32 at least; 0 if it selects none.
 
     Args:
         per_example: A number for each example, [B].
@@ -157,7 +157,7 @@ def get_loss(name: str | Loss) -> Loss:
 
 
 def mean_form(name: str | Loss) -> str | Loss:
-    """Returns the name of a loss without "_sum", so "logistic" for "logistic_sum"; a function is returned unchanged.
+    """Returns the name of a loss without "_sum": "logistic" for "logistic_sum". A function is returned unchanged.
 
     Raises:
         ValueError: An unknown name.

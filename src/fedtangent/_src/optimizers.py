@@ -100,7 +100,7 @@ def rate_at(rate: Rate, round_: Array | np.integer | int) -> float | Array:
 
 
 def in_round(schedule: Callable[[Array], Value], round_: ArrayLike) -> Value:
-    """Returns the value of a schedule in a round.
+    """Returns the value of a schedule in a round, such as the learning rate.
 
     With 64-bit types the round is int64, so that optax computes in float64. In float32 the last digit of a rate would
     depend on how the schedule is compiled, and training and theory would use different rates.
@@ -142,7 +142,7 @@ def at_rate(make: Callable[[float | Array], optax.GradientTransformation], rate:
 
 
 def at_round(optimizer: Optimizer, round_: Array | np.integer | int) -> optax.GradientTransformation:
-    """Returns the optimiser of a round.
+    """Returns the optimiser to use in a round.
 
     Args:
         optimizer: An optax optimiser, or a function from the round to one whose state has the same shapes in every

@@ -1,4 +1,4 @@
-"""Compiled programs, kept between runs by JAX's persistent compilation cache, in the folder of all caches.
+"""Compiled programs, kept on disk between runs by JAX's compilation cache, in the folder of all caches.
 
 ``types``, which every module that uses JAX imports, calls ``keep``. JAX creates the folder when it compiles the first
 program. It compiles a program again if it cannot read it or write it.

@@ -37,7 +37,7 @@ class Steps:
     """
 
     def __init__(self, say: Callable[[str], None], subject: str, first: str) -> None:
-        """Begins the first step.
+        """Starts the clock of the first step and reports its name.
 
         Args:
             say: Called with a line of text for each step.
@@ -79,7 +79,7 @@ class Stream(Protocol):
         """Writes ``text``."""
 
     def flush(self) -> object:
-        """Passes the text written so far on to the system."""
+        """Hands text that is still in a buffer to the operating system."""
 
 
 class Lines(Bar):

@@ -57,7 +57,7 @@ def write_atomically(path: Path, content: str | bytes, durable: bool = False) ->
 
 
 def sync_folder(folder: Path) -> None:
-    """Syncs ``folder``, so that the names of its files survive a power failure."""
+    """Makes sure that the names of the files in ``folder`` survive a power failure."""
     handle = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(handle)

@@ -46,7 +46,7 @@ MIXTURE = _APART  # draws from a mixture around the models
 
 
 class Keys(NamedTuple):
-    """The three independent keys of a run."""
+    """The three independent random keys of a run, all derived from its seed."""
 
     init: Key
     schedule: Key

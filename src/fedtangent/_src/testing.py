@@ -142,7 +142,7 @@ class _Case(NamedTuple):
     end: PyTree = None  # state after ROUNDS rounds
 
     def build(self, model: Model | None = None, schedule: Schedule | None = None, **changes: Any) -> Algorithm:
-        """Builds the algorithm for another model or schedule, or with other options."""
+        """Builds the recipe's algorithm for another model or schedule, or with ``changes`` of its options."""
         schedule = self.algorithm.schedule if schedule is None else schedule
         model = self.model if model is None else model
         return self.recipe(model, schedule, *self.arguments, **{**self.options, **changes})

@@ -220,7 +220,7 @@ class Apply(Protocol):
     """A function that computes the outputs of a network."""
 
     def __call__(self, params: PyTree, x: AnyArray, /) -> Array:
-        """Returns the outputs [n, C].
+        """Returns the outputs [n, C] of the network at some inputs.
 
         Args:
             params: Parameters of the network.
@@ -400,7 +400,7 @@ class Sample(Protocol):
     """A function that draws the cohort of a round."""
 
     def __call__(self, key: Key, schedule_state: PyTree, round_: Int32[Array, ""], /) -> tuple[Cohort, PyTree]:
-        """Returns the cohort, and the schedule's new state.
+        """Returns the cohort of a round (clients, models and weights), and the schedule's new state.
 
         Args:
             key: Key of the schedule, the same in every round; the function folds the round into it.
@@ -560,7 +560,7 @@ class Accept(Protocol):
     """A function that decides whether the server counts a message."""
 
     def __call__(self, message: PyTree, /) -> Bool[Array, ""]:
-        """Returns whether the message counts, [] bool.
+        """Returns whether the server counts the message, [] bool.
 
         Args:
             message: One message as the server receives it.
@@ -612,7 +612,7 @@ class Engine(NamedTuple):
 
 
 class Training(NamedTuple):
-    """The local training of an algorithm's clients, as theory needs it.
+    """The local training of an algorithm's clients, described for theory and for building the algorithm again.
 
     Attributes:
         model: The network.
@@ -638,7 +638,7 @@ NO_RULE = (
 
 
 class Composition(NamedTuple):
-    """A record of how an algorithm was built, for theory and for building it again for another model.
+    """A record of how an algorithm was built; theory reads it, and ``Algorithm.on`` builds from it again.
 
     Attributes:
         training: The clients' local training; None for algorithms whose clients do not train.
@@ -675,7 +675,7 @@ class AlgorithmInit(Protocol):
     """A function that makes the state of a run before its first round."""
 
     def __call__(self, key: Key | int, num_clients: int, start: Key | PyTree | None = None) -> PyTree:
-        """Returns the state before the first round.
+        """Returns the state of the run before the first round: server, clients, schedule and keys.
 
         Args:
             key: Seed or key of the run.

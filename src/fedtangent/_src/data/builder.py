@@ -36,7 +36,7 @@ Row: TypeAlias = dict[str, np.ndarray]  # an example: its parts by name
 
 
 class FedtangentPublished(tfds.core.GeneratorBasedBuilder):
-    """Builder of every published data set; its config has the name of the data set that it prepares."""
+    """The builder by which TFDS prepares any of the published data sets; its config has the data set's name."""
 
     VERSION = tfds.core.Version(VERSION)
 
@@ -185,7 +185,7 @@ def _no_empty_folders(published: Published, place: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Silences TFDS inside the context, because the package shows a progress bar."""
+    """Silences TFDS's log and progress bar inside the context, because the package shows its own."""
     logger = logging.getLogger("absl")
     level = logger.level
     tfds.disable_progress_bar()

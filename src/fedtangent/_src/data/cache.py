@@ -62,7 +62,7 @@ def _digest(path: Path) -> str | None:
 
 
 def write(folder: Path, arrays: dict[str, np.ndarray]) -> None:
-    """Writes a cache folder atomically, all files at once; keeps a folder that another process wrote first.
+    """Writes arrays to a new cache folder, all files at once; keeps a folder that another process wrote first.
 
     Args:
         folder: The folder.

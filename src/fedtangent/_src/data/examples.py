@@ -413,7 +413,7 @@ def _on_device(dataset: Dataset, classes: tuple[str, ...] | None, loss: str | Lo
 
 
 def _split_of(dataset: Dataset, split: str, loss: str | Loss, most: int | None = None) -> Split:
-    """Returns examples, a sample of ``most`` (None: all), on the device, with targets as the loss takes them."""
+    """Moves a split's examples, or a sample of ``most``, to the device, with targets in the form of the loss."""
     columns = _columns(dataset, split)
     rows = sampled(most, *columns)
     x, y = (column[rows] for column in columns)

@@ -1,4 +1,4 @@
-"""The data of a whole federation as four arrays on the device."""
+"""The training examples of all clients and their partition, as four arrays on the device."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ MOST_HEADER = 10_000  # bytes; the header of a plain array has about a hundred
 
 
 class Header(NamedTuple):
-    """Shape and dtype of an array."""
+    """The shape and dtype of an array in a file, which is not read."""
 
     shape: tuple[int, ...]
     dtype: np.dtype
@@ -94,7 +94,7 @@ def headers(name: str, path: Path) -> dict[str, Header]:
 
 
 def arrays(name: str, path: Path) -> dict[str, np.ndarray]:
-    """Reads the arrays of an ``.npz`` file, in this machine's byte order.
+    """Reads the arrays of an ``.npz`` file by name, in this machine's byte order.
 
     Args:
         name, path: Name of the file, for the error message, and its path.
@@ -132,7 +132,7 @@ def _opened(path: Path) -> io.BufferedReader:
 
 
 def _members(packed: zipfile.ZipFile) -> dict[str, zipfile.ZipInfo]:
-    """Returns the files in an ``.npz`` by the names of their arrays."""
+    """Returns the entries of an open ``.npz`` file by the names of their arrays."""
     members: dict[str, zipfile.ZipInfo] = {}
     for member in packed.infolist():
         key = member.filename.removesuffix(".npy")
@@ -148,7 +148,7 @@ def _header(packed: zipfile.ZipFile, member: zipfile.ZipInfo) -> Header:
 
 
 def _described(begin: bytes, size: int, name: str) -> Header:
-    """Reads the header of a ``.npy`` file.
+    """Reads the shape and dtype of an array from the first bytes of a ``.npy`` file.
 
     Args:
         begin: The first bytes of the file.

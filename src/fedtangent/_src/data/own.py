@@ -61,7 +61,7 @@ class OwnOptions:
 
 
 class Targets(NamedTuple):
-    """Targets of both splits, with string labels replaced by numbers.
+    """Targets of the training and the test examples, with string labels replaced by numbers.
 
     Attributes:
         y: Class labels [n] int32, or floating numbers [n, C], by split.
@@ -204,7 +204,7 @@ def _say(line: str) -> None:
 
 
 def _reading(dataset: Dataset, x: np.ndarray, target: np.dtype, num_users: int, scale: float | None) -> str:
-    """Returns the line that says how a user's file is read, and which options make it be read otherwise."""
+    """Returns the line of text that says how a user's file is read, and which options change that."""
     scale = scale or (255 if x.dtype == np.uint8 and dataset.kind != TOKENS else 1)
     scaled = "as they are" if scale == 1 else f"divided by {scale:g}"
     task = f"{dataset.num_classes} classes" if dataset.num_classes else "numbers to predict"
@@ -336,7 +336,7 @@ def _array(name: str, value: object) -> np.ndarray:
 
 
 def _target(name: str, y: object) -> np.ndarray:
-    """Checks targets: class labels [n], whole numbers (signed) or strings; or floating numbers [n, C]."""
+    """Checks the targets of a split: class labels [n], whole numbers or strings; or floating numbers [n, C]."""
     array = _array(name, y)
     if array.dtype.kind == "O" and array.size and all(isinstance(label, str) for label in array.ravel()):
         array = array.astype(str)

@@ -50,7 +50,7 @@ class Published(NamedTuple):
 
 
 def files_of(dataset: str) -> dict[str, PublishedFile]:
-    """Reads the original files of a data set, by role, from the table ``sources/files.csv``."""
+    """Returns the original files of a data set, by role, as the table ``sources/files.csv`` lists them."""
     with TABLE.open(encoding="utf-8", newline="") as table:
         rows = [row for row in csv.DictReader(table) if row["dataset"] == dataset]
     return {

@@ -1,6 +1,6 @@
 """Examples that all clients share, that only the server has, or that are kept to test each client's predictions.
 
-Each function returns changed partitions. Randomness comes from ``numpy.random.Generator(PCG64(seed))`` only.
+Functions that change a partition return a new one. Randomness comes from ``numpy.random.Generator(PCG64(seed))`` only.
 """
 
 from __future__ import annotations

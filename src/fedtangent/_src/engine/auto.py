@@ -69,7 +69,7 @@ def fingerprint(algorithm: Algorithm, data: FederatedData, state: PyTree) -> str
 
 
 def seconds_a_round(run: Callable[[PyTree, int], PyTree], start: Callable[[], PyTree]) -> float:
-    """Measures the wall time of one round after compilation: the faster of two rounds, in seconds.
+    """Measures the seconds of one round after compilation, the faster of two rounds.
 
     Args:
         run: Function ``(state, rounds) -> results`` that runs rounds.

@@ -29,7 +29,7 @@ CHOOSE = ("training", "validation")  # the examples that NTK-FL chooses the time
 
 
 class Built(NamedTuple):
-    """A checked run that is ready to start."""
+    """A described run with its data and algorithm, checked and ready to be simulated."""
 
     description: Description
     algorithm: Algorithm
@@ -105,7 +105,7 @@ SMALL_EXAMPLES = {"image": (16, 16, 1), "tokens": (8,), "vector": (1,)}  # shape
 
 
 def small_model(described: Description) -> Model:
-    """Returns the described model for small inputs and two classes, without loading data."""
+    """Builds the model of a described run for small inputs and two classes, without loading data."""
     model: Model = _built(described.model, SMALL_EXAMPLES[described.dataset.entry.kind], 2)
     return model
 
@@ -126,7 +126,7 @@ def _built(chosen: Chosen, *arguments: Any) -> Any:
 
 
 def _check(described: Description) -> None:
-    """Raises ``ValueError`` for choices and options that do not go together, before any data are loaded."""
+    """Raises ``ValueError`` for choices and options of a run that do not go together; loads no data."""
     run, how, schedule = described.run, described.algorithm, described.schedule
     checks.number("client_test", run.client_test, at_least=0, below=1)
     checks.number("dropout", run.dropout, at_least=0, below=1)
@@ -148,7 +148,7 @@ def _check(described: Description) -> None:
 
 
 def _apart(run: CommonOptions, clients: Partition) -> tuple[Partition, Partition | None]:
-    """Splits each client's examples: returns the training partition, and the test partition or None."""
+    """Splits each client's examples; returns a partition to train on and, if ``client_test`` > 0, one to test on."""
     if run.client_test == 0:
         return clients, None
     return sharing.held_out(clients, run.client_test, run.seed)

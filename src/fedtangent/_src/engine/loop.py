@@ -378,7 +378,7 @@ def _save(setup: RunSetup, store: Store, past: Past) -> Past:
 
 
 def _seconds(past: Past) -> float:
-    """Returns the run time so far, rounded to the millisecond."""
+    """Returns the run's time so far in seconds, rounded to the millisecond."""
     return round(time.monotonic() - past.begun, 3)
 
 

@@ -188,7 +188,7 @@ def check(
 def check_program(
     name: str, run: Callable[Arguments, object], *arguments: Arguments.args, **options: Arguments.kwargs
 ) -> None:
-    """Raises ``DoesNotFit`` if a function and its arguments do not fit into memory.
+    """Raises ``DoesNotFit`` if a function's constants, arguments and arrays need more memory than the device has.
 
     Args:
         name: Beginning of the error message.
@@ -203,7 +203,7 @@ def check_program(
 
 
 def describe(planned: MemoryPlan) -> str:
-    """Returns a memory plan as one line of text."""
+    """Returns a memory plan, the predicted bytes of a run by part, as one line of text."""
     clients = f"{planned.concurrent} x {size(planned.slot)} clients"
     return (
         f"memory: {size(planned.total)} of {size(planned.limit)} predicted at the peak (data {size(planned.data)}, "

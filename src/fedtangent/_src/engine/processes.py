@@ -185,7 +185,7 @@ def stop_signals(enabled: bool) -> Iterator[Callable[[], int | None]]:
 
 
 def environment() -> dict[str, str]:
-    """Returns the versions and the device of this process, for the record of a result."""
+    """Returns the versions of the package and its dependencies, and the device, to record beside a result."""
     # The root imports this module: its version can be had when called, not by a statement.
     root = importlib.import_module("fedtangent")
     return {

@@ -70,7 +70,7 @@ class Resolved(NamedTuple):
 
     @property
     def at_once(self) -> int:
-        """How many such runs can run at the same time on this machine; 1 on an accelerator or on several devices."""
+        """How many runs like this one can run at the same time; 1 on an accelerator or on several devices."""
         if jax.default_backend() != "cpu" or jax.device_count() > 1:
             return 1
         return max(1, min(usable_cores(), int(memory.USABLE * self.plan.limit // max(self.plan.total, 1))))
@@ -115,7 +115,7 @@ def resolve_mapping(
 
 
 def _probe(algorithm: Algorithm, data: FederatedData, length: int, mapping: ClientMapping) -> float:
-    """Measures the seconds of a round under ``mapping``, with the same program that the run would use."""
+    """Measures the seconds of a round under a mapping of clients, with the same program that the run would use."""
     engine = engine_for(data, mapping)
     placed = replicate(data, engine.mesh)
     return auto.seconds_a_round(
@@ -288,7 +288,7 @@ def simulate_rounds(
     mapping: str,
     checkpoints: Checkpoints | None,
 ) -> Run:
-    """Simulates the rounds of a run whose arguments are checked, as ``simulate`` does.
+    """Simulates the rounds of a run, as ``simulate`` does once it has checked its arguments.
 
     Args:
         algorithm, num_rounds, seed, start, evaluation, checkpoints: As in ``simulate``.

@@ -39,7 +39,7 @@ class Build(Protocol):
     """A function that builds an algorithm from hyper-parameters."""
 
     def __call__(self, *arguments: Any, **values: Any) -> Algorithm:
-        """Returns the algorithm.
+        """Returns the algorithm for some values of the hyper-parameters.
 
         Args:
             arguments: None; the hyper-parameters are passed by name.
@@ -62,7 +62,7 @@ class Sweep(NamedTuple):
         return f"Sweep({over}, {len(self.seeds)} seeds, {rounds}: {', '.join(self.metrics)})"
 
     def to_pandas(self) -> DataFrame:
-        """Returns a row for each seed, configuration and evaluation.
+        """Returns the metrics as a pandas DataFrame, with a row for each seed, configuration and evaluation.
 
         The columns are the configuration, ``seed``, ``round`` and the metrics. A metric that is an array is one cell.
 
@@ -298,7 +298,7 @@ def single_device_engine(data: FederatedData, mapping: str) -> Engine:
 
 
 def check_seeds(seeds: Sequence[int]) -> tuple[int, ...]:
-    """Returns the seeds as integers.
+    """Checks the seeds of a sweep and returns them as integers.
 
     Raises:
         ValueError: There is no seed, a seed occurs twice, or a seed is not a whole number from 0 to 2^32 - 1.

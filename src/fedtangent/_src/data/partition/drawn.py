@@ -21,7 +21,7 @@ METHODS = ("per_client", "hsu", "per_class")
 
 @dataclasses.dataclass(frozen=True)
 class ClientsOptions:
-    """Options of partitions into any number of clients."""
+    """Options of a partition: the number of clients."""
 
     num_clients: int = 20
     """Clients N."""
@@ -29,7 +29,7 @@ class ClientsOptions:
 
 @dataclasses.dataclass(frozen=True)
 class SkewOptions(ClientsOptions):
-    """Options of shares that are drawn from a Dirichlet distribution."""
+    """Options of partitions with shares that are drawn from a Dirichlet distribution."""
 
     alpha: float = 0.5
     """Dirichlet concentration: smaller is more heterogeneous."""
@@ -81,7 +81,7 @@ def _checked_clients(num_clients: int, num_examples: int) -> int:
 
 
 def assemble(parts: Sequence[Int[np.ndarray, "_"]]) -> Partition:
-    """Builds the partition from each client's indices, which it sorts."""
+    """Builds a ``Partition`` from the indices of each client's examples, which it sorts."""
     sizes = [len(p) for p in parts]
     indices = np.concatenate([np.sort(p) for p in parts]).astype(np.int32)
     return Partition(indices, np.concatenate([[0], np.cumsum(sizes)]).astype(np.int32))
@@ -383,7 +383,7 @@ def _split_classes(
 def _fill_up(
     rng: np.random.Generator, parts: list[Int[np.ndarray, "_"]], min_client_size: int
 ) -> list[Int[np.ndarray, "_"]]:
-    """Moves random examples, one at a time, from the largest client to the smallest until all have enough."""
+    """Moves random examples from the largest client to the smallest until all clients have ``min_client_size``."""
     clients, sizes = [p.tolist() for p in parts], np.array([len(p) for p in parts])
     while sizes.min() < min_client_size:
         poor, rich = int(sizes.argmin()), int(sizes.argmax())

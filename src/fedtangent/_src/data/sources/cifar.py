@@ -34,7 +34,7 @@ LABELS = {"cifar10": 1, "cifar100": 2}  # bytes before the pixels; the last one 
 
 
 def _load(published: Published, options: StoredImageOptions, data_dir: Path | None, seed: int) -> Dataset:
-    """Loads colour images [n, 32, 32, 3] in [0, 1] in the order of the files, and the fine labels of CIFAR-100."""
+    """Loads colour images [n, 32, 32, 3] in [0, 1] in the order of the files; of CIFAR-100 the fine labels."""
     name = published.name
     instead = f"folder {FOLDERS[name]}" + (", nor cifar10*.npz" if name == "cifar10" else "")
     stored = obtain(published, options, data_dir, functools.partial(_otherwise, name), instead)

@@ -1,4 +1,4 @@
-"""scikit-learn's handwritten digits, which come with it: no files are needed."""
+"""Handwritten digits that come with scikit-learn, so that no files are needed."""
 
 from __future__ import annotations
 

@@ -78,7 +78,7 @@ def _of_archive(path: Path) -> Arrays:
 
 
 def _read(published: Published, paths: Mapping[str, Path]) -> Arrays:
-    """Reads TensorFlow Federated's images, writer after writer in the order of their names."""
+    """Reads images, labels and writers from TensorFlow Federated's file, writer after writer by name."""
     path = paths["database"]
 
     def writers(split: str) -> Iterator[leaf.User]:

@@ -48,7 +48,7 @@ def check_digests(folder: Path, expected: dict[str, str]) -> None:
 
 
 def read_checked(path: Path, digest: str) -> bytes:
-    """Returns the content of a file.
+    """Returns the content of a file after checking that it is what was written.
 
     Args:
         path: Path of the file.
@@ -165,7 +165,7 @@ def write_arrays(folder: Path, arrays: dict[str, np.ndarray]) -> None:
 
 
 def read_state(folder: Path, like: PyTree) -> PyTree:
-    """Returns the state written to ``folder``.
+    """Returns the state of a run that ``write_arrays`` wrote to ``folder``.
 
     Args:
         folder: Folder that ``write_arrays`` wrote.

@@ -119,7 +119,7 @@ def key_text(key: int | Key | None) -> str | None:
 
 
 def start_text(start: Key | PyTree | None) -> str | None:
-    """Returns the argument ``start`` of a run as text: a key, the SHA-256 of parameters, or None for None."""
+    """Returns the argument ``start`` of a run as text: a key, or the SHA-256 of parameters; None stays None."""
     if start is None or (isinstance(start, jax.Array) and is_key(start)):
         return key_text(start)
     return f"parameters {sha256(*map(np.asarray, jax.tree.leaves(start)))[:16]}"

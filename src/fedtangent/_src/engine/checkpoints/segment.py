@@ -22,7 +22,7 @@ HEADER = ("start", "stop", "previous", "evaluations", "seconds", "layout", "dtyp
 
 
 class Link(NamedTuple):
-    """The name and the SHA-256 of a segment's file."""
+    """The file of a segment of a run's history: its name and its SHA-256."""
 
     name: str
     sha256: str
@@ -76,7 +76,7 @@ def _raise(value: Any, arrays: dict[str, np.ndarray]) -> Any:
 
 
 def _layout(infos: PyTree) -> list[list[object]]:
-    """Returns the path, dtype and shape of every leaf of one round's infos."""
+    """Returns the path, dtype and shape of each of the arrays that a round reports, its infos."""
     leaves = jax.tree_util.tree_flatten_with_path(infos)[0]
     return [[jax.tree_util.keystr(path), str(leaf.dtype), list(leaf.shape)] for path, leaf in leaves]
 

@@ -75,7 +75,7 @@ class RestoredRun(NamedTuple):
 
 
 def _numbered(folder: Path, kind: str) -> list[tuple[int, Path]]:
-    """Returns the entries called ``kind``, such as ``run-``, and a number, as (number, path), newest first."""
+    """Returns the entries of a folder called ``kind`` (such as ``run-``) and a number: (number, path), newest first."""
     paths = folder.iterdir() if folder.is_dir() else ()
     return sorted(((int(p.name[len(kind) :]), p) for p in paths if re.fullmatch(rf"{kind}\d+", p.name)), reverse=True)
 
@@ -238,7 +238,7 @@ def _write_round(store: Store, round_: int, arrays: dict[str, np.ndarray], shape
 
 
 def _remove(folder: Path) -> None:
-    """Removes a folder so that a kill at any moment leaves nothing that looks like a checkpoint."""
+    """Removes a folder in such a way that a kill at any moment leaves nothing that looks like a checkpoint."""
     gone = folder.with_name(folder.name.removesuffix(".gone") + ".gone")
     if gone != folder:
         if gone.exists():
