@@ -111,11 +111,10 @@ class History(NamedTuple):
         return history_figure(self, metrics)
 
     def to_pandas(self) -> DataFrame:
-        """Returns a pandas DataFrame with a row for each evaluation: round, bytes, seconds, and metrics such as
-        "test.accuracy".
+        """Returns a pandas DataFrame with a row for each evaluation: round, bytes, seconds, and metrics by name.
 
-        The ends of bands are called "test.accuracy_p5" and "test.accuracy_p95", and the predictions of theory in a
-        comparison "predicted.test.accuracy". A metric that is an array is one cell.
+        Names are such as "test.accuracy". The ends of bands are called "test.accuracy_p5" and "test.accuracy_p95", and
+        the predictions of theory in a comparison "predicted.test.accuracy". A metric that is an array is one cell.
 
         Raises:
             ImportError: pandas is not installed.
@@ -194,7 +193,7 @@ def lost(rounds: Mapping[str, PyTree]) -> list[str]:
 
 
 def html_of(result: Any) -> str:
-    """Returns the HTML by which notebooks show a run or a forecast: its text, and the table and curves of its history."""
+    """Returns the HTML by which notebooks show a run: its text, and the table and curves of its history."""
     return f"<p>{html.escape(repr(result))}</p>{result.history._repr_html_()}"
 
 
