@@ -51,7 +51,7 @@ Program = core.ClosedJaxpr | core.Jaxpr
 
 
 def is_program(value: object) -> bool:
-    """Returns whether ``value`` is a traced program."""
+    """Returns whether ``value`` is a traced program, a jaxpr of JAX."""
     return isinstance(value, Program)
 
 
@@ -74,8 +74,7 @@ FUSED = frozenset(
 
 
 def peak_bytes(jaxpr: core.Jaxpr, loop: bool = False) -> int:
-    """Estimates the most bytes that the intermediate arrays of ``jaxpr`` take at once, without its inputs and
-    constants.
+    """Estimates the most bytes that a program's intermediate arrays take at once; inputs and constants do not count.
 
     An elementwise result with one consumer takes no bytes, because it is fused into the consumer.
 

@@ -120,7 +120,7 @@ def logistic(
 
 
 def summed(loss: Loss) -> Loss:
-    """Returns the loss that is ``loss``, a mean over the unmasked examples, times their number: their sum."""
+    """Turns ``loss``, a mean over the unmasked examples, into the loss that is the sum over them."""
 
     def total(outputs: Float[Array, "B C"], targets: Num[Array, "B *C"], mask: Bool[Array, "B"]) -> Float[Array, ""]:
         value = wide(loss(wide(outputs), targets, mask))

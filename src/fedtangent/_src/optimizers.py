@@ -162,7 +162,7 @@ def _descend(rate: float | Array) -> Sgd:
 
 
 def _moved(optimizer: optax.GradientTransformation, gradients: list[PyTree]) -> np.ndarray:
-    """Returns how far an optimiser moves downhill in one step for each of ``gradients`` together, flattened.
+    """Returns how far an optimiser moves downhill in all its steps together, one for each of ``gradients``, flattened.
 
     The parameters start at 0.75.
     """

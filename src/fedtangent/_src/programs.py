@@ -80,7 +80,8 @@ def usable_cores() -> int:
 def folder_of_machine(root: Path) -> Path:
     """Returns the folder below ``root`` for the programs of this JAX, Python, processor and number of cores.
 
-    JAX's own key has its version but neither processor nor cores, and a home may be shared by unlike machines.
+    JAX finds a program again by a key that has JAX's version, but neither processor nor cores; a home folder may be
+    shared by different machines.
     """
     machine = f"{platform.machine()} {usable_cores()} {os.environ.get('NPROC')}"
     with contextlib.suppress(OSError), open("/proc/cpuinfo") as file:

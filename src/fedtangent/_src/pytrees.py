@@ -68,7 +68,7 @@ def cast_like(a: PyTree, like: PyTree) -> PyTree:
 
 
 def accumulator(a: PyTree) -> PyTree:
-    """Returns zeros, to add up pytrees like ``a``, in its shapes, with float32 in place of half precision."""
+    """Returns zeros in the shapes of ``a``, with float32 in place of half precision, to add such pytrees to."""
     return jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, widest(leaf.dtype)), a)
 
 

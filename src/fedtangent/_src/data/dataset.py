@@ -30,7 +30,7 @@ class SourceInfo(NamedTuple):
 
 
 class Dataset(NamedTuple):
-    """A data set on the host, as NumPy arrays, in a fixed order."""
+    """A data set: inputs and targets to train and to test on, as NumPy arrays on the host."""
 
     name: str
     x_train: Num[np.ndarray, "n ..."]  # floating images [n, height, width, channels] or vectors, or int32 tokens [n, T]

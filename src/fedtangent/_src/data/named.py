@@ -31,7 +31,7 @@ def load(name: str, data_dir: str | os.PathLike[str] | None = None, seed: int = 
     """Loads a data set by name (``fedtangent list datasets``), or a user's own ``.npz`` file.
 
     A user's file holds ``x`` and ``y`` and optionally ``users``, ``x_test``, ``y_test`` and ``users_test``, in the
-    forms that ``data.own`` lists. How it is read is written to standard error once.
+    forms that ``data.own`` lists. A line on standard error says, once, how the file is read.
 
     Args:
         name: Name of a data set, or path of an ``.npz`` file.

@@ -136,7 +136,7 @@ class StoredImageOptions(StoredOptions, ImageOptions):
 def dataset(published: Published, stored: Found, options: StoredImageOptions, size: tuple[int, ...]) -> Dataset:
     """Builds the data set of images uint8 [n, *size] and labels [n], in the original order, with pixels in [0, 1].
 
-    Users come from ``user_train`` and ``user_test`` [n], if the arrays have them.
+    Each example's user is in ``user_train`` and ``user_test`` [n], if the arrays have them.
 
     Args:
         published: The data set's description.

@@ -141,8 +141,8 @@ def random_convolution(
     A patch p is ``filter_size`` pixels wide and high and has all channels, D numbers. Every patch of an image is
     normalised: ``z = (p - mean p) / sqrt(var p + 1e-3)``. There are ``F / grid^2`` filters, each w [D] of N(0, 1) minus
     its mean, and b of N(0, 1); a patch's response is ``max(0, w'z / sqrt(D) - b)``. The image is divided into ``grid``
-    x ``grid`` cells (sizes differ by at most one), over which responses are averaged. Feature ``(row * grid + column) *
-    filters + j`` is the average of filter j in that cell.
+    x ``grid`` cells (sizes differ by at most one), over which responses are averaged. Features
+    are ordered by the cell's row, its column and the filter.
 
     Args:
         images: [n, height, width, channels], uint8 or floating within [0, 1].

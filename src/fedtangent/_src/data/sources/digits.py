@@ -24,7 +24,7 @@ class DigitsOptions(ImageOptions):
 
 
 def _load(options: DigitsOptions, data_dir: Path | None, seed: int) -> Dataset:
-    """Loads grey images [n, 8, 8, 1] in [0, 1]; ``seed`` draws the test set from each class, and the order."""
+    """Loads grey images [n, 8, 8, 1] in [0, 1]; ``seed`` draws the order, and the test set's share of each class."""
     rng, dtype = generator(seed), checks.dtype(options.dtype, "float32", "float64")
     checks.number("test_fraction", options.test_fraction, above=0, below=1)
     pixels, labels = _bundled()
@@ -55,7 +55,7 @@ def _bundled() -> tuple[np.ndarray, np.ndarray]:
 
 
 def _stratified(rng: np.random.Generator, labels: np.ndarray, test_fraction: float) -> tuple[np.ndarray, np.ndarray]:
-    """Draws the indices of a training and a test set, which divide each class alike, in random order."""
+    """Draws the indices of a training and a test set in random order, with the same share of each class."""
     train, test = [], []
     for c in np.unique(labels):
         examples = rng.permutation(np.flatnonzero(labels == c))
