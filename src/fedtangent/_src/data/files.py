@@ -26,7 +26,7 @@ MOST_HEADER = 10_000  # bytes; the header of a plain array has about a hundred
 
 
 class Header(NamedTuple):
-    """The shape and dtype of an array in a file, which is not read."""
+    """Shape and dtype of an array in a file, which are read without the array."""
 
     shape: tuple[int, ...]
     dtype: np.dtype

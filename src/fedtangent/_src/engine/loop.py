@@ -140,9 +140,9 @@ def _with_row(i: Array, rows: Array, row: Array) -> Array:
 
 
 def chunk_length(shapes: PyTree) -> int:
-    """Returns how many rounds one call of ``run_chunk`` may compute, a power of two.
+    """Returns how many rounds one call of ``run_chunk`` may compute, a power of two up to 128.
 
-    The rounds' infos, whose shapes for one round are ``shapes``, must fit into a buffer of 8 MiB.
+    So many rounds' infos, of the given ``shapes`` for one round, fit into a buffer of 8 MiB (one round may need more).
     """
     of_a_round = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(shapes))
     return 2 ** int(np.log2(min(max(_INFO_BYTES // max(of_a_round, 1), 1), _INFO_ROUNDS)))
