@@ -162,10 +162,7 @@ def _descend(rate: float | Array) -> Sgd:
 
 
 def _moved(optimizer: optax.GradientTransformation, gradients: list[PyTree]) -> np.ndarray:
-    """Returns how far an optimiser moves downhill in all its steps together, one for each of ``gradients``, flattened.
-
-    The parameters start at 0.75.
-    """
+    """Returns an optimiser's total movement downhill, flattened, in steps with these ``gradients`` from 0.75."""
     params = jax.tree.map(lambda g: jnp.full(g.shape, 0.75, g.dtype), gradients[0])
     state, moved = optimizer.init(params), pytrees.zeros_like(params)
     for gradient in gradients:

@@ -240,7 +240,7 @@ class Model(NamedTuple):
         structure: Layout of the weights, from which ``kernels.empirical`` builds the kernel without a Jacobian; it may
             have a method ``descend``. None if the layout is unknown.
         at_width: Builds the same network with hidden layers of another width, at least 1; None if it has no such width.
-        is_linear: Whether the network is linear in its parameters, so that ``kernel`` is exact and not a limit.
+        is_linear: Whether the network is linear in its parameters, so that ``kernel`` is exact at any width.
         loss: Name of the loss that the network is usually trained with if targets are classes.
         vocabulary: Number of symbols if inputs are tokens (whole numbers), 0 if they are real numbers; None if unknown.
     """
@@ -797,7 +797,7 @@ class Algorithm(NamedTuple):
 
 
 def wrapped(algorithm: Algorithm, name: str, ledger: Callable[[Cost, FederatedData], Cost] | None = None) -> Algorithm:
-    """Returns ``algorithm`` under another name and, if asked, with other bytes on the wire.
+    """Returns ``algorithm`` under another name and, with a ``ledger``, with other numbers of bytes on the wire.
 
     Args:
         algorithm: The algorithm.

@@ -62,7 +62,7 @@ class Dataset(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class DatasetEntry(Entry):
-    """The entry of a data set; ``build(options, data_dir, seed)`` loads the ``Dataset``."""
+    """The entry of a data set that can be chosen by name; ``build(options, data_dir, seed)`` loads it."""
 
     kind: str = VECTOR
     """Kind of input: "image", "tokens" or "vector" (an image loaded flat is a vector)."""
