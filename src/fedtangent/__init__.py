@@ -11,7 +11,7 @@ Public are the names in ``__init__.pyi`` and in the modules beside it, each list
     algorithms    ``fed_avg`` and the other recipes below; ``Work`` and ``Averaging`` are what they share
     data, partition, models, schedules                   what a recipe and a run are built from
     channels, faults, graphs, losses, optimizers         further choices
-    parts, testing                                       the parts of a user's algorithm, and laws that it must keep
+    parts, testing                                       the parts of a user's algorithm, and tests of it
     kernels, theory                                      tangent kernels; one function for each theorem
     measures, attacks                                    accuracy, uncertainty, privacy, kernels; what a server reads
     processes, types                                     several machines; records and protocols
@@ -30,9 +30,9 @@ def __dir__() -> list[str]:
 
 
 def enable_x64(enabled: bool = True) -> None:
-    """Switches JAX to 64-bit types, as theory, NTK-FL's evolution and comparisons need.
+    """Switches JAX to 64-bit types, which theory, the server of NTK-FL and comparisons with theory need.
 
-    Training keeps the dtype of its model and data. The command line always does this.
+    Networks are still trained in the dtype of their parameters and data. The command line always switches.
 
     Args:
         enabled: Whether 64-bit types are on.

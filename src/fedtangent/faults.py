@@ -1,4 +1,4 @@
-"""Faults: clients that drop out or come late, and messages that the server does not count."""
+"""Faults: clients that drop out or answer late, and checks by which the server rejects messages."""
 
 from fedtangent._src.federated.faults import delay_probabilities, dropout, finite, round_times, stragglers
 

@@ -1,4 +1,4 @@
-"""Graphs between clients, for random walks and gossip."""
+"""Graphs that connect clients, for algorithms in which models walk from client to client or neighbours average."""
 
 from fedtangent._src.federated.graph import (
     Graph,

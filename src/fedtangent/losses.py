@@ -1,4 +1,4 @@
-"""Losses ``(outputs, targets, mask) -> number``; recipes take the name of one, or a function of the user's."""
+"""Losses ``(outputs, targets, mask) -> number``; algorithms take the name of one, or a user's function."""
 
 from fedtangent._src.losses import cross_entropy, exponential, logistic, masked_mean, squared_error, summed
 

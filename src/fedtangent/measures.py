@@ -1,4 +1,4 @@
-"""Measures of runs: accuracy, uncertainty, conformal sets, paired intervals, privacy, kernels, loss surfaces."""
+"""Measures of a run: accuracy, uncertainty, conformal sets, paired intervals, privacy, kernels, loss surfaces."""
 
 from fedtangent._src.comparison.evidence import variational_diagnostics
 from fedtangent._src.comparison.forecast import ranked, rounds_to_target

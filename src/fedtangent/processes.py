@@ -1,4 +1,4 @@
-"""Devices of a run: cores of this machine, several machines, and the memory that a run needs."""
+"""Devices and processes of a run: cores as devices, several machines, and a prediction of the memory it needs."""
 
 from fedtangent._src.engine.processes import is_main, start, use_cores
 from fedtangent._src.engine.run import resolve_mapping

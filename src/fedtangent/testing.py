@@ -1,4 +1,4 @@
-"""Checks that users run on their algorithms: agreement with theory, and the laws of the engine."""
+"""Tests that users run on their algorithms: agreement with theory, and properties that every run relies on."""
 
 from fedtangent._src.comparison.claims import UndecidedWarning, assert_follows_theory
 from fedtangent._src.testing import Law, check_laws

@@ -1,62 +1,70 @@
-"""Theory of federated runs: quantities that a run must match, computed without a simulation.
+"""Theory of federated runs: what networks should do in training, computed without training any.
 
 Nothing here imports the simulation, so that theory and simulation cannot share a mistake. A shape that does not fit, a
 number that is out of range or not finite, and an unknown name raise a ``ValueError`` that names the argument, before
 any work starts; the docstrings list further errors only.
 
-Index of theorems. The papers are Fed-ensemble, NTK-FL, Local-GD and DeepLin.
+Index of theorems. The papers are FE-2021 and FE-2024 (on Fed-ensemble), NTK-FL, Local-GD and DeepLin. The residual is
+the difference between a model's outputs and the targets.
 
 ==========================  ======================================================================================
 ``gp_limit``                Theorem 2 of FE-2024 (4.2 and eq. 17 of FE-2021): models trained to convergence are
                             draws of a Gaussian process with mean ``Theta(x, X) Theta^-1 Y``
 ``covariance_terms``        the covariance of Theorem 2, and of any finite round, term by term
-``prior_functions``         draws of initial functions of infinite width, to average over where a loss has no law
+``prior_functions``         draws of initial functions of infinite width, for losses without a closed form
 ``theorem_1``               Theorem 1 of FE-2024 (4.1 and 9.1 of FE-2021): bounds of the residual and of the weights'
-                            movement, and which of their assumptions hold on given data
+                            movement, and which of the theorem's assumptions hold on given data
 ``corollary_1``             Corollary 1 of FE-2024, eq. (11) (4.1 of FE-2021): variance k(x, x)/K, and at finite rounds
-``corollary_4_1``           Corollary 4.1 of FE-2021, eq. (5): how often the mean of K models is far from the limit's
-``decompose_laws``          eq. (10) of FE-2024 / (3) of FE-2021 in closed form, from ``ensemble_law`` of each schedule
-                            (``ensemble_laws``: of many); ``decompose_runs`` measures the same from repeated runs
-``evidence_bound``          (2), (6)-(8) of FE-2021 / (5)-(8) of FE-2024: the lower bound of ln p(D) of a mixture around
-                            K models; ``mixture_entropy`` and ``separated_entropy`` its entropy, ``kl_divergence`` (2),
-                            ``mode_objective`` (8); ``linear_posterior`` the exact posterior of a linear model
+``corollary_4_1``           Corollary 4.1 of FE-2021, eq. (5): how often the mean of K models is far from the mean of
+                            the Gaussian process
+``decompose_laws``          bias and variance, eq. (10) of FE-2024 and (3) of FE-2021, in closed form, from mean and
+                            covariance under each schedule (``ensemble_law``, ``ensemble_laws``); ``decompose_runs``
+                            measures them from repeated runs
+``evidence_bound``          the lower bound of ln p(D) of a mixture around K models, eq. (2), (6)-(8) of FE-2021 and
+                            (5)-(8) of FE-2024; ``mixture_entropy`` and ``separated_entropy``: its entropy;
+                            ``kl_divergence``: (2), ``mode_objective``: (8) of FE-2021; ``linear_posterior``: the exact
+                            posterior of a linear model
 ``exponential_product``     Lemma 9.2 of FE-2021, and ``exponential_average`` Lemma 9.3: second-order terms
-``expansion``               the map of an age (rounds in which each client trains the model once) on the residual, by
-                            eq. (13)-(14), from ``age_operators``; ``condition_15`` is eq. (15)
+``expansion``               how an age (rounds in which each client trains the model once) changes the residual: eq.
+                            (13)-(14) of FE-2021, from ``age_operators``; ``condition_15`` is eq. (15)
 ``kappa_4``                 section 9.4 of FE-2021: the gap between a network and its linearisation;
-                            ``linearisation_gap`` its last bound, ``gap_from_drift`` one by a kernel's measured change
-``ntk_theorem_1``           Theorem 1 of NTK-FL (Yue et al., ICML 2022): decay of the residual by t steps, and which of
-                            its assumptions hold; ``ntk_theorem_2``: Theorem 2, FedAvg's rounds
-``ntk_evolution``           eq. (7) and (9a) of NTK-FL, the server's evolution, in the limit of infinite width;
-                            ``ntk_evolved`` the same for given functions, without a matrix of all points
+                            ``linearisation_gap``: that section's last bound; ``gap_from_drift``: a bound by the
+                            measured change of the tangent kernel
+``ntk_theorem_1``           Theorem 1 of NTK-FL (Yue et al., ICML 2022): decay of the residual in t steps, and which of
+                            the assumptions hold; ``ntk_theorem_2``: Theorem 2, in rounds of FedAvg
+``ntk_evolution``           eq. (7) and (9a) of NTK-FL: how its server trains the model with the clients' kernel, in
+                            the limit of infinite width; ``ntk_evolved``: for given initial functions
 ``neighbourhood_round``     a round of NTK-DFL (Thompson et al., ICML 2025) on the residuals of all clients' models
-``weight_gap_bound``        Lemma 2 of NTK-FL: the distance of its weights to gradient descent's. ``undecided_bound``,
-                            ``sampling_bound`` and ``drift_bound`` are Lemmas 1, 3 and 4, ``expected_kernel`` is (13)
-``local_regression``        Lemma 1 of Local-GD, eq. (4)-(6): every global model of a linear regression, its limit and
-                            rate (9); ``minimum_norm`` is the centralised model (7), ``local_theorem_1`` Theorem 1
-``parallel_projections``    Lemmas 3 and 4 of Local-GD, eq. (13) and (16): separable classification's global models;
-                            ``hard_margin`` is eq. (15), to which Theorems 2 and 3 compare them, ``farkas`` a
-                            certificate that Assumption 1 fails; ``exponential_models`` solves eq. (12), Lemma 2
-``deep_linear_theorem``     Theorem IV.2 of DeepLin, eq. (18): decay of FedAvg on deep linear networks, its conditions
-                            and hypotheses A, B and C of its proof; ``deep_linear_spectrum``: P(0)'s spectrum, (14)
+``weight_gap_bound``        Lemma 2 of NTK-FL: how far its weights are from those of gradient descent;
+                            ``undecided_bound``, ``sampling_bound``, ``drift_bound``: its Lemmas 1, 3 and 4;
+                            ``expected_kernel``: its eq. (13)
+``local_regression``        Lemma 1 of Local-GD, eq. (4)-(6): the global model of a linear regression after every round,
+                            where it converges and how fast, (9); ``minimum_norm``: the centralised model (7);
+                            ``local_theorem_1``: Theorem 1
+``parallel_projections``    Lemmas 3 and 4 of Local-GD, eq. (13) and (16): global models of separable classification;
+                            ``hard_margin``: eq. (15), with which Theorems 2 and 3 compare them; ``farkas``: a proof
+                            that Assumption 1 fails on given data; ``exponential_models``: solves eq. (12), Lemma 2
+``deep_linear_theorem``     Theorem IV.2 of DeepLin, eq. (18): decay of FedAvg's loss on deep linear networks, the
+                            conditions, and hypotheses A, B and C of the proof; ``deep_linear_spectrum``: eigenvalues of
+                            the initial kernel P(0), (14)
 ``residual_terms``          eq. (16) and (17) of DeepLin: the four terms of the residual after a round
-``deep_linear_limit``       every round of FedAvg on these networks at infinite width, mode by mode
-``federated_flow``          exact law and predictions of every round for any cohorts and ``Rule``: the discrete dynamics
-                            behind FE-2021 section 9.2, eq. (13)-(16), without their remainder terms
-``Flow.fixed_point``        the end of the dynamics, from their operator: Theorem 2 as a checkable statement
-``Flow.bias``               the fixed point minus Theorem 2, not 0 with weight decay or contradictory labels
+``deep_linear_limit``       every round of FedAvg on deep linear networks of infinite width
+``federated_flow``          mean and covariance of every round for any clients, schedule and ``Rule``: the dynamics
+                            that eq. (13)-(16) in section 9.2 of FE-2021 approximate, without their remainder terms
+``Flow.fixed_point``        where the dynamics converge, without following them: Theorem 2 of FE-2024 can be tested
+``Flow.bias``               the fixed point minus that of Theorem 2, not 0 with weight decay or contradictory labels
 ``Flow.stability``          the step sizes for which the dynamics converge under every schedule;
-                            ``Flow.largest_stable_learning_rate``: under the flow's schedule;
+                            ``Flow.largest_stable_learning_rate``: under the schedule of the run;
                             ``Flow.largest_stable_server_rate``: under random delays (FedAsync, FedBuff)
-``private_flow``            DP-FedAvg (McMahan et al., 2018) in the kernel regime: the law of the server's noise, exact
-                            draws of clipped runs, and the best rate and clipping bound at a noise multiplier
+``private_flow``            DP-FedAvg (McMahan et al., 2018) in the kernel regime: the covariance that the server's
+                            noise adds, draws of clipped runs, and the best rate and clipping bound for given noise
 ``conformal_coverage``      the coverage of federated conformal prediction (Lu et al., ICML 2023): its two bounds over
                             a mixture of clients
 ``predicted_loss``          eq. (10) of FE-2024 for the ensemble's prediction, differentiable in every number of a run;
                             ``best_learning_rate`` minimises it
 ==========================  ======================================================================================
 
-FE-2021 and FE-2024 are the two papers on Fed-ensemble (arXiv 2021 and IEEE TASE 2024).
+FE-2021 and FE-2024 appeared on arXiv in 2021 and in IEEE TASE in 2024.
 """
 
 from fedtangent._src.theory.conformal import CoverageBounds, conformal_coverage

@@ -1,4 +1,4 @@
-"""Records and protocols: what functions of this package take and return."""
+"""Records and protocols: the types of the arguments and results of this package's functions."""
 
 from fedtangent._src.comparison.forecast import Forecast
 from fedtangent._src.comparison.from_start import FromStart

@@ -1,6 +1,6 @@
-"""Checks of arguments, for the whole package: each raises ``ValueError`` in one line before any work starts.
+"""Checks of arguments for the whole package: each raises ``ValueError`` with one line of text before any work starts.
 
-One wording: ``name: got X, must be ..``, or ``name: got X, allowed are a, b`` for a choice among names.
+Every message has the form ``name: got X, must be ..``, or ``name: got X, allowed are a, b`` for a choice among names.
 """
 
 from __future__ import annotations
@@ -294,12 +294,12 @@ def class_labels(name: str, labels: object, num_classes: int | None = None) -> n
 
 
 def tokens(name: str, x: Any, vocabulary: int | None) -> None:
-    """Raises ``ValueError`` for inputs that are not among a model's symbols, whole numbers from 0.
+    """Raises ``ValueError`` unless all inputs are tokens, whole numbers from 0 to ``vocabulary - 1``.
 
     Args:
         name: Name of the inputs, for the error message.
         x: Array of any shape.
-        vocabulary: Number of symbols; None if unknown, which lets all whole numbers below 2^31 pass.
+        vocabulary: Number of different tokens that the model reads; None if unknown, when any number below 2^31 passes.
     """
     most = MAX_INDEX if vocabulary is None else vocabulary - 1
     if x.size and not (int(x.min()) >= 0 and int(x.max()) <= most):

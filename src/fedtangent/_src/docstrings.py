@@ -12,7 +12,7 @@ P = ParamSpec("P")
 
 
 def completed(function: Callable[P, object], arguments: Mapping[str, str], results: str = "", errors: str = "") -> str:
-    """Returns the docstring of a function with the texts that it leaves out because several functions share them.
+    """Returns a function's docstring, completed by texts that several functions share.
 
     Args:
         function: The function; its docstring may have the sections ``Args``, ``Returns``, ``Raises`` and ``Example``.
@@ -21,7 +21,7 @@ def completed(function: Callable[P, object], arguments: Mapping[str, str], resul
         errors: Text of ``Raises:`` if the docstring has no such section.
 
     Raises:
-        KeyError: An argument that neither the docstring nor ``arguments`` describes.
+        KeyError: Neither the docstring nor ``arguments`` describes one of the function's arguments.
     """
     summary, *sections = re.split(r"\n\n(?=Args:|Returns:|Raises:|Example)", inspect.getdoc(function) or "")
     bodies = {section.partition(":")[0]: section for section in sections}
@@ -34,7 +34,7 @@ def completed(function: Callable[P, object], arguments: Mapping[str, str], resul
 
 
 def _section(title: str, texts: Iterable[str]) -> str:
-    """Returns a section of a docstring, or nothing if it has no text."""
+    """Returns a docstring's section with the heading ``title`` and one wrapped entry a text; "" if all are empty."""
     wrapper = textwrap.TextWrapper(116, initial_indent="    ", subsequent_indent="        ")
     lines = [wrapper.fill(" ".join(text.split())) for text in texts if text]
     return "\n".join([f"{title}:", *lines]) if lines else ""

@@ -1,12 +1,12 @@
 """Entries: one record for everything that can be chosen by name.
 
-Each algorithm, data set, partition, model, schedule, channel, graph, case, experiment and theorem's check has one
-entry, at the end of the file that defines it: its name, a summary in one line, its options with help and defaults, the
-function that builds it, and its papers. The command line, ``fedtangent list``, ``--help``, the documentation's tables,
-the citations and the tests of the laws all read the entries.
+Each algorithm, data set, partition, model, schedule, channel, graph, case, experiment and check of a theorem has one
+entry: its name, a summary in one line, its options with help and defaults, the function that builds it, and its papers.
+The command line, ``fedtangent list``, ``--help``, the documentation's tables, the citations and the tests that every
+algorithm must pass all read the entries.
 
-To add an algorithm, write a file in ``federated/algorithms`` that ends with ``ENTRIES``, a tuple of entries. ``KINDS``
-names the package of every other kind. Schedules and graphs are one module each: add the entry there.
+The entry of an algorithm or a model is made from its function, which a decorator such as ``recipe`` marks. The files of
+the other kinds end with ``ENTRIES``, a tuple of entries. ``KINDS`` names the package or module of each kind.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ WRITTEN = (bool, int, float, str, Path)
 
 @dataclasses.dataclass(frozen=True)
 class NoOptions:
-    """The options of an entry that has none."""
+    """The dataclass of options of an entry that has no options."""
 
 
 Values = dict[str, Any]  # values of options, by name
@@ -71,9 +71,9 @@ def option(default: object, *, may_differ: bool = False, used_with: str = "", mo
 
 
 def check_limits(options: Any) -> None:
-    """Raises ``ValueError`` if a number among ``options`` is above the ``most`` of its option.
+    """Raises ``ValueError`` if a number among the fields of ``options`` exceeds, in absolute value, its limit ``most``.
 
-    Infinity passes, because each option says what infinity means for it.
+    ``option`` sets the limit. Infinity passes, because each option says what infinity means for it.
     """
     for field in dataclasses.fields(options):
         value = getattr(options, field.name)
@@ -94,7 +94,7 @@ class Builder(Protocol):
     """A function that builds an object, such as an algorithm or a model."""
 
     def __call__(self, *arguments: Any, **options: Any) -> Any:
-        """Returns the object.
+        """Returns the object that the function builds.
 
         Args:
             arguments: Arguments in order. The ``build`` of an entry gets the entry's options, then arguments that
@@ -105,7 +105,7 @@ class Builder(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class Entry:
-    """A choice among others of its kind, such as one algorithm; kinds with more fields extend it."""
+    """The record of something that can be chosen by name, such as one algorithm; some kinds have a subclass."""
 
     name: str
     """Name of the choice on the command line and in Python."""
@@ -120,7 +120,7 @@ class Entry:
 
     @property
     def written(self) -> str:
-        """Form in which users write the choice: its name."""
+        """Text by which users choose the entry on the command line: here its name."""
         return self.name
 
     @property
@@ -131,7 +131,10 @@ class Entry:
 
 @functools.cache
 def catalogue(kind: str) -> Mapping[str, Any]:
-    """Returns all entries of one of ``KINDS`` by name, in alphabetical order.
+    """Returns all entries of a kind by name, in alphabetical order.
+
+    Args:
+        kind: One of ``KINDS``, such as "algorithms".
 
     Raises:
         ValueError: ``kind`` is not one of ``KINDS``.
@@ -150,13 +153,13 @@ def catalogue(kind: str) -> Mapping[str, Any]:
 
 
 def _marked(kind: str, module: types.ModuleType) -> list[Any]:
-    """Returns the entries of the functions that ``module`` defines and marks with a decorator such as ``recipe``."""
+    """Builds the entries of the functions that ``module`` defines and that a decorator such as ``recipe`` marks."""
     marked = [v for v in vars(module).values() if hasattr(v, "about") and v.__module__ == module.__name__]
     return [importlib.import_module(OWN[kind]).entry_of(function) for function in marked] if marked else []
 
 
 def _modules(root: types.ModuleType) -> list[types.ModuleType]:
-    """Imports and returns all modules below a package; none for a plain module."""
+    """Imports and returns all modules below the package ``root``; none if it is a plain module."""
     infos = pkgutil.walk_packages(getattr(root, "__path__", ()), root.__name__ + ".")
     return [importlib.import_module(info.name) for info in infos]
 
@@ -182,7 +185,10 @@ def choose(kind: str, name: str) -> Any:
 
 
 def _imported(noun: str, name: str) -> Any:
-    """Imports ``package.module:function``; any error of its module becomes a ``ValueError``."""
+    """Imports the module of ``name``, a text such as ``package.module:function``, and returns the function.
+
+    Any error becomes a ``ValueError``; ``noun`` is the kind of function, such as "algorithm", for its message.
+    """
     module, _, attribute = name.partition(":")
     try:
         imported = importlib.import_module(module)
@@ -199,7 +205,10 @@ def _imported(noun: str, name: str) -> Any:
 
 @functools.cache
 def _own_entry(kind: str, name: str, function: Builder) -> Any:
-    """Builds the entry of a user's function once: a second class of options would make equal options unequal."""
+    """Builds the entry of a user's function only once, since options of two equal classes would not be equal.
+
+    ``kind`` is "algorithms" or "models", and ``name`` a text such as ``package.module:function``.
+    """
     return importlib.import_module(OWN[kind]).entry_of_function(name, function)
 
 
@@ -223,7 +232,7 @@ def own_options(noun: str, name: str, function: Builder, skipped: Sequence[str],
 
 
 def _parameters(noun: str, name: str, function: Builder) -> list[inspect.Parameter]:
-    """Returns the parameters of a user's function; raises ``ValueError`` unless the first two are positional."""
+    """Returns the parameters of a user's function; raises ``ValueError`` unless the first two can be positional."""
     try:
         parameters = list(inspect.signature(function).parameters.values())
     except (TypeError, ValueError) as error:
@@ -316,7 +325,7 @@ def options_of_record(title: str, record: Any, names: Sequence[str], prefix: str
 
 
 def prefixed(message: str, names: Sequence[str], prefix: str) -> str:
-    """Returns an error message with a prefix before the argument that it names.
+    """Returns an error message with a prefix before the name of the argument with which it begins.
 
     Args:
         message: Message that begins with the name of an argument.
@@ -356,7 +365,10 @@ def help_of(group: type[Any]) -> dict[str, str]:
 
 
 def _written_type(kind: Any) -> Any:
-    """Returns the part of a type that can be written on a command line; None if no part can."""
+    """Returns the part of a type that can be given on a command line; None if no part can.
+
+    Of ``float | Array | None``, for example, it is ``float | None``.
+    """
     if _is_written(kind):
         return kind
     if typing.get_origin(kind) in (typing.Union, types.UnionType):
@@ -382,14 +394,14 @@ def option_names(entry: Entry) -> tuple[str, ...]:
 
 @dataclasses.dataclass(frozen=True)
 class WrittenEntry(Entry):
-    """A choice that may be written with a number, as in ``top_k:0.01``; ``build`` then takes that number first."""
+    """The entry of a choice that is written with a number, as in ``top_k:0.01``; ``build`` takes the number first."""
 
     number: str = ""
     """Meaning of the number; empty for a choice that is written without one."""
 
     @property
     def written(self) -> str:
-        """Form in which users write the choice, such as ``top_k:<share>``."""
+        """Text by which users choose the entry, such as ``top_k:<share>``."""
         return f"{self.name}:<{self.number}>" if self.number else self.name
 
 

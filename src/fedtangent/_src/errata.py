@@ -1,6 +1,7 @@
-"""Errata of the five papers: every formula and statement that is built otherwise here than the paper prints it.
+"""Errata of the five papers: their formulas and statements of which this package computes a corrected form.
 
-Docstrings name a row by its key, as in "erratum `fe2021.18`"; ``docs/errata.md`` is made of the table ``errata.toml``.
+The file ``errata.toml`` has a row for each. Docstrings name a row by its key, as in "erratum `fe2021.18`", and the page
+``docs/errata.md`` shows the table.
 """
 
 from __future__ import annotations
@@ -11,11 +12,11 @@ from typing import NamedTuple
 
 
 class Erratum(NamedTuple):
-    """One place of a paper.
+    """A mistake or a gap in one of the papers, with its correction.
 
     Attributes:
-        key: Name of the row: the paper, and the place in short.
-        place: The place in the paper.
+        key: Name of the erratum: the paper, a dot and a short name of the formula or section, such as "fe2021.18".
+        place: Where in the paper it is.
         printed: Text or formula of the paper.
         right: Correct text or formula; where the paper leaves a choice, the one that this package makes.
         shown: Theorem check or test (``file::name``) that computes with ``right``.
@@ -31,7 +32,7 @@ class Erratum(NamedTuple):
 
     @property
     def paper(self) -> str:
-        """Short name of the paper."""
+        """Short name of the paper that has the mistake, such as FE-2021."""
         return PAPER_OF[self.key.partition(".")[0]]
 
 

@@ -1,4 +1,4 @@
-"""Estimates with confidence intervals."""
+"""The record of an estimate with its confidence interval, and the width of such intervals."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ Number: TypeAlias = Any  # a float, or an array; the three numbers of an interva
 
 
 class Interval(NamedTuple):
-    """An estimate and the ends of its interval: numbers, or arrays of equal shape."""
+    """An estimate, and the lower and upper end of its confidence interval: numbers, or arrays of equal shape."""
 
     value: Number
     low: Number
@@ -33,13 +33,14 @@ class Interval(NamedTuple):
         return self.high - self.low
 
     def within(self, low: float, high: float) -> bool | None:
-        """Tests whether the truth is in [low, high]: True, False, or None if the interval is partly inside.
+        """Returns whether the interval lies in [low, high]: True if all of it does, False if none of it does, or None.
 
-        An estimate that is NaN, as after divergence, is not inside.
+        None means that the interval is too wide to tell whether the estimated quantity is in the range. An estimate
+        that is NaN, as after divergence, gives False.
 
         Args:
-            low: Lower bound of the truth.
-            high: Upper bound of the truth.
+            low: Lower end of the range.
+            high: Upper end of the range.
         """
         if any(map(np.isnan, self)):
             return False
@@ -50,13 +51,13 @@ class Interval(NamedTuple):
         return None
 
     def outside(self, low: float, high: float) -> bool | None:
-        """Tests whether the truth is outside [low, high], as for a wrong theory; None if the interval is partly inside.
+        """Returns whether the interval lies outside [low, high]: True if none is inside, False if all is, else None.
 
-        An estimate that is NaN proves nothing: None too.
+        It tests whether a wrong theory is rejected. An estimate that is NaN proves nothing and gives None.
 
         Args:
-            low: Lower bound of the truth.
-            high: Upper bound of the truth.
+            low: Lower end of the range.
+            high: Upper end of the range.
         """
         inside = self.within(low, high)
         return None if inside is None or any(map(np.isnan, self)) else not inside
@@ -66,11 +67,11 @@ class Interval(NamedTuple):
 
 
 def half_width(values: Float[np.ndarray, "n *shape"], confidence: float = 0.95) -> Float[np.ndarray, "*shape"]:
-    """Computes half of the width of Student's interval for the mean over the first axis.
+    """Computes half the width of Student's t confidence interval of the mean over the first axis.
 
     Args:
         values: Independent values [n, ...], n at least 2.
-        confidence: Level of the interval.
+        confidence: Confidence level of the interval.
 
     Raises:
         ValueError: There are fewer than two values.

@@ -51,7 +51,7 @@ Program = core.ClosedJaxpr | core.Jaxpr
 
 
 def is_program(value: object) -> bool:
-    """Returns whether ``value`` is a traced program."""
+    """Returns whether ``value`` is a traced program, a jaxpr of JAX."""
     return isinstance(value, Program)
 
 
@@ -74,8 +74,7 @@ FUSED = frozenset(
 
 
 def peak_bytes(jaxpr: core.Jaxpr, loop: bool = False) -> int:
-    """Estimates the most bytes that the intermediate arrays of ``jaxpr`` take at once, without its inputs and
-    constants.
+    """Estimates the most bytes that a program's intermediate arrays take at once; inputs and constants do not count.
 
     An elementwise result with one consumer takes no bytes, because it is fused into the consumer.
 
@@ -108,7 +107,10 @@ def peak_bytes(jaxpr: core.Jaxpr, loop: bool = False) -> int:
 
 
 def _is_fused(jaxpr: core.Jaxpr, i: int, users: list[int]) -> bool:
-    """Returns whether the result of equation ``i`` has a single consumer that computes it on the fly."""
+    """Returns whether compilers fuse equation ``i`` of a program into the only equation that reads its result.
+
+    ``users`` has the numbers of the equations that read it; the number of equations stands for the program's output.
+    """
     if not _is_elementwise(jaxpr.eqns[i]) or len(users) != 1 or users[0] == len(jaxpr.eqns):
         return False
     user = jaxpr.eqns[users[0]]
@@ -124,9 +126,10 @@ def _is_elementwise(equation: core.JaxprEqn) -> bool:
 
 
 def _needed_until(jaxpr: core.Jaxpr, users: dict[core.Var, list[int]]) -> list[int]:
-    """Returns the last equation that may read the operands of each equation; the program's end is the last entry.
+    """Returns for each equation of a program, and for its end, the last equation that may still read its operands.
 
-    A compiler may recompute an elementwise result at each use, so the operands are kept until its last use.
+    A compiler may compute an elementwise result again wherever it is used, so its operands are kept until the last use.
+    ``users`` has the numbers of the equations that read each variable.
     """
     until = list(range(len(jaxpr.eqns) + 1))  # a compiler may recompute an elementwise result wherever it is used
     for i in reversed(range(len(jaxpr.eqns))):

@@ -1,7 +1,7 @@
-"""Losses of a batch: the mean, or the sum, over the real examples in the mask, so that padding does not count.
+"""Losses of a minibatch: the mean, or the sum, over its real examples; rows that only pad the batch do not count.
 
-A loss called ``<name>_sum`` is the sum over examples of which ``<name>`` is the mean. ``targets_of`` says whether a
-loss takes numbers, classes or signs as targets.
+A loss called ``<name>_sum`` is the sum over examples of which ``<name>`` is the mean. ``targets_of`` returns whether a
+loss takes numbers, classes or signs (-1 and 1) as targets.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ NOT_FINITE = "numbers are not finite"
 
 
 def masked_mean(per_example: Float[AnyArray, "B"], mask: Bool[AnyArray, "B"]) -> Float[Array, ""]:
-    """Returns the mean over the examples in a mask, a scalar in float32 at least; 0 if the mask is empty.
+    """Computes the mean over the examples that a mask selects, a scalar in float32 at least; 0 if it selects none.
 
     Args:
         per_example: A number for each example, [B].
@@ -44,11 +44,11 @@ def masked_mean(per_example: Float[AnyArray, "B"], mask: Bool[AnyArray, "B"]) ->
 def squared_error(
     outputs: Float[AnyArray, "B C"], targets: Num[AnyArray, "B C"], mask: Bool[AnyArray, "B"]
 ) -> Float[Array, ""]:
-    """Computes ``1 / (2 n) sum_j |f(x_j) - y_j|^2`` over the n real examples, a scalar (FE-2024, eq. 9).
+    """Computes ``1 / (2 n) sum_j |f(x_j) - y_j|^2`` over the n real examples, a scalar (eq. (9) of FE-2024).
 
     Args:
-        outputs: Outputs of the network [B, C].
-        targets: Numbers [B, C].
+        outputs: Outputs f of the network [B, C].
+        targets: Numbers y [B, C].
         mask: Whether a row is a real example, [B] bool.
 
     Raises:
@@ -81,16 +81,15 @@ def cross_entropy(
 def exponential(
     outputs: Float[AnyArray, "B C"], targets: Num[AnyArray, "B C"], mask: Bool[AnyArray, "B"]
 ) -> Float[Array, ""]:
-    """Computes ``1 / n sum_j sum_c exp(-y_jc f_jc)`` over the n real examples, a scalar (Local-GD paper, eq. 12, as a
-    mean).
+    """Computes ``1 / n sum_j sum_c exp(-y_jc f_jc)`` over the n real examples, a scalar.
 
-    C = 1 is the paper's binary case; with more outputs, each output tells one class from the rest. Below the margin ``y
-    f = LEAST_MARGIN`` the loss is the tangent line at that margin. So in float32 the gradient is finite for every
-    finite output, and the value is finite for outputs up to 1e12.
+    This is eq. (12) of Local-GD as a mean. The paper's binary case has C = 1; with more outputs, each output tells one
+    class from the rest. Where ``y f`` is below ``LEAST_MARGIN``, the exponential is replaced by its tangent at that
+    point. So in float32 the gradient is finite for every finite output, and the value is finite for outputs up to 1e12.
 
     Args:
-        outputs: Outputs of the network [B, C].
-        targets: -1 and 1 [B, C], in a floating dtype.
+        outputs: Outputs f of the network [B, C].
+        targets: -1 and 1, y [B, C], in a floating dtype.
         mask: Whether a row is a real example, [B] bool.
 
     Raises:
@@ -109,8 +108,8 @@ def logistic(
     """Computes ``1 / n sum_j sum_c log(1 + exp(-y_jc f_jc))`` over the n real examples, a scalar, without overflow.
 
     Args:
-        outputs: Outputs of the network [B, C].
-        targets: -1 and 1 [B, C], in a floating dtype.
+        outputs: Outputs f of the network [B, C].
+        targets: -1 and 1, y [B, C], in a floating dtype.
         mask: Whether a row is a real example, [B] bool.
 
     Raises:
@@ -121,7 +120,7 @@ def logistic(
 
 
 def summed(loss: Loss) -> Loss:
-    """Turns ``loss``, a mean over the unmasked examples, into their sum: the mean times their number."""
+    """Turns ``loss``, a mean over the unmasked examples, into the loss that is the sum over them."""
 
     def total(outputs: Float[Array, "B C"], targets: Num[Array, "B *C"], mask: Bool[Array, "B"]) -> Float[Array, ""]:
         value = wide(loss(wide(outputs), targets, mask))
@@ -158,7 +157,7 @@ def get_loss(name: str | Loss) -> Loss:
 
 
 def mean_form(name: str | Loss) -> str | Loss:
-    """Returns the name of a loss without "_sum", so "logistic" for "logistic_sum"; a function is returned unchanged.
+    """Returns the name of a loss without "_sum": "logistic" for "logistic_sum". A function is returned unchanged.
 
     Raises:
         ValueError: An unknown name.
@@ -184,10 +183,10 @@ def targets_of(name: str | Loss) -> str:
 def mean_prediction(
     loss: str | Loss, members: Float[AnyArray, "K *rows C"], weights: Float[Array, "K"] | None = None
 ) -> Float[Array, "*rows C"]:
-    """Returns the prediction of an ensemble whose models were trained by ``loss``, [.., C] in float32 at least.
+    """Returns the prediction of an ensemble of K models that were trained by ``loss``, [.., C] in float32 at least.
 
-    For a loss of classes it is the logarithm of the mean of the models' softmax probabilities (a single model: its
-    logits, which have the same softmax), for any other loss the mean of the outputs.
+    If the loss takes class labels, this is the logarithm of the mean of the models' softmax probabilities; a single
+    model gives its logits, which have the same softmax. For any other loss it is the mean of the outputs.
 
     Args:
         loss: Name of a loss, or a function.

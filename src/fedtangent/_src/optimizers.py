@@ -1,7 +1,8 @@
-"""Learning rates and optimisers: schedules of the round, optax transformations, and tests of linearity.
+"""Learning rates and optimisers of clients and servers, and tests whether an optimiser is linear in the gradients.
 
-An optimiser is linear if T steps with gradients g_1 .. g_T move the parameters by ``-rate sum_t a_t g_t``, with numbers
-a_t that do not depend on the gradients, as SGD and momentum do (Wang et al., 2020, eq. 4 and 5).
+A learning-rate schedule is a function of the round. An optimiser is an optax transformation, or a function from the
+round to one. It is linear if T steps with gradients g_1 .. g_T move the parameters by ``-rate sum_t a_t g_t``, with
+numbers a_t that do not depend on the gradients. SGD and momentum are (Wang et al., 2020, eq. 4 and 5).
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ _FACTORS = (1e6, 1e-6)  # large and small, so that a clipping threshold shows
 
 
 def staircase_decay(initial: Rate, factor: float = 0.99, every: int = 10) -> Callable[[Array], Array]:
-    """Returns the schedule ``initial * factor ** floor(round / every)``, as the papers decay (erratum `fe2024.decay`).
+    """Returns the schedule ``initial * factor ** floor(round / every)`` of the papers (erratum `fe2024.decay`).
 
     Args:
         initial: Rate of the first rounds, a number above 0.
@@ -99,7 +100,7 @@ def rate_at(rate: Rate, round_: Array | np.integer | int) -> float | Array:
 
 
 def in_round(schedule: Callable[[Array], Value], round_: ArrayLike) -> Value:
-    """Returns the value of a schedule in a round.
+    """Returns the value of a schedule in a round, such as the learning rate.
 
     With 64-bit types the round is int64, so that optax computes in float64. In float32 the last digit of a rate would
     depend on how the schedule is compiled, and training and theory would use different rates.
@@ -118,10 +119,13 @@ class Sgd(optax.GradientTransformation):
 
 
 def sgd(rate: Rate) -> Optimizer:
-    """Builds gradient descent at ``rate``: an optax transformation, or a function from the round to one.
+    """Builds gradient descent: an optax transformation or, for a schedule, a function from the round to one.
 
-    A rate is rounded to each parameter's dtype first, so that a constant schedule gives the same bits as the number
-    and float32 parameters stay in float32.
+    The rate is rounded to each parameter's dtype first. So a constant schedule gives the same bits as the number, and
+    float32 parameters stay in float32.
+
+    Args:
+        rate: A number, or a schedule of the round.
     """
     return (lambda round_: _descend(in_round(rate, round_))) if callable(rate) else _descend(rate)
 
@@ -138,7 +142,7 @@ def at_rate(make: Callable[[float | Array], optax.GradientTransformation], rate:
 
 
 def at_round(optimizer: Optimizer, round_: Array | np.integer | int) -> optax.GradientTransformation:
-    """Returns the optimiser of a round.
+    """Returns the optimiser to use in a round.
 
     Args:
         optimizer: An optax optimiser, or a function from the round to one whose state has the same shapes in every
@@ -158,7 +162,7 @@ def _descend(rate: float | Array) -> Sgd:
 
 
 def _moved(optimizer: optax.GradientTransformation, gradients: list[PyTree]) -> np.ndarray:
-    """Returns minus the sum of the updates for these gradients, flattened; parameters start from a nonzero constant."""
+    """Returns an optimiser's total movement downhill, flattened, in steps with these ``gradients`` from 0.75."""
     params = jax.tree.map(lambda g: jnp.full(g.shape, 0.75, g.dtype), gradients[0])
     state, moved = optimizer.init(params), pytrees.zeros_like(params)
     for gradient in gradients:
@@ -172,7 +176,7 @@ def _flat(tree: PyTree) -> np.ndarray:
 
 
 def _answers(optimizer: optax.GradientTransformation, gradients: Array) -> Array:
-    """Returns how far the optimiser moves one number downhill in each step, [T], for its gradients [T]."""
+    """Returns how far an optimiser moves a number downhill in each step, [T], for its gradients [T]."""
     start = jnp.asarray(0.75, gradients.dtype)
 
     def step(carry: PyTree, gradient: Array) -> tuple[PyTree, Array]:
@@ -184,7 +188,10 @@ def _answers(optimizer: optax.GradientTransformation, gradients: Array) -> Array
 
 
 def _coefficients(optimizer: optax.GradientTransformation) -> np.ndarray:
-    """Returns ``rate a_1 .. rate a_T``: how far a number moves if the gradient is 1 in step t and 0 in all others."""
+    """Returns how far a number moves in four steps if the gradient is 1 in step t and else 0, for t from 1 to 4, [4].
+
+    For a linear optimiser this is ``rate a_t`` (see the module's docstring).
+    """
     return np.asarray(jax.vmap(lambda impulse: _answers(optimizer, impulse))(jnp.eye(_STEPS))).sum(axis=1)
 
 
@@ -275,7 +282,7 @@ def first_steps(optimizer: Optimizer, num_rounds: int) -> float | np.ndarray:
 
 
 def heavy_ball(name: str, optimizer: Optimizer) -> dict[str, float | bool]:
-    """Finds the rate, momentum and Nesterov flag with which gradient descent with momentum equals an optimiser.
+    """Finds the rate, momentum and Nesterov flag for which gradient descent with momentum equals ``optimizer``.
 
     They are computed from the optimiser's steps on a gradient of 1, and checked on 20,000 rounds of such gradients.
 
@@ -318,9 +325,9 @@ def unit_response(
 
     Args:
         optimizer: An optax optimiser that is linear in the gradients.
-        prox: Strength mu of a proximal pull to the start; 0 for none.
+        prox: Strength mu of a proximal term, which pulls the number back to its start; 0 for none.
         steps: Number of steps, a traced whole number [].
-        most: Upper bound of the steps, for a loop that reverse mode can differentiate; None: a loop that it cannot.
+        most: Upper bound of ``steps``, needed to differentiate the result in reverse mode; None if that is not needed.
         dtype: Floating type of the number.
     """
     start = jnp.zeros((), dtype)

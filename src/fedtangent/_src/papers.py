@@ -1,4 +1,4 @@
-"""The papers behind the algorithms and the data sets: BibTeX by key, ``print(fedtangent.cite(algorithm))``."""
+"""BibTeX of the papers behind the algorithms and the data sets; ``fedtangent.cite(algorithm)`` returns it."""
 
 from __future__ import annotations
 

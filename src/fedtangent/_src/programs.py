@@ -1,4 +1,4 @@
-"""Compiled programs, kept between runs by JAX's persistent compilation cache, in the folder of all caches.
+"""Compiled programs, kept on disk between runs by JAX's compilation cache, in the folder of all caches.
 
 ``types``, which every module that uses JAX imports, calls ``keep``. JAX creates the folder when it compiles the first
 program. It compiles a program again if it cannot read it or write it.
@@ -80,7 +80,8 @@ def usable_cores() -> int:
 def folder_of_machine(root: Path) -> Path:
     """Returns the folder below ``root`` for the programs of this JAX, Python, processor and number of cores.
 
-    JAX's own key has its version but neither processor nor cores, and a home may be shared by unlike machines.
+    JAX finds a program again by a key that has JAX's version, but neither processor nor cores; a home folder may be
+    shared by different machines.
     """
     machine = f"{platform.machine()} {usable_cores()} {os.environ.get('NPROC')}"
     with contextlib.suppress(OSError), open("/proc/cpuinfo") as file:
@@ -91,14 +92,13 @@ def folder_of_machine(root: Path) -> Path:
 
 
 def tidy(folder: Path, most_bytes: int) -> None:
-    """Removes incomplete programs from ``folder``, then the least recently used of all folders beside it.
+    """Removes incomplete programs from ``folder``, then the least recently used programs of all machines' folders.
 
-    JAX writes a program in place, so that a kill or a full disk leaves a part of it, and never replaces it.
-    jax_compilation_cache_max_size would bound the size too, but at every write, and reads nothing from a folder that
-    cannot be written to.
+    A kill or a full disk can leave a part of a program, which JAX would never replace. JAX's own limit of the size,
+    ``jax_compilation_cache_max_size``, is not used: it counts at every write, and cannot read from a read-only folder.
 
     Args:
-        folder: Folder that ``folder_of_machine`` returned.
+        folder: Folder that ``folder_of_machine`` returned; the other folders are beside it.
         most_bytes: Bytes that the programs of all folders may take.
     """
     stamp = folder / STAMP

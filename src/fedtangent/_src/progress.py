@@ -23,21 +23,21 @@ class Bar(tqdm):
     is_timed = False  # whether the first update has happened
 
     def update(self, n: float | None = 1) -> bool | None:
-        """Records that ``n`` more units are done."""
+        """Moves the bar by ``n`` finished units of work."""
         if not self.is_timed and not self.disable:
             self.is_timed, self.initial, self.start_t = True, self.n + n, self._time() - self.delay
         return super().update(n)
 
 
 class Steps:
-    """Reports each step of some work, and measures its seconds.
+    """Reporter of the steps of some work, which also measures the seconds of each step.
 
-    An instance is called with a line of text when a step begins; this ends the step before. So the seconds of all steps
-    add up to the seconds of the whole work. The line is the name of the step, with or without the subject before it.
+    Call the instance with the name of a step when the step begins; this ends the step before. So the seconds of all
+    steps add up to the seconds of the whole work. The name may have the name of the work and a colon before it.
     """
 
     def __init__(self, say: Callable[[str], None], subject: str, first: str) -> None:
-        """Begins the first step.
+        """Starts the clock of the first step and reports its name.
 
         Args:
             say: Called with a line of text for each step.
@@ -49,7 +49,7 @@ class Steps:
         self._say(self._subject + first)
 
     def __call__(self, line: str) -> None:
-        """Ends the current step and begins another."""
+        """Ends the current step and begins the step called ``line``."""
         self.stop()
         self._step = line.removeprefix(self._subject)
         self._say(self._subject + self._step)
@@ -63,10 +63,10 @@ class Steps:
 
 
 def added(times: Mapping[str, float], more: Mapping[str, float]) -> dict[str, float]:
-    """Adds the seconds of equal steps.
+    """Returns the seconds of each step in two pieces of work together.
 
     Args:
-        times, more: Seconds of steps by their names.
+        times, more: Seconds of the steps of each piece, by the steps' names.
     """
     return {step: times.get(step, 0.0) + more.get(step, 0.0) for step in {**times, **more}}
 
@@ -79,7 +79,7 @@ class Stream(Protocol):
         """Writes ``text``."""
 
     def flush(self) -> object:
-        """Passes the text written so far on to the system."""
+        """Hands text that is still in a buffer to the operating system."""
 
 
 class Lines(Bar):
@@ -93,7 +93,7 @@ class Lines(Bar):
         return lambda line: print(line, file=file, flush=True) if line else None
 
     def update(self, n: float | None = 1) -> bool | None:
-        """Records that ``n`` more units are done; work that is done at once prints no line."""
+        """Prints a line after ``n`` more finished units of work, unless the whole work finishes at once."""
         if not self.is_timed and self.total is not None and self.n + (n or 0) >= self.total:
             self.n += n or 0
             return None
@@ -109,12 +109,12 @@ class Lines(Bar):
 
 @dataclass
 class TimeLeft:
-    """The time left of work in cells, by its finished cells: their mean time a unit, times the units left.
+    """Estimate of the time that the rest of several runs needs, from the mean time of a unit in the finished runs.
 
     Attributes:
-        planned: Units of all cells that are computed, finished or not; cells that are read again do not count.
-        finished: Units of the finished cells.
-        seconds: Time of the finished cells.
+        planned: Units, such as rounds, of all runs that are computed; runs that are only read from files do not count.
+        finished: Units of the finished runs.
+        seconds: Time of the finished runs.
     """
 
     planned: int = 0
@@ -122,11 +122,11 @@ class TimeLeft:
     seconds: float = 0.0
 
     def finish(self, units: int, seconds: float) -> None:
-        """Counts a cell as finished.
+        """Counts one more run as finished.
 
         Args:
-            units: Units of the cell, such as its rounds.
-            seconds: Time that they took.
+            units: Units of the run, such as its rounds.
+            seconds: Time that the run took.
         """
         self.finished, self.seconds = self.finished + units, self.seconds + seconds
 
@@ -167,9 +167,13 @@ def ticks(bar: tqdm) -> Callable[[int, int], None]:
 
 
 def headline(metrics: Mapping[str, object]) -> str:
-    """Returns the accuracy, or else the first number, of an evaluation as text, such as ``test accuracy 0.9312``.
+    """Returns the accuracy of an evaluation as text, such as ``test accuracy 0.9312``; without one, its first number.
 
-    The text is empty if no metric is a number.
+    Test metrics are preferred to validation metrics, and these to training metrics. The text is empty if no metric is a
+    number.
+
+    Args:
+        metrics: Metrics by name, or a mapping of such metrics for each split.
     """
     splits = {name: values for name, values in metrics.items() if isinstance(values, Mapping)}
     split = next((name for first in SPLITS for name in splits if name.split()[0] == first), "")

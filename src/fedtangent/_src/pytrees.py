@@ -14,7 +14,7 @@ from fedtangent._src.types import Array, PyTree
 
 
 def on_device(tree: PyTree) -> PyTree:
-    """Returns arrays as JAX arrays; compiles nothing, unlike ``jnp.asarray`` of a NumPy array.
+    """Returns a pytree's arrays as JAX arrays; compiles nothing, unlike ``jnp.asarray`` of a NumPy array.
 
     Read-only NumPy arrays (``kernels.gram.read_only``) are not copied on a CPU.
     """
@@ -68,7 +68,7 @@ def cast_like(a: PyTree, like: PyTree) -> PyTree:
 
 
 def accumulator(a: PyTree) -> PyTree:
-    """Returns zeros with the shapes of ``a`` (arrays or shapes) and the dtypes in which numbers are added up."""
+    """Returns zeros in the shapes of ``a``, with float32 in place of half precision, to add such pytrees to."""
     return jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, widest(leaf.dtype)), a)
 
 
@@ -103,9 +103,10 @@ def vdot(a: PyTree, b: PyTree) -> Array:
 
 
 def magnitude(values: Array, axis: int | None = None) -> Array:
-    """Returns the power of two of the largest magnitude; 1 if all numbers are 0, or if a number is not finite.
+    """Returns the largest power of two that is not above the largest absolute value of ``values``.
 
-    Numbers divided by it lose no digit, and their squares neither overflow nor vanish.
+    Numbers divided by it lose no digit, and their squares neither overflow nor vanish. The result is 1 if all numbers
+    are 0, or if a number is not finite.
 
     Args:
         values: Numbers in float32 at least.
@@ -118,7 +119,7 @@ def magnitude(values: Array, axis: int | None = None) -> Array:
 
 
 def norm(a: PyTree) -> Array:
-    """Computes the Euclidean norm of a pytree, a scalar [], whatever the size of its numbers."""
+    """Computes the Euclidean norm of a pytree, a scalar [], without overflow or underflow of the squares."""
     leaves = jax.tree.leaves(wide(a))
     scale = magnitude(jnp.stack([jnp.zeros(()), *(jnp.max(jnp.abs(leaf), initial=0) for leaf in leaves)]))
     return scale * jnp.sqrt(

@@ -1,4 +1,4 @@
-"""Files that a kill leaves either old or complete, digests, and the user's cache folder."""
+"""Writing of files so that a kill leaves the old or the complete new one; checksums; the user's cache folder."""
 
 from __future__ import annotations
 
@@ -18,8 +18,7 @@ PART = ".part"  # end of the name of a file or folder that is being written
 
 @contextlib.contextmanager
 def replacing(path: Path, durable: bool = False) -> Iterator[Path]:
-    """Yields a temporary path; the file or folder written there is moved to ``path`` when the context ends without an
-    error.
+    """Yields a temporary path; what is written there is moved to ``path`` when the context ends without an error.
 
     Readers find the old file or the complete new one, even if the process is killed.
 
@@ -57,7 +56,7 @@ def write_atomically(path: Path, content: str | bytes, durable: bool = False) ->
 
 
 def sync_folder(folder: Path) -> None:
-    """Syncs ``folder``, so that the names of its files survive a power failure."""
+    """Makes sure that the names of the files in ``folder`` survive a power failure."""
     handle = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(handle)
@@ -66,7 +65,7 @@ def sync_folder(folder: Path) -> None:
 
 
 def sha256(*parts: bytes | str | np.ndarray) -> str:
-    """Computes the SHA-256, in hexadecimal, of the concatenated texts, bytes and numbers of arrays."""
+    """Computes the SHA-256, in hexadecimal, of texts, bytes and the numbers of arrays, put one behind the other."""
     digest = hashlib.sha256()
     for part in parts:
         content = part.encode() if isinstance(part, str) else part
@@ -75,7 +74,7 @@ def sha256(*parts: bytes | str | np.ndarray) -> str:
 
 
 def sha256_of_file(path: Path) -> str:
-    """Computes the SHA-256, in hexadecimal, of a file of any size; raises ``OSError``."""
+    """Computes the SHA-256 of a file as a hexadecimal text; raises ``OSError`` if it cannot be read."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
@@ -97,7 +96,10 @@ def expanded(name: str, path: str | os.PathLike[str]) -> Path:
 
 
 def cache_directory(directory: str | os.PathLike[str] | None = None) -> Path:
-    """Returns the folder of all caches: ``directory``, or else $FEDTANGENT_CACHE, or else the user's cache folder."""
+    """Returns the folder of all caches: ``directory`` if it is not None, else $FEDTANGENT_CACHE, else the user's.
+
+    An unknown home folder raises ``ValueError``.
+    """
     if directory is not None:
         return expanded("cache_dir", directory)
     if os.environ.get("FEDTANGENT_CACHE"):

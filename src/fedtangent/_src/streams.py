@@ -46,7 +46,7 @@ MIXTURE = _APART  # draws from a mixture around the models
 
 
 class Keys(NamedTuple):
-    """The three independent keys of a run."""
+    """The three independent random keys of a run, all derived from its seed."""
 
     init: Key
     schedule: Key
@@ -54,7 +54,10 @@ class Keys(NamedTuple):
 
 
 def keys(seed: int | Key) -> Keys:
-    """Returns the keys of initialisation, schedule and training, derived from a seed (0 to 2^32 - 1) or a typed key."""
+    """Returns the keys of a run's initialisation, schedule and training, derived from one seed.
+
+    ``seed`` is a whole number from 0 to 2^32 - 1 or a typed key (``jax.random.key``), else ``ValueError`` is raised.
+    """
     if isinstance(seed, jax.Array) and not (is_key(seed) and seed.shape == ()):
         raise ValueError(
             f"seed: got {checks.shown(seed)}, must be a whole number or one typed key (jax.random.key(..))"
@@ -88,7 +91,7 @@ def model_keys(init: Key, num_models: int) -> Key:
 
 
 def schedule_keys(schedule: Key) -> tuple[Key, Key]:
-    """Returns two keys of a schedule: for its first state, and for its cohorts."""
+    """Returns two keys from a run's key of its schedule: for its first state, and for drawing its cohorts."""
     first, sample = _split(schedule, 2)
     return first, sample
 

@@ -1,4 +1,4 @@
-"""The laws of the engine, checked for an algorithm of the user's own.
+"""A test that an algorithm of the user's own keeps the laws of the simulator: properties that every run relies on.
 
 >>> import fedtangent as ft
 >>> laws = ft.testing.check_laws(ft.fed_avg, client_learning_rate=0.2)
@@ -49,7 +49,7 @@ MOVES = 1e-6  # smallest movement, relative to the largest number of a state, at
 
 
 class Law(NamedTuple):
-    """A law, and whether an algorithm keeps it.
+    """A law, which is a property that every algorithm must have, and whether one algorithm has it.
 
     Attributes:
         name: Name of the law.
@@ -69,16 +69,17 @@ class Law(NamedTuple):
 def check_laws(recipe: Recipe, *arguments: Any, exempt: Mapping[str, str] | None = None, **options: Any) -> list[Law]:
     """Checks that an algorithm keeps the laws that runs rely on, on seven small clients, in float64.
 
-    The names of the laws, and when each holds:
+    A law is a property that every algorithm must have. These are the laws and their names:
 
     - "mapping", "order", "evaluation": the mapping of clients onto devices, the order of a round's clients, and how
       often a run is evaluated do not change the result;
-    - "resume": a stopped run continues with the same bits;
+    - "resume": a run that is stopped and then resumed ends with the same bits;
     - "absence": a client of weight 0 does not change the result, even if its data are not finite;
-    - "traces": more rounds compile nothing again;
-    - "model": ``algorithm.on`` builds the same algorithm again;
+    - "traces": a run of more rounds traces and compiles nothing more;
+    - "model": ``algorithm.on(model)``, called on the algorithm of another network, builds the same algorithm;
     - "rate 0": a run at ``client_learning_rate`` 0 changes no model;
-    - "theory": linearised networks follow the algorithm's rule, and do not follow a rule that is 5 % off.
+    - "theory": linearised networks that the algorithm trains equal the closed form that its rule gives, and differ from
+      that of a rule that is 5 % off.
 
     Args:
         recipe: The function ``(model, schedule, ..)`` that builds the algorithm.
@@ -86,9 +87,13 @@ def check_laws(recipe: Recipe, *arguments: Any, exempt: Mapping[str, str] | None
         exempt: Laws that the algorithm need not keep, with the reason.
         options: Its further arguments, by name.
 
+    Returns:
+        Each law with the measured number. Laws in ``exempt``, and those that cannot be checked, have ``holds`` None.
+
     Raises:
         AssertionError: A law is broken, or training moves no model; the message names every broken law.
-        ValueError: ``exempt`` names no law.
+        ValueError: An argument is of the wrong kind, ``options`` names the model or the schedule, or a name in
+            ``exempt`` is no law.
     """
     if not callable(recipe) or isinstance(recipe, Algorithm):
         raise ValueError(f"recipe: got {shown(recipe)}, must be a function (model, schedule, ..) such as fed_avg")
@@ -125,7 +130,7 @@ def check_laws(recipe: Recipe, *arguments: Any, exempt: Mapping[str, str] | None
 
 
 class _Case(NamedTuple):
-    """A recipe with its arguments, and one run of it, with which the laws compare other runs."""
+    """A recipe with its arguments, and a simulated run of its algorithm with which the laws compare other runs."""
 
     recipe: Recipe
     arguments: tuple[Any, ...]
@@ -137,7 +142,7 @@ class _Case(NamedTuple):
     end: PyTree = None  # state after ROUNDS rounds
 
     def build(self, model: Model | None = None, schedule: Schedule | None = None, **changes: Any) -> Algorithm:
-        """Builds the algorithm for another model or schedule, or with other options."""
+        """Builds the recipe's algorithm for another model or schedule, or with ``changes`` of its options."""
         schedule = self.algorithm.schedule if schedule is None else schedule
         model = self.model if model is None else model
         return self.recipe(model, schedule, *self.arguments, **{**self.options, **changes})
@@ -150,7 +155,7 @@ class _Case(NamedTuple):
 
 
 def _case_of(recipe: Recipe, arguments: tuple[Any, ...], options: Mapping[str, Any]) -> _Case:
-    """Builds the algorithm and its examples, and runs it once."""
+    """Builds a recipe's algorithm for a small network, draws examples on seven clients, and simulates it once."""
     model = mlp(3, 2, (8,), "erf", dtype=jnp.float64)
     algorithm = recipe(model, uniform_sampling(len(SIZES), SLOTS), *arguments, **options)
     rng, ends = np.random.default_rng(0), np.cumsum(SIZES)
@@ -163,14 +168,14 @@ def _case_of(recipe: Recipe, arguments: tuple[Any, ...], options: Mapping[str, A
 
 
 def _numbers(state: PyTree) -> list[np.ndarray]:
-    """Returns the arrays that training changes: the state without its schedule and its keys."""
+    """Returns the arrays of a run's state that training changes: all numbers except the schedule's state and keys."""
     parts = (state.server, state.client, state.channel)
     leaves = [leaf for leaf in jax.tree.leaves(parts) if jnp.issubdtype(leaf.dtype, jnp.number)]
     return [np.asarray(leaf, np.float64) for leaf in leaves]
 
 
 def _apart(one: PyTree, other: PyTree) -> float:
-    """Returns the largest difference of two states, relative to the largest number; infinite for NaN."""
+    """Returns the largest difference of two states over the second's largest number; infinite for NaN."""
     pairs = list(zip(_numbers(one), _numbers(other), strict=True))
     size = max((float(np.max(np.abs(b), initial=0.0)) for _, b in pairs), default=0.0)
     with np.errstate(invalid="ignore"):

@@ -21,7 +21,7 @@ _memory: dict[str, dict[str, float]] = {}
 
 
 def machine() -> dict[str, object]:
-    """Returns the description of the machine in a stored key: platform, devices, cores, versions of JAX."""
+    """Returns what identifies this machine beside a stored timing: platform, devices, cores, versions of JAX."""
     devices = jax.local_devices()
     return {
         "platform": devices[0].platform,
@@ -34,7 +34,7 @@ def machine() -> dict[str, object]:
 
 
 def stored() -> dict[str, object]:
-    """Reads all stored results by key (the JSON text of question and machine); {} if the file is unreadable."""
+    """Reads all stored timings, by the JSON text of measurement and machine; {} if the file cannot be read."""
     path, content = cache_directory() / FILE, None
     with contextlib.suppress(OSError, ValueError, RecursionError):
         content = json.loads(path.read_bytes()) if path.is_file() else None
@@ -44,15 +44,15 @@ def stored() -> dict[str, object]:
 def cached(
     question: Mapping[str, object], measure: Callable[[], dict[str, float]], names: Collection[str]
 ) -> dict[str, float]:
-    """Returns the answer to ``question`` on this machine: from memory, from the file, or by calling ``measure``.
+    """Returns the seconds that a measurement takes on this machine, and measures them only if no result is stored.
 
-    A stored answer with other names than ``names`` is measured again. If the cache folder cannot be written, the answer
-    stays in memory.
+    Results are in memory and in the file. A result with other names than ``names`` is measured again. If the cache
+    folder cannot be written, new results stay in memory.
 
     Args:
-        question: Description of the measurement, as valid JSON.
+        question: Description of the measurement, as valid JSON, by which the result is stored.
         measure: Function that returns seconds, above 0, for each of ``names``.
-        names: Keys of the answer.
+        names: Names of the seconds in the result.
     """
     key = json.dumps({"question": question, "machine": machine()}, sort_keys=True)
     if key not in _memory:

@@ -60,9 +60,10 @@ ArrayLike = jax.typing.ArrayLike | SupportsArray | Sequence[Any]
 
 
 def described(parts: Mapping[str, object]) -> str:
-    """Returns the dtype and shape of each array by name, as text such as ``x float32 (60, 3), ..``.
+    """Describes named arrays by their dtypes and shapes, as text such as ``x float32 (60, 3), ..``.
 
-    Values that are no arrays are shown by their ``repr``.
+    Args:
+        parts: Arrays by name; values that are no arrays are shown by their ``repr``.
     """
     return ", ".join(
         f"{name} {part.dtype} {tuple(part.shape)}"
@@ -122,9 +123,10 @@ class FederatedData(NamedTuple):
 
 
 class Client(NamedTuple):
-    """A client as its local update sees it; its examples are padded to the number of the largest client.
+    """A client, with its examples, as the function of its local update gets it.
 
-    ``rows[j]`` is a row of ``data.x`` for ``j < size``; entries beyond ``size`` are padding.
+    ``rows[j]`` for ``j < size`` is the row in ``data.x`` of the client's example j. All clients have as many entries as
+    the largest client has examples; entries beyond ``size`` are padding.
     """
 
     id: Int32[Array, ""]
@@ -135,7 +137,10 @@ class Client(NamedTuple):
 
 
 class Cohort(NamedTuple):
-    """The slots of one round: slot ``s`` trains model ``model[s]`` on client ``client[s]``."""
+    """The clients of one round, with their models and weights, in S slots.
+
+    A slot s is one place in the round: client ``client[s]`` trains model ``model[s]``. A slot of weight 0 is empty.
+    """
 
     client: Int32[Array, "S"]
     model: Int32[Array, "S"]
@@ -143,7 +148,9 @@ class Cohort(NamedTuple):
 
 
 class Slots(NamedTuple):
-    """A batch of B slots of a cohort, as the engine trains them and passes them to the aggregate.
+    """Some slots of a round, B at a time, as they are trained and as their messages reach the aggregate.
+
+    A slot is one place in a round's cohort, where one client trains one model.
 
     Attributes:
         client: Client of each slot.
@@ -213,7 +220,7 @@ class Apply(Protocol):
     """A function that computes the outputs of a network."""
 
     def __call__(self, params: PyTree, x: AnyArray, /) -> Array:
-        """Returns the outputs [n, C].
+        """Returns the outputs [n, C] of the network at some inputs.
 
         Args:
             params: Parameters of the network.
@@ -233,7 +240,7 @@ class Model(NamedTuple):
         structure: Layout of the weights, from which ``kernels.empirical`` builds the kernel without a Jacobian; it may
             have a method ``descend``. None if the layout is unknown.
         at_width: Builds the same network with hidden layers of another width, at least 1; None if it has no such width.
-        is_linear: Whether the network is linear in its parameters, so that ``kernel`` is exact and not a limit.
+        is_linear: Whether the network is linear in its parameters, so that ``kernel`` is exact at any width.
         loss: Name of the loss that the network is usually trained with if targets are classes.
         vocabulary: Number of symbols if inputs are tokens (whole numbers), 0 if they are real numbers; None if unknown.
     """
@@ -282,7 +289,7 @@ class LocalUpdate(Protocol):
     def __call__(
         self, key: Key, broadcast: PyTree, client_state: PyTree, client: Client, /
     ) -> tuple[PyTree, PyTree, dict[str, Array]]:
-        """Returns the message to the server, the client's new state, and the numbers for the history by name.
+        """Returns the message to the server, the client's new state, and numbers to record in the history, by name.
 
         Args:
             key: Key of this client in this round.
@@ -297,7 +304,7 @@ class ServerUpdate(Protocol):
     """A function that updates the server's state of one model."""
 
     def __call__(self, server_state: PyTree, aggregated: PyTree, info: RoundInfo, /) -> tuple[PyTree, dict[str, Array]]:
-        """Returns the server's new state, and the numbers for the history by name.
+        """Returns the server's new state, and numbers to record in the history, by name.
 
         Args:
             server_state: State of the server.
@@ -335,7 +342,7 @@ def _no_report(key: Key, message: PyTree, memory: PyTree, /) -> dict[str, Array]
 
 
 class Local(NamedTuple):
-    """A client's part of an algorithm, written for one client and one model.
+    """The client's side of an algorithm: pure functions, written for one client and one model.
 
     Attributes:
         init: Makes a client's first state from the parameters of a model.
@@ -352,7 +359,7 @@ class Local(NamedTuple):
 
 
 class Server(NamedTuple):
-    """The server's part of an algorithm, written for one model.
+    """The server's side of an algorithm: pure functions, written for one model.
 
     Attributes:
         init: Makes the server's state from parameters.
@@ -373,7 +380,7 @@ class Server(NamedTuple):
 
 
 class RoundInfo(NamedTuple):
-    """A round as the server sees it, for one model."""
+    """Facts about a round that the server gets when it updates one model."""
 
     round: Int32[Array, ""]  # from 0
     weight: Float[Array, ""]  # total weight of the model's slots
@@ -393,7 +400,7 @@ class Sample(Protocol):
     """A function that draws the cohort of a round."""
 
     def __call__(self, key: Key, schedule_state: PyTree, round_: Int32[Array, ""], /) -> tuple[Cohort, PyTree]:
-        """Returns the cohort, and the schedule's new state.
+        """Returns the cohort of a round (clients, models and weights), and the schedule's new state.
 
         Args:
             key: Key of the schedule, the same in every round; the function folds the round into it.
@@ -403,7 +410,7 @@ class Sample(Protocol):
 
 
 class Polled(NamedTuple):
-    """The answers of the D clients that the server asked before it chose the cohort of a round.
+    """The answers of D clients that the server asked about its models before it chose the cohort of a round.
 
     Attributes:
         client: Clients that were asked, the candidates.
@@ -419,11 +426,11 @@ class Polled(NamedTuple):
 
 
 class Poll(NamedTuple):
-    """The question to some clients, the candidates, by whose answers a schedule chooses the cohort of each round.
+    """A poll: the server asks some clients, the candidates, about its models, and chooses each cohort by their answers.
 
     The server sends all K models to the candidates, and each of them measures the models at all of its examples. The
-    wire ledger charges these models, and 4 bytes for every number that a candidate answers. A candidate that then
-    trains has the models already: it is charged only for the rest of a broadcast, beyond the parameters.
+    bytes of the round include these models, and 4 bytes for every number that a candidate answers. A candidate that
+    then trains has the models already: only the rest of a broadcast, beyond the parameters, is counted for it.
 
     Attributes:
         num_candidates: Clients D that are asked in a round.
@@ -472,7 +479,7 @@ class Schedule(NamedTuple):
 
     @property
     def largest_cohort(self) -> int:
-        """The most clients of one model in a round."""
+        """The largest possible number of clients that train one model in a round."""
         return self.slots_per_model or min(self.num_slots, self.num_clients)
 
     def __repr__(self) -> str:
@@ -481,9 +488,10 @@ class Schedule(NamedTuple):
 
 
 class Aggregate(NamedTuple):
-    """A reduction of the slots' messages to one value per model, such as their weighted mean.
+    """A reduction of a round's messages from clients to one value for each model, such as their weighted mean.
 
-    It is a fold over batches of B messages, so that an engine which trains one client at a time holds one message.
+    Messages are added B at a time to an accumulator. So an engine that trains one client at a time keeps one message in
+    memory.
 
     Attributes:
         init: Makes an empty accumulator from the shapes of one message and the number of models K.
@@ -500,11 +508,11 @@ class Aggregate(NamedTuple):
 
 
 class Cost(NamedTuple):
-    """The bytes on the wire: a slot with ``n_i`` examples sends ``uplink + uplink_per_example * n_i`` bytes in a round.
+    """The bytes on the wire: a client with ``n_i`` examples sends ``uplink + uplink_per_example * n_i`` in a round.
 
-    Each contacted client receives ``downlink`` bytes. ``uplink_once`` and ``downlink_once`` are the total bytes sent
-    before the first round, for instance for examples that the server holds or shares. Each client that a schedule polls
-    receives ``downlink_per_poll`` bytes and sends ``uplink_per_poll``.
+    Each client that the server contacts in a round receives ``downlink`` bytes. ``uplink_once`` and ``downlink_once``
+    are the total bytes sent before the first round, for instance for examples that the server holds or shares. Each
+    client that the server polls (``Poll``) receives ``downlink_per_poll`` bytes and sends ``uplink_per_poll``.
     """
 
     uplink: int
@@ -518,7 +526,7 @@ class Cost(NamedTuple):
 
 @runtime_checkable
 class Send(Protocol):
-    """A function that sends a message over a channel."""
+    """A function that sends a client's message to the server over a channel."""
 
     def __call__(self, key: Key, message: PyTree, memory: PyTree, /) -> tuple[PyTree, PyTree]:
         """Returns the message as the server receives it, and the client's new memory of the channel.
@@ -552,7 +560,7 @@ class Accept(Protocol):
     """A function that decides whether the server counts a message."""
 
     def __call__(self, message: PyTree, /) -> Bool[Array, ""]:
-        """Returns whether the message counts, [] bool.
+        """Returns whether the server counts the message, [] bool.
 
         Args:
             message: One message as the server receives it.
@@ -560,7 +568,7 @@ class Accept(Protocol):
 
 
 class Prediction(NamedTuple):
-    """The prediction of an ensemble."""
+    """The prediction of an ensemble of K models at n points: the ensemble's mean, and each model's outputs."""
 
     mean: Float[Array, "n C"]
     members: Float[Array, "K n C"]
@@ -568,7 +576,7 @@ class Prediction(NamedTuple):
 
 @runtime_checkable
 class MapClients(Protocol):
-    """A function that maps the training of one client over the slots of a round."""
+    """A function that applies the training of one client to all slots of a round, on one or more devices."""
 
     def __call__(
         self,
@@ -581,17 +589,22 @@ class MapClients(Protocol):
     ) -> tuple[PyTree, PyTree]:
         """Returns the accumulator with all messages added, and the infos of every slot [S].
 
+        Infos are numbers that training reports for the history, such as the loss.
+
         Args:
             train: ``(shared, slot) -> (slot, message, info)``, the training of one slot.
             shared: Tree that every slot reads, such as the data.
             aggregate: Reduction that adds up the messages.
             accumulator: An empty accumulator.
-            slots: The round's slots, [S] each.
+            slots: The round's slots, [S] each: a slot is one client that trains one model.
         """
 
 
 class Engine(NamedTuple):
-    """The way in which the simulator maps a round's clients onto devices; a static argument of compiled programs."""
+    """The way in which the simulator maps a round's clients onto devices.
+
+    It is a static argument of compiled programs: another engine compiles them again.
+    """
 
     map_clients: MapClients
     max_client_size: int  # examples of the largest client
@@ -599,7 +612,7 @@ class Engine(NamedTuple):
 
 
 class Training(NamedTuple):
-    """The local training of an algorithm's clients, as theory needs it.
+    """The local training of an algorithm's clients, described for theory and for building the algorithm again.
 
     Attributes:
         model: The network.
@@ -625,7 +638,7 @@ NO_RULE = (
 
 
 class Composition(NamedTuple):
-    """A record of how an algorithm was built, for theory and for building it again for another model.
+    """A record of how an algorithm was built; theory reads it, and ``Algorithm.on`` builds from it again.
 
     Attributes:
         training: The clients' local training; None for algorithms whose clients do not train.
@@ -659,10 +672,10 @@ class Recipe(Protocol):
 
 @runtime_checkable
 class AlgorithmInit(Protocol):
-    """A function that makes the first state of a run."""
+    """A function that makes the state of a run before its first round."""
 
     def __call__(self, key: Key | int, num_clients: int, start: Key | PyTree | None = None) -> PyTree:
-        """Returns the state before the first round.
+        """Returns the state of the run before the first round: server, clients, schedule and keys.
 
         Args:
             key: Seed or key of the run.
@@ -674,10 +687,10 @@ class AlgorithmInit(Protocol):
 
 @runtime_checkable
 class Step(Protocol):
-    """A function that computes a round."""
+    """A function that computes one round of an algorithm."""
 
     def __call__(self, state: PyTree, data: FederatedData, engine: Engine, /) -> tuple[PyTree, dict[str, PyTree]]:
-        """Returns the state after the round, and the round's infos, which are not passed on to the next round.
+        """Returns the state after the round, and the round's infos: numbers for the history, such as clients' losses.
 
         Args:
             state: State before the round.
@@ -750,14 +763,17 @@ class Algorithm(NamedTuple):
 
     @property
     def model(self) -> Model:
-        """Network that the clients train; raises ``ValueError`` if the clients train none."""
+        """The network that the clients train; raises ``ValueError`` for an algorithm whose clients train no network."""
         if self.composition.training is None:
             raise ValueError(f"algorithm: got {self.name}, whose clients train no model, must be one whose clients do")
         return self.composition.training.model
 
     @property
     def rule(self) -> Mapping[str, Any] | str:
-        """Fields of ``theory.Rule`` for the closed form, or a sentence that says why theory has none."""
+        """Fields of ``theory.Rule``, by which theory follows the algorithm in closed form.
+
+        If theory has no closed form of the algorithm, a sentence that says why.
+        """
         rule = self.composition.rule
         return rule() if callable(rule) else rule
 
@@ -781,12 +797,13 @@ class Algorithm(NamedTuple):
 
 
 def wrapped(algorithm: Algorithm, name: str, ledger: Callable[[Cost, FederatedData], Cost] | None = None) -> Algorithm:
-    """Returns ``algorithm`` under another name, with a changed cost.
+    """Returns ``algorithm`` under another name and, with a ``ledger``, with other numbers of bytes on the wire.
 
     Args:
         algorithm: The algorithm.
         name: The new name.
-        ledger: Function from the algorithm's cost and the data to the new cost; None to keep the cost.
+        ledger: Function from the algorithm's cost (bytes of a message and of a broadcast) and the clients' data to the
+            new cost; None to keep the cost.
     """
 
     def cost(data: FederatedData, engine: Engine) -> Cost:

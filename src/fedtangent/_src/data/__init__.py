@@ -1,4 +1,4 @@
-"""Data sets, class targets, and the data of a federation on the device."""
+"""Data sets, targets for classes, and the training examples of all clients on the device."""
 
 from fedtangent._src.data.dataset import (
     Dataset,

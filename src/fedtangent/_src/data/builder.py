@@ -1,4 +1,4 @@
-"""Published data sets prepared by TensorFlow Datasets as array_record, without importing TensorFlow.
+"""Preparation of published data sets by TensorFlow Datasets (TFDS), in the format array_record, without TensorFlow.
 
 The builders of TFDS import TensorFlow to unpack files and encode images, and shuffle the examples. Here the features
 are plain tensors, and the original order is kept.
@@ -36,7 +36,7 @@ Row: TypeAlias = dict[str, np.ndarray]  # an example: its parts by name
 
 
 class FedtangentPublished(tfds.core.GeneratorBasedBuilder):
-    """Builder of every published data set; its config has the name of the data set that it prepares."""
+    """The builder by which TFDS prepares any of the published data sets; its config has the data set's name."""
 
     VERSION = tfds.core.Version(VERSION)
 
@@ -48,7 +48,7 @@ class FedtangentPublished(tfds.core.GeneratorBasedBuilder):
 
     @property
     def url_infos(self) -> dict[str, UrlInfo]:
-        """Size and checksum of each address for TFDS's download manager to verify."""
+        """Size and checksum of each file by its address, which TFDS's download manager verifies."""
         url, size = self.published.url, tfds.core.utils.Size
         return {url + f.filename: UrlInfo(size(f.size), f.sha256, f.filename) for f in self.published.files.values()}
 
@@ -86,7 +86,7 @@ class FedtangentPublished(tfds.core.GeneratorBasedBuilder):
 
 
 def _features(published: Published) -> dict[str, tfds.features.Tensor]:
-    """Returns the features of an example, stored as raw bytes with their dtypes; a number is a tensor of shape ()."""
+    """Returns TFDS's features of an example: tensors stored as raw bytes; a number is a tensor of shape ()."""
     return {
         name: tfds.features.Tensor(shape=shape, dtype=np.dtype(dtype), encoding="bytes")
         for name, (shape, dtype) in published.example
@@ -104,7 +104,7 @@ def _examples(published: Published, arrays: Arrays, split: str) -> Iterator[tupl
 
 
 def _rows(arrays: Arrays, name: str, shape: tuple[int | None, ...]) -> np.ndarray | list[np.ndarray]:
-    """Returns the examples of one array; texts of any length (shape None) are stored together and cut at offsets."""
+    """Returns the examples of the split's array ``name``; texts (None in ``shape``) are cut at their offsets."""
     if None not in shape:
         return arrays[name]
     offsets = arrays[f"offsets_{name.rpartition('_')[2]}"]
@@ -112,7 +112,7 @@ def _rows(arrays: Arrays, name: str, shape: tuple[int | None, ...]) -> np.ndarra
 
 
 def _read(builder: FedtangentPublished, split: str) -> Arrays:
-    """Reads the arrays of a split from its records."""
+    """Reads the arrays of a split, such as ``x_train``, from the records that TFDS has prepared."""
     source, arrays = builder.as_data_source(split=split), {}
     rows: dict[str, list[np.ndarray]] = {name: [] for name, _ in builder.published.example}
     with progress_of(len(source), f"{builder.published.name}: reading {split}", "example") as bar:
@@ -131,7 +131,7 @@ def _read(builder: FedtangentPublished, split: str) -> Arrays:
 
 
 def prepare(published: Published, data_dir: str | Path | None = None) -> Arrays:
-    """Returns the arrays of ``published`` in the original order, read from array_record through ``as_data_source``.
+    """Returns the arrays of a published data set in the original order, prepared by TFDS as array_record.
 
     If they are not prepared yet, downloads the files (or takes them from TFDS's download cache) and prepares them.
 
@@ -170,7 +170,7 @@ def _unwritable(published: Published, data_dir: str | Path | None, error: Except
 
 @contextlib.contextmanager
 def _no_empty_folders(published: Published, place: Path) -> Iterator[None]:
-    """Removes the empty folders that TFDS has created if the context ends in a failure."""
+    """If preparing a data set fails inside the context, removes the empty folders that TFDS has created."""
     downloads = f"downloads/{published.stem or published.name}"
     names = downloads, "downloads/extracted", "downloads", f"{NAME}/{published.name}", NAME
     absent = [folder for folder in (*(place / name for name in names), place) if not folder.exists()]
@@ -185,7 +185,7 @@ def _no_empty_folders(published: Published, place: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Silences TFDS inside the context, because the package shows a progress bar."""
+    """Silences TFDS's log and progress bar inside the context, because the package shows its own."""
     logger = logging.getLogger("absl")
     level = logger.level
     tfds.disable_progress_bar()

@@ -1,4 +1,4 @@
-"""A cache of plain ``.npy`` arrays, one folder for each data set, every file's sha256 verified on every load."""
+"""A cache of arrays: a folder a data set, with ``.npy`` files whose sha256 is verified whenever they are read."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def read(folder: Path) -> dict[str, np.ndarray] | None:
 
 
 class Checked(NamedTuple):
-    """A file with its expected and its actual sha256; None for an unknown one."""
+    """A file with its expected and its actual sha256; None for a checksum that is not known."""
 
     path: Path
     expected: str | None
@@ -47,7 +47,10 @@ class Checked(NamedTuple):
 
 
 def check(folder: Path) -> list[Checked]:
-    """Computes the checksums of every file in a cache folder; raises ``ValueError`` if their list is damaged."""
+    """Computes the checksum of each file in a cache folder, and returns it beside the one in the folder's list.
+
+    Raises ``ValueError`` if the list is damaged.
+    """
     paths = {folder / f"{name}.npy": digest for name, digest in _manifest(folder).items()}
     return [Checked(path, digest, _digest(path)) for path, digest in paths.items()]
 
@@ -59,7 +62,7 @@ def _digest(path: Path) -> str | None:
 
 
 def write(folder: Path, arrays: dict[str, np.ndarray]) -> None:
-    """Writes a cache folder atomically, all files at once; keeps a folder that another process wrote first.
+    """Writes arrays to a new cache folder, all files at once; keeps a folder that another process wrote first.
 
     Args:
         folder: The folder.
@@ -85,7 +88,7 @@ def write(folder: Path, arrays: dict[str, np.ndarray]) -> None:
 
 
 def _manifest(folder: Path) -> dict[str, str]:
-    """Reads names and sha256 of the arrays in a cache folder."""
+    """Returns the sha256 of each array in a cache folder, by name; raises ``ValueError`` if the list is damaged."""
     path = folder / MANIFEST
     with _advised(path):
         content = files.json_of("cached file", path)
@@ -107,7 +110,7 @@ def _array(path: Path, expected: str) -> np.ndarray:
 
 @contextlib.contextmanager
 def _advised(path: Path) -> Iterator[None]:
-    """Adds advice to the message of a ``ValueError`` inside the context: remove the folder."""
+    """Adds to the message of a ``ValueError`` inside the context the advice to remove the folder of ``path``."""
     try:
         yield
     except ValueError as error:

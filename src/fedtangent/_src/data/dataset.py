@@ -1,4 +1,4 @@
-"""The records of a data set and of its entry, and functions that several files of ``data.sources`` use."""
+"""The records of a data set and of its entry; scaling, targets and projections of the data."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ IMAGE, TOKENS, VECTOR = "image", "tokens", "vector"  # kinds of input
 
 
 class SourceInfo(NamedTuple):
-    """Origin of a data set."""
+    """The origin of a data set: who made it, its licence, and where it was read."""
 
     source: str  # who made it, or its home page
     licence: str
@@ -30,7 +30,7 @@ class SourceInfo(NamedTuple):
 
 
 class Dataset(NamedTuple):
-    """A data set on the host, as NumPy arrays, in a fixed order."""
+    """A data set: inputs and targets to train and to test on, as NumPy arrays on the host."""
 
     name: str
     x_train: Num[np.ndarray, "n ..."]  # floating images [n, height, width, channels] or vectors, or int32 tokens [n, T]
@@ -62,7 +62,7 @@ class Dataset(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class DatasetEntry(Entry):
-    """The entry of a data set, with ``build(options, data_dir, seed) -> Dataset``."""
+    """The entry of a data set that can be chosen by name; ``build(options, data_dir, seed)`` loads it."""
 
     kind: str = VECTOR
     """Kind of input: "image", "tokens" or "vector" (an image loaded flat is a vector)."""
@@ -93,10 +93,10 @@ class ImageOptions:
 
 
 def first(name: str, count: int | None, *arrays: np.ndarray) -> list[np.ndarray]:
-    """Returns the first ``count`` rows of each array; raises ``ValueError`` if there are fewer.
+    """Returns the first ``count`` rows of each array; raises ``ValueError`` if the arrays have fewer.
 
     Args:
-        name: Name of ``count`` in error messages.
+        name: Name of ``count`` in error messages, such as "num_train".
         count: Number of rows; None for all.
         arrays: Arrays of one length.
     """
@@ -126,7 +126,7 @@ def finite_rows(name: str, array: Num[np.ndarray, "n ..."]) -> None:
 
 
 def check_float32(name: str, array: np.ndarray, allowed: str = "must be rescaled") -> None:
-    """Raises ``ValueError`` for finite numbers that are infinite in float32.
+    """Raises ``ValueError`` for finite numbers that are too large for float32.
 
     Args:
         name: Name of the array, for the error message.
@@ -142,10 +142,10 @@ LEVELS = 100  # values that float32 must have within the range of a feature
 
 
 def check_resolution(name: str, array: np.ndarray) -> None:
-    """Raises ``ValueError`` for a feature, such as a time since 1970, whose differences float32 rounds away.
+    """Raises ``ValueError`` for a feature whose differences float32 would round away, such as a time since 1970.
 
-    In float32 such a feature has fewer than ``LEVELS`` values from its least to its largest. A feature whose values
-    differ only by the rounding of float64 is constant, and passes.
+    Such a feature has fewer than ``LEVELS`` float32 values from its least to its largest. A feature whose values differ
+    only by the rounding of float64 counts as constant, and passes.
 
     Args:
         name: Name of the array, for the error message.
@@ -170,7 +170,7 @@ def pixels(x: UInt8[np.ndarray, "..."]) -> Float32[np.ndarray, "..."]:
 
 
 def images(x: Num[np.ndarray, "n ..."], flatten: bool) -> tuple[Num[np.ndarray, "n ..."], str]:
-    """Reshapes images to [n, height, width, channels], or [n, d] with ``flatten``; returns them and their kind.
+    """Reshapes images to [n, height, width, channels] or to rows [n, d]; also returns their kind, "image" or "vector".
 
     Args:
         x: Images, [n, height, width] or [n, height, width, channels].
@@ -200,7 +200,7 @@ def classification_targets(labels: ArrayLike, num_classes: int, centred: bool = 
 
 
 def sign_targets(labels: ArrayLike, num_classes: int) -> Float64[np.ndarray, "n C"]:
-    """Computes targets [n, C] float64 for losses of margins: 1 for an example's class and -1 for the others.
+    """Computes targets [n, C] float64 for losses of signs such as the logistic: 1 for an example's class, else -1.
 
     Args:
         labels: Class labels [n].
@@ -218,7 +218,7 @@ SCALES = ("coordinates", "lengths", "none")
 def projection_matrix(
     input_size: int, dimension: int, seed: int | bytes, scale: str = "coordinates", dtype: type = np.float64
 ) -> Float[np.ndarray, "input_size dimension"]:
-    """Draws P [input_size, dimension] with i.i.d. Gaussian entries (Yue et al., ICML 2022, section 4.2).
+    """Draws a random projection P [input_size, dimension], i.i.d. Gaussian (Yue et al., ICML 2022, section 4.2).
 
     Args:
         input_size: Numbers of an example.
@@ -247,19 +247,17 @@ def projection_matrix(
 def projected(dataset: Dataset, dimension: int, seed: int | bytes, scale: str = "coordinates") -> Dataset:
     """Returns ``dataset`` with every example flattened and projected to ``dimension`` numbers, training and test alike.
 
-    Data are projected once, before a run: a client of CP-NTK-FL (Yue et al., ICML 2022, section 4.2) computes on
-    ``Z = X P`` only, whose seed the clients share and the server does not know.
-
-    Inputs keep their dtype; the products are computed in float64.
+    In CP-NTK-FL (Yue et al., ICML 2022, section 4.2) clients compute on the projected inputs ``Z = X P`` only. They
+    share the seed of P, which the server does not know. Inputs keep their dtype; the products are computed in float64.
 
     Args:
         dataset: Data with inputs of any shape.
         dimension: Numbers of a projected example.
-        seed: Seed of the matrix, as in ``projection_matrix``.
+        seed: Seed of the matrix P, as in ``projection_matrix``.
         scale: Scale of the matrix, as in ``projection_matrix``.
 
     Raises:
-        ValueError: As in ``projection_matrix``.
+        ValueError: ``projection_matrix`` refuses the dimension, the seed or the scale.
     """
     shape = dataset.x_train.shape[1:]
     matrix = projection_matrix(math.prod(shape), dimension, seed, scale)

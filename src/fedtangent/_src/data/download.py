@@ -1,4 +1,4 @@
-"""Downloads that resume where they stopped; a file appears only once its checksum is right."""
+"""Downloads of published files. They resume where they stopped, and a file appears only if its checksum is right."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def unavailable(published: Published, error: Exception) -> str:
 
 
 def _received(url: str, part: Path, size: int) -> None:
-    """Downloads all of ``url`` to ``part``, reconnecting up to ``TRIES`` times; raises ``OSError``."""
+    """Downloads all of ``url`` to ``part``, over up to ``TRIES`` connections; raises ``OSError`` if that fails."""
     for attempt in range(TRIES):
         before = _size(part)
         try:
@@ -93,7 +93,10 @@ def _received(url: str, part: Path, size: int) -> None:
 
 
 def _receive(url: str, part: Path, size: int) -> bool:
-    """Downloads over one connection into ``part``, from where it ends if possible; returns whether it is complete."""
+    """Downloads the rest of ``url`` to ``part`` over one connection, or all of it if the server cannot resume.
+
+    Returns whether the file is complete, with ``size`` bytes or what the server says.
+    """
     begun = _size(part)
     if begun > size:  # left from another file
         part.unlink()

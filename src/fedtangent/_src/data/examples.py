@@ -1,4 +1,4 @@
-"""The examples of a run: the user's data and clients, checked, and on the device in the form that the loss takes."""
+"""The examples of a run: checks the user's data and clients, and moves them to the device in the form of the loss."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ SPLITS = ("train", "test")
 
 
 class Split(NamedTuple):
-    """Examples on which metrics are measured.
+    """The training or the test examples on which metrics are measured.
 
     Attributes:
         x: Inputs [n, ...].
-        targets: Targets [n, C] of the squared error, or of a loss of margins.
+        targets: Targets [n, C] of the squared error, or -1 and 1 for a loss of signs such as the logistic.
         labels: Class labels [n] int32; None for regression.
     """
 
@@ -112,7 +112,7 @@ class Examples:
         return "train" if measured == whole else f"train {measured} of {whole}"
 
     def held_by(self, clients: Partition) -> FederatedData:
-        """Returns the same training examples with another division among clients.
+        """Returns the training examples on the device with another partition among clients.
 
         Args:
             clients: Training examples of each client.
@@ -182,7 +182,8 @@ def run_examples(
             the clients' names to them); or the user of each training example, whole numbers or strings [n]. Clients may
             overlap and need not hold every example.
         loss: Name of a loss, which decides the form of class labels: centred one-hot vectors for the squared error, -1
-            and 1 for losses of margins, labels for the cross entropy and for a loss that is a function.
+            and 1 for losses of signs such as the logistic, labels for the cross entropy and for a loss that is a
+            function.
         model: The network, to be checked against the data; it may have more outputs than arrays have classes.
         data_dir: Folder with original files, for a data set's name.
         seed: Seed of the random part of loading a data set by its name.
@@ -210,7 +211,7 @@ def run_examples(
 
 
 def clients_of(clients: Clients, num_examples: int) -> Partition:
-    """Returns the partition that ``clients`` describe.
+    """Converts the argument ``clients`` of a run to a ``Partition``.
 
     Args:
         clients: One of the forms that ``run_examples`` takes.
@@ -263,7 +264,7 @@ def _is_list(value: object) -> bool:
 def _read(
     data: Dataset | str | Sequence[ArrayLike], data_dir: str | os.PathLike[str] | None, seed: int, as_tokens: bool
 ) -> tuple[Dataset, tuple[str, ...] | None]:
-    """Returns the data set that ``data`` stands for, and the names of its classes."""
+    """Loads or builds the data set of the user's argument ``data``; returns it, and its class names or None."""
     if isinstance(data, Dataset):
         parts = {f"x_{split}": getattr(data, f"x_{split}") for split in SPLITS}
         read: dict[str, Any] = {name: own.inputs(name, x, data.kind) for name, x in parts.items() if len(x)}
@@ -287,7 +288,7 @@ def _of_arrays(
     *,
     as_tokens: bool,
 ) -> tuple[Dataset, tuple[str, ...] | None]:
-    """Builds the data set of arrays, and the names of its classes."""
+    """Builds a data set from arrays; returns it and, if its labels are strings, the names of the classes."""
     xs = {"x_train": own.inputs("x_train", x_train, TOKENS if as_tokens else VECTOR)}
     ys: dict[str, Any] = {"y_train": y_train}
     kind = TOKENS if as_tokens else VECTOR if xs["x_train"].ndim == 2 else IMAGE
@@ -332,7 +333,7 @@ def _check_split(dataset: Dataset, split: str, loss: str | Loss) -> None:
 
 
 def _check_model(model: Model, dataset: Dataset, classes: tuple[str, ...] | None) -> None:
-    """Raises ``ValueError`` unless the model reads such examples, and has an output for each class or number."""
+    """Raises ``ValueError`` unless the model reads the data's examples and has an output for each class or number."""
     holds_tokens, kinds = dataset.kind == TOKENS, {True: "tokens", False: "real numbers"}
     if model.vocabulary is not None and (model.vocabulary > 0) != holds_tokens:
         raise ValueError(
@@ -399,7 +400,7 @@ def _listed(names: Sequence[object]) -> str:
 
 
 def _on_device(dataset: Dataset, classes: tuple[str, ...] | None, loss: str | Loss, clients: Partition) -> Examples:
-    """Returns the checked data on the device."""
+    """Moves checked data to the device, with targets in the form that the loss takes, and builds ``Examples``."""
     takes_labels, num_classes = callable(loss) or losses.targets_of(loss) == "classes", dataset.num_classes
     targets, labels = _targets_of(loss, dataset.y_train, num_classes)
     x, y = jnp.asarray(inputs_on_device(dataset.x_train)), labels if takes_labels and labels is not None else targets
@@ -412,7 +413,7 @@ def _on_device(dataset: Dataset, classes: tuple[str, ...] | None, loss: str | Lo
 
 
 def _split_of(dataset: Dataset, split: str, loss: str | Loss, most: int | None = None) -> Split:
-    """Returns examples, a sample of ``most`` (None: all), on the device, with targets as the loss takes them."""
+    """Moves a split's examples, or a sample of ``most``, to the device, with targets in the form of the loss."""
     columns = _columns(dataset, split)
     rows = sampled(most, *columns)
     x, y = (column[rows] for column in columns)
@@ -452,7 +453,7 @@ def sampled(most: int | None, *columns: Shaped[AnyArray, "n ..."]) -> slice | In
 
 
 def _mixed(words: UInt64[np.ndarray, "n"]) -> UInt64[np.ndarray, "n"]:
-    """Computes SplitMix64's last steps (Steele et al., 2014): nearby words become unrelated ones."""
+    """Turns nearby whole numbers into unrelated ones, by the last steps of SplitMix64 (Steele et al., 2014)."""
     for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
         words = (words ^ (words >> np.uint64(shift))) * np.uint64(factor)
     return words ^ (words >> np.uint64(31))
@@ -466,7 +467,10 @@ def inputs_on_device(x: np.ndarray) -> np.ndarray:
 def _targets_of(
     loss: str | Loss, y: Num[np.ndarray, "n *C"], num_classes: int
 ) -> tuple[Float32[np.ndarray, "n C"], Int[np.ndarray, "n"] | None]:
-    """Returns targets [n, C] float32 of the squared error, or of a loss of margins, and labels [n] int32 or None."""
+    """Returns the targets [n, C] float32 of a loss for labels or numbers ``y``, and the labels [n] int32 or None.
+
+    Targets of classes are -1 and 1 if the loss takes signs, else as for the squared error.
+    """
     if num_classes == 0:
         return np.asarray(y, np.float32), None
     if not callable(loss) and losses.targets_of(loss) == "signs":

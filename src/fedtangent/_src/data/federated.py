@@ -1,4 +1,4 @@
-"""The data of a whole federation as four arrays on the device."""
+"""The training examples of all clients and their partition, as four arrays on the device."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def federated_data(
     dtype: DTypeLike | None = None,
     num_classes: int | None = None,
 ) -> FederatedData:
-    """Checks examples and partition, and moves them to the device.
+    """Checks examples and their partition among clients, and moves them to the device.
 
     Args:
         x: Inputs [n, ...], real numbers; uint8 are pixels, which are divided by 255 unless ``dtype`` is int32.
@@ -65,7 +65,7 @@ def max_client_size(data: FederatedData) -> int:
 
 
 def _device_dtype(dtype: DTypeLike | None, x: np.ndarray) -> np.dtype:
-    """Returns the dtype of ``x`` on the device."""
+    """Returns the dtype that ``x`` gets on the device: ``dtype`` if the user chose one, else by that of ``x``."""
     widest = jnp.dtype(jnp.result_type(float))  # float64 where JAX keeps it, globally or in an ``enable_x64`` context
     if dtype is None:
         if np.issubdtype(x.dtype, np.signedinteger):

@@ -26,7 +26,7 @@ MOST_HEADER = 10_000  # bytes; the header of a plain array has about a hundred
 
 
 class Header(NamedTuple):
-    """Shape and dtype of an array."""
+    """Shape and dtype of an array in a file, which are read without the array."""
 
     shape: tuple[int, ...]
     dtype: np.dtype
@@ -60,7 +60,7 @@ def places(directory: Path, stem: str) -> list[Path]:
 
 
 def content(name: str, path: Path) -> bytes:
-    """Reads the bytes of a file; raises ``ValueError`` for anything else, such as a folder or a pipe.
+    """Returns the bytes of a file; raises ``ValueError`` for a folder, a pipe or a file that cannot be read.
 
     Args:
         name, path: Name of the file, for the error message, and its path.
@@ -70,7 +70,7 @@ def content(name: str, path: Path) -> bytes:
 
 
 def json_of(name: str, path: Path) -> Any:
-    """Reads the content of a JSON file; raises ``ValueError``.
+    """Returns the content of a JSON file; raises ``ValueError`` if the file cannot be read or is not JSON.
 
     Args:
         name, path: Name of the file, for the error message, and its path.
@@ -81,17 +81,20 @@ def json_of(name: str, path: Path) -> Any:
 
 
 def headers(name: str, path: Path) -> dict[str, Header]:
-    """Reads shape and dtype of each array of an ``.npz`` file, not the arrays; raises ``ValueError`` as ``arrays``.
+    """Reads the shape and dtype of each array in an ``.npz`` file, but not the arrays.
 
     Args:
         name, path: Name of the file, for the error message, and its path.
+
+    Raises:
+        ValueError: Another kind of file, a damaged or encrypted one, or content other than plain arrays.
     """
     with reading(name, path), _opened(path) as file, zipfile.ZipFile(file) as packed:
         return {key: _header(packed, member) for key, member in _members(packed).items()}
 
 
 def arrays(name: str, path: Path) -> dict[str, np.ndarray]:
-    """Reads the arrays of an ``.npz`` file, in this machine's byte order.
+    """Reads the arrays of an ``.npz`` file by name, in this machine's byte order.
 
     Args:
         name, path: Name of the file, for the error message, and its path.
@@ -129,7 +132,7 @@ def _opened(path: Path) -> io.BufferedReader:
 
 
 def _members(packed: zipfile.ZipFile) -> dict[str, zipfile.ZipInfo]:
-    """Returns the files in an ``.npz`` by the names of their arrays."""
+    """Returns the entries of an open ``.npz`` file by the names of their arrays."""
     members: dict[str, zipfile.ZipInfo] = {}
     for member in packed.infolist():
         key = member.filename.removesuffix(".npy")
@@ -145,7 +148,7 @@ def _header(packed: zipfile.ZipFile, member: zipfile.ZipInfo) -> Header:
 
 
 def _described(begin: bytes, size: int, name: str) -> Header:
-    """Reads the header of a ``.npy`` file.
+    """Reads the shape and dtype of an array from the first bytes of a ``.npy`` file.
 
     Args:
         begin: The first bytes of the file.
@@ -175,7 +178,7 @@ def _native(array: np.ndarray) -> np.ndarray:
 
 
 def find(directory: Path, stem: str) -> Path | None:
-    """Finds the first archive ``stem*.npz`` in the data folder or a subfolder ``stem*``; returns None without one.
+    """Returns the path of the first archive ``stem*.npz`` in the data folder or a subfolder ``stem*``; None if none is.
 
     Args:
         directory: Data folder.
@@ -187,7 +190,7 @@ def find(directory: Path, stem: str) -> Path | None:
 
 
 def read(name: str, path: Path, needed: Sequence[str]) -> dict[str, np.ndarray]:
-    """Reads the arrays of an archive.
+    """Reads the arrays of an ``.npz`` archive by name, and checks that the needed ones are there.
 
     Args:
         name: Name of the data set in error messages.
@@ -217,11 +220,11 @@ def require(name: str, path: Path, present: Collection[str], needed: Sequence[st
 
 
 def owners(name: str, offsets: Int[np.ndarray, "offsets"], count: int, least: int = 1) -> Int32[np.ndarray, "count"]:
-    """Computes the user of each of ``count`` examples, [count] int32, from offsets of examples sorted by user.
+    """Computes the user of each example, [count] int32, if the examples of each user follow one another.
 
     Args:
         name: Name of the offsets in error messages.
-        offsets: Whole numbers [N + 1] from 0 to ``count``.
+        offsets: Index of each user's first example, and ``count`` at the end: whole numbers [N + 1] from 0.
         count: Number of examples.
         least: Smallest number of examples of a user.
 
@@ -242,7 +245,7 @@ def owners(name: str, offsets: Int[np.ndarray, "offsets"], count: int, least: in
 def images(
     name: str, path: Path, arrays: dict[str, np.ndarray], split: str, size: tuple[int, ...]
 ) -> tuple[Shaped[np.ndarray, "n ..."], Shaped[np.ndarray, "n"]]:
-    """Returns images uint8 [n, *size] and labels [n] of the split "train" or "test".
+    """Takes the images uint8 [n, *size] and the labels [n] of a split from an archive's arrays, and checks them.
 
     Args:
         name: Name of the data set in error messages.

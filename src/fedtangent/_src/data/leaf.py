@@ -1,7 +1,7 @@
-"""LEAF (Caldas et al., 2018): its JSON files of each user's examples, and the files of TensorFlow Federated.
+"""Readers of the data sets of LEAF (Caldas et al., 2018), which have the examples of each user.
 
-TensorFlow Federated packs LEAF's data, with examples of every client to train and to test, as ``.lzma``: a table of
-``tf.train.Example`` by client in SQLite.
+The files are LEAF's own JSON, or TensorFlow Federated's ``.lzma``: a packed SQLite database with a table of
+``tf.train.Example`` by client, with examples to train and to test.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ PAPER = "caldas2018"
 
 
 class User(NamedTuple):
-    """Examples of one user, as in the JSON file."""
+    """The examples of one user in LEAF's JSON: name, inputs, targets and the path of the file."""
 
     name: str
     x: list[Any]
@@ -36,7 +36,7 @@ class User(NamedTuple):
 
 
 def find(directory: Path, stem: str) -> Path | None:
-    """Finds the folder with ``train/*.json`` and ``test/*.json``, or returns None.
+    """Returns the folder that has LEAF's files ``train/*.json`` and ``test/*.json``, or None.
 
     Args:
         directory: The user's data folder. Its subfolders ``stem*`` are searched too, and ``data`` in each of these
@@ -86,7 +86,7 @@ def users(name: str, folder: Path, split: str) -> Iterator[User]:
 def joined(
     of_split: Callable[[str], Iterable[User]], examples: Callable[[User], tuple[np.ndarray, np.ndarray]]
 ) -> Arrays:
-    """Joins the users' examples to arrays ``x``, ``y`` and ``user`` [n] int32 of both splits, user after user.
+    """Joins the users' examples, user after user, to arrays such as ``x_train``, ``y_train`` and ``user_train`` [n].
 
     Args:
         of_split: Reads the users of a split; they are numbered in this order, those without training examples (LEAF's
@@ -105,23 +105,21 @@ def joined(
 
 
 def selected(arrays: Arrays, rows: Mapping[str, np.ndarray]) -> Arrays:
-    """Selects the examples of each split for which ``rows`` [n] bool is True; splits not in ``rows`` stay whole.
+    """Keeps only some examples of a data set; returns its arrays of both splits, such as ``x_train``.
 
     Args:
-        arrays: Arrays of the archive.
-        rows: Examples to keep, for each split.
+        arrays: Arrays by name, ending in ``_train`` or ``_test``.
+        rows: Whether to keep each example, [n] bool by split; a split that is not in it stays whole.
     """
     splits = {name: name.rpartition("_")[2] for name in arrays}
     return {name: array[rows[splits[name]]] if splits[name] in rows else array for name, array in arrays.items()}
 
 
 def first_users(arrays: Arrays, num_users: int | None) -> Arrays:
-    """Selects the examples of the first ``num_users`` training users and of users who only test.
-
-    A split without users stays whole.
+    """Keeps only the examples of the first ``num_users`` training users, and of users who have test examples only.
 
     Args:
-        arrays: Arrays of the archive.
+        arrays: Arrays by name, such as ``user_train``; a split without users stays whole.
         num_users: Number of users; None for all.
 
     Raises:
@@ -140,14 +138,14 @@ URL = "https://storage.googleapis.com/tff-datasets-public/"
 
 
 class Row(NamedTuple):
-    """An example: its client, and its features by name: bytes, or arrays of float32 or int64."""
+    """An example in TensorFlow Federated's database: its client, and its features by name (bytes or arrays)."""
 
     client: str
     features: dict[str, FeatureValue]
 
 
 def rows(published: Published, path: Path, split: str, features: Mapping[str, str]) -> Iterator[Row]:
-    """Yields the examples of ``split``, client after client in the order of their names, each in the table's order.
+    """Yields the examples of a split of TensorFlow Federated's database, client after client by name.
 
     The database is unpacked into a temporary folder while it is read.
 

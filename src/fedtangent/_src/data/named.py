@@ -12,12 +12,15 @@ from fedtangent._src.entries import choose, given_options
 
 
 def chosen(name: str, input_kind: str | None = None, target_kind: str | None = None) -> DatasetEntry:
-    """Returns the entry of a data set, or of a user's own file; raises ``ValueError`` with the allowed names.
+    """Returns the entry of a data set with a given name, or of a user's own file.
 
     Args:
         name: Name of a data set, or path of an ``.npz`` file.
-        input_kind: Option of a user's own file.
-        target_kind: Option of a user's own file.
+        input_kind: Option of a user's file: "image", "tokens" or "vector"; None to find out from its arrays.
+        target_kind: Option of a user's file: "classes" or "numbers"; None to find out from its arrays.
+
+    Raises:
+        ValueError: There is no such data set (the message lists the names), or the file cannot be read.
     """
     is_own = str(name).endswith(own.SUFFIX)
     entry: DatasetEntry = own.entry(name, input_kind, target_kind) if is_own else choose("datasets", name)
@@ -28,7 +31,7 @@ def load(name: str, data_dir: str | os.PathLike[str] | None = None, seed: int = 
     """Loads a data set by name (``fedtangent list datasets``), or a user's own ``.npz`` file.
 
     A user's file holds ``x`` and ``y`` and optionally ``users``, ``x_test``, ``y_test`` and ``users_test``, in the
-    forms that ``data.own`` lists. How it is read is written to standard error once.
+    forms that ``data.own`` lists. A line on standard error says, once, how the file is read.
 
     Args:
         name: Name of a data set, or path of an ``.npz`` file.

@@ -1,15 +1,15 @@
-"""A user's own data: arrays in memory, or an ``.npz`` file of them, whose path takes the place of a data set's name.
+"""A user's own data: arrays in memory, or an ``.npz`` file of arrays, whose path takes the place of a data set's name.
 
 Both ways share the functions that read inputs and targets, so that the same arrays give the same numbers. The shapes,
 dtypes and numbers of the arrays in a file, or the user's options, decide the kind of data:
 
 - ``x``: images [n, height, width] or [n, height, width, channels]; vectors [n, d]; or tokens [n, T], whole numbers from
-  0. Whole numbers [n, d] are tokens unless their columns have different ranges, as those of a table have, or they are
-  uint8. uint8 is divided by 255 (not as tokens).
+  0. Whole numbers [n, d] are vectors if they are uint8 or if their columns have different ranges, as in a table; else
+  they are tokens. Images and vectors of uint8 are divided by 255.
 - ``y``: classes [n], strings or whole numbers from 0 to the largest one (among tokens and targets, if inputs are
   tokens), or floating numbers [n] or [n, C];
-- ``users`` [n], optional: the user of each example, whole numbers or strings. Users are numbered in ascending order,
-  and after them users who only test;
+- ``users`` [n], optional: the user of each example, whole numbers or strings. Users are numbered in ascending order;
+  users with test examples only come last;
 - ``x_test``, ``y_test`` and ``users_test``: the test set; without it a share of the examples is drawn at random.
 """
 
@@ -61,7 +61,7 @@ class OwnOptions:
 
 
 class Targets(NamedTuple):
-    """Targets of both splits, with string labels replaced by numbers.
+    """Targets of the training and the test examples, with string labels replaced by numbers.
 
     Attributes:
         y: Class labels [n] int32, or floating numbers [n, C], by split.
@@ -75,17 +75,17 @@ class Targets(NamedTuple):
 
 
 def entry(name: str, input_kind: str | None = None, target_kind: str | None = None) -> DatasetEntry:
-    """Builds the entry of the data set in the file ``name``.
+    """Builds the entry of a user's ``.npz`` file, which tells what kind of data it has and which options it takes.
 
-    It reads only shapes and dtypes of the arrays; whole numbers [n, d], which may be a text or a table, it reads all.
+    Only the shapes and dtypes of the arrays are read, except for whole numbers [n, d], which may be texts or a table.
 
     Args:
         name: Path of the file.
-        input_kind: Option of that name.
-        target_kind: Option of that name.
+        input_kind: Kind of inputs, "image", "tokens" or "vector", that the user chose; None to find out.
+        target_kind: Kind of targets, "classes" or "numbers", that the user chose; None to find out.
 
     Raises:
-        ValueError: The file cannot be read, or has no such arrays.
+        ValueError: The file cannot be read, or has no arrays ``x`` and ``y``, or not of that kind.
     """
     path = expanded("dataset", name)
     headers = files.headers("dataset", path)
@@ -106,7 +106,10 @@ def entry(name: str, input_kind: str | None = None, target_kind: str | None = No
 
 
 def _kind(name: str, x: np.ndarray, input_kind: str | None) -> str:
-    """Returns the kind of the inputs ``x``; raises ``ValueError`` if they are no inputs, or not of ``input_kind``."""
+    """Returns the kind of the inputs ``x``: "image", "tokens" or "vector".
+
+    Raises ``ValueError`` if they are none of these, or not ``input_kind``, which the user chose.
+    """
     if input_kind is not None:
         checks.choice("input_kind", input_kind, KINDS)
     if x.dtype.kind not in "iuf" or x.ndim not in (2, 3, 4):
@@ -152,9 +155,9 @@ def _has_classes(y: files.Header | np.ndarray, target_kind: str | None) -> bool:
 
 
 def _load(name: str, path: Path, options: OwnOptions, data_dir: Path | None, seed: int) -> Dataset:
-    """Loads the file; prints to standard error, once a process, how it understands the arrays.
+    """Loads a user's ``.npz`` file; a line on standard error, once a process, says how its arrays are understood.
 
-    Raises ``ValueError`` for arrays that do not fit.
+    Raises ``ValueError`` for arrays that do not fit together.
     """
     arrays = files.read("dataset", path, NEEDED)
     unknown = arrays.keys() - {key + end for key in KEYS for end in SPLITS.values()}
@@ -201,7 +204,7 @@ def _say(line: str) -> None:
 
 
 def _reading(dataset: Dataset, x: np.ndarray, target: np.dtype, num_users: int, scale: float | None) -> str:
-    """Describes in one line how the file is read, with the options that read it otherwise."""
+    """Returns the line of text that says how a user's file is read, and which options change that."""
     scale = scale or (255 if x.dtype == np.uint8 and dataset.kind != TOKENS else 1)
     scaled = "as they are" if scale == 1 else f"divided by {scale:g}"
     task = f"{dataset.num_classes} classes" if dataset.num_classes else "numbers to predict"
@@ -222,7 +225,7 @@ def _check_users(name: str, arrays: dict[str, np.ndarray], end: str) -> None:
 
 
 def _users(arrays: dict[str, np.ndarray]) -> tuple[np.ndarray | None, np.ndarray | None]:
-    """Returns the number of each training and each test example's user, [n] int32; None without users."""
+    """Returns the numbers of the training and the test examples' users, [n] int32 each; None where there are none."""
     if "users" not in arrays:
         return None, None
     user, user_test = numbered(arrays["users"], arrays.get("users_test", arrays["users"][:0]))
@@ -232,7 +235,7 @@ def _users(arrays: dict[str, np.ndarray]) -> tuple[np.ndarray | None, np.ndarray
 def _held_out(
     count: int, users: Shaped[np.ndarray, "count"] | None, options: OwnOptions, seed: int
 ) -> Bool[np.ndarray, "count"]:
-    """Draws the test examples, [count] bool: a share of each user's; raises ``ValueError``."""
+    """Draws the test examples, [count] bool: the share ``test_fraction`` of each user's; raises ``ValueError``."""
     share = checks.number("test_fraction", options.test_fraction, above=0, below=1)
     if count < 2:
         raise ValueError(f"test_fraction: got {share} of {count} examples, must leave some to test on")
@@ -243,14 +246,14 @@ def _held_out(
 
 
 def _inputs(name: str, x: np.ndarray, kind: str, options: OwnOptions) -> np.ndarray:
-    """Converts inputs of a file to the form of networks, images with channels; raises ``ValueError``."""
+    """Converts the inputs of a user's file to the form that networks read, images with an axis of channels."""
     checks.finite(name, x)
     scaled = inputs(name, x, kind, options.input_scale)
     return scaled[..., None] if x.ndim == 3 else scaled
 
 
 def _as_asked(name: str, y: np.ndarray, options: OwnOptions) -> np.ndarray:
-    """Converts targets of a file to whole numbers or floating ones, as ``target_kind`` asks; raises ``ValueError``."""
+    """Converts a file's targets to classes or floating numbers, as ``target_kind`` says; raises ``ValueError``."""
     if y.dtype.kind == "f":
         checks.finite(name, y)
     if options.target_kind is None or y.dtype.kind not in "iuf":
@@ -266,7 +269,7 @@ def _as_asked(name: str, y: np.ndarray, options: OwnOptions) -> np.ndarray:
 
 
 def inputs(name: str, x: object, kind: str, scale: float | None = None) -> Num[np.ndarray, "n ..."]:
-    """Checks inputs and converts tokens to int32 and other whole numbers to float32, uint8 to [0, 1].
+    """Checks inputs and converts them: tokens to int32, other whole numbers to float32, and uint8 to [0, 1].
 
     Args:
         name: Name of the inputs in error messages.
@@ -299,7 +302,7 @@ def inputs(name: str, x: object, kind: str, scale: float | None = None) -> Num[n
 
 
 def targets(ys: Mapping[str, object]) -> Targets:
-    """Checks the targets of the training and the test examples, and numbers string labels in sorted order.
+    """Checks the targets to train and to test on, and replaces class names by their numbers in sorted order.
 
     Args:
         ys: Targets by their names in error messages: class labels [n], whole numbers from 0 or strings; or floating
@@ -333,7 +336,7 @@ def _array(name: str, value: object) -> np.ndarray:
 
 
 def _target(name: str, y: object) -> np.ndarray:
-    """Checks targets: class labels [n], whole numbers (signed) or strings; or floating numbers [n, C]."""
+    """Checks the targets of a split: class labels [n], whole numbers or strings; or floating numbers [n, C]."""
     array = _array(name, y)
     if array.dtype.kind == "O" and array.size and all(isinstance(label, str) for label in array.ravel()):
         array = array.astype(str)
@@ -351,5 +354,5 @@ def _target(name: str, y: object) -> np.ndarray:
 
 
 def _called(y: np.ndarray) -> str:
-    """Returns the kind of the targets in words."""
+    """Returns the kind of targets in words: "strings", "whole numbers" or "floating numbers"."""
     return {"U": "strings", "i": "whole numbers"}.get(y.dtype.kind, "floating numbers")

@@ -1,4 +1,4 @@
-"""Published data sets: the address, size and checksum of the original files, and how they are found and read."""
+"""Published data sets: address, size and checksum of their original files, and how the files are found and read."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ TABLE = Path(__file__).parent / "sources" / "files.csv"
 
 
 class PublishedFile(NamedTuple):
-    """An original file; its address is the ``url`` of its data set followed by ``filename``."""
+    """One original file of a published data set; its address is the data set's ``url`` and then ``filename``."""
 
     filename: str
     size: int  # bytes
@@ -28,11 +28,11 @@ class PublishedFile(NamedTuple):
 
 
 class Published(NamedTuple):
-    """A data set and its files; a file's role is its key in ``files``.
+    """A published data set: its files, how they are read, and facts about it. A file's role is its key in ``files``.
 
-    ``read(published, paths)`` verifies the files, given the path of each role, and returns arrays of both splits. For
-    ``train`` (``test`` likewise) there are ``x_train`` [n, ...], ``y_train`` [n] and, if users are known,
-    ``user_train`` [n] int32; or all bytes of N texts in ``text_train`` uint8, where text i is from
+    ``read(published, paths)`` verifies the files, given the path of each role, and returns arrays of both splits by
+    name. For ``train`` (and likewise for ``test``) there are ``x_train`` [n, ...], ``y_train`` [n] and, if users are
+    known, ``user_train`` [n] int32. A data set of N texts has all bytes in ``text_train`` uint8 instead; text i is from
     ``offsets_train[i]`` to ``offsets_train[i + 1]``.
     """
 
@@ -50,7 +50,7 @@ class Published(NamedTuple):
 
 
 def files_of(dataset: str) -> dict[str, PublishedFile]:
-    """Reads the original files of a data set, by role, from the table ``sources/files.csv``."""
+    """Returns the original files of a data set, by role, as the table ``sources/files.csv`` lists them."""
     with TABLE.open(encoding="utf-8", newline="") as table:
         rows = [row for row in csv.DictReader(table) if row["dataset"] == dataset]
     return {
@@ -60,7 +60,7 @@ def files_of(dataset: str) -> dict[str, PublishedFile]:
 
 
 def located(published: Published, directory: Path) -> tuple[dict[str, Path], list[str]]:
-    """Finds the files of ``published`` in ``directory`` or its subfolders ``stem*``.
+    """Finds the original files of a data set in the user's folder or in its subfolders whose names begin with ``stem``.
 
     A file that may also be unpacked is found without ``.gz`` too.
 
@@ -88,7 +88,7 @@ def located(published: Published, directory: Path) -> tuple[dict[str, Path], lis
 
 
 def lacking(published: Published, directory: Path, missing: list[str], instead: str) -> ValueError:
-    """Builds the error for a data folder without the files.
+    """Builds the error that says which original files of a data set a folder does not have.
 
     Args:
         published: The data set.

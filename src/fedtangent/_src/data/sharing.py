@@ -1,6 +1,6 @@
-"""Partitions with a globally shared set of examples, and partitions with test examples held out of each client's.
+"""Examples that all clients share, that only the server has, or that are kept to test each client's predictions.
 
-Randomness comes from ``numpy.random.Generator(PCG64(seed))`` only, as in ``partition``.
+Functions that change a partition return a new one. Randomness comes from ``numpy.random.Generator(PCG64(seed))`` only.
 """
 
 from __future__ import annotations
@@ -17,9 +17,10 @@ from fedtangent._src.types import ArrayLike, Partition
 
 
 def class_balanced(labels: ArrayLike, size: int, seed: int, name: str = "size") -> Int[np.ndarray, "_"]:
-    """Draws the indices of ``size`` examples uniformly by class (Zhao et al., 2018, section 4), ascending int32.
+    """Draws the indices of ``size`` examples, with equal numbers from all classes (Zhao et al., 2018, section 4).
 
-    Every class gives the same number, to within one, without replacement; which classes give one more is drawn too.
+    Numbers of classes differ by at most one, and it is random which classes give one more. The indices are int32, in
+    ascending order, without repetition.
 
     Args:
         labels: Class labels [n].
@@ -69,9 +70,9 @@ def number_given(shared: Sequence[int] | np.ndarray, fraction: float, name: str 
 def with_shared(
     partition: Partition, shared: Sequence[int] | np.ndarray, fraction: float = 1.0, seed: int = 0
 ) -> Partition:
-    """Adds examples of a global set to every client that has examples (Zhao et al., 2018, section 4).
+    """Adds examples of a globally shared set to every client that has examples (Zhao et al., 2018, section 4).
 
-    A client that already holds a shared example holds it once, not twice. Zhao et al.'s global set belongs to no
+    A client that already has a shared example has it once, not twice. Zhao et al.'s global set belongs to no
     client: remove it from the clients first (``without``).
 
     Args:
@@ -82,7 +83,7 @@ def with_shared(
         seed: Seed of the draw.
 
     Raises:
-        ValueError: As ``number_given``.
+        ValueError: The fraction is outside (0, 1], or ``shared`` are not distinct whole numbers from 0.
     """
     count, rng = number_given(shared, fraction), generator(seed)
     validate(partition, checks.MAX_INDEX)
@@ -96,7 +97,7 @@ def with_shared(
 
 
 def without(partition: Partition, examples: Sequence[int] | np.ndarray, name: str = "examples") -> Partition:
-    """Returns ``partition`` without ``examples``, so that they can be a global set that belongs to no client.
+    """Removes examples from all clients, for instance because the server keeps them; returns the new partition.
 
     Args:
         partition: The partition.
@@ -104,7 +105,7 @@ def without(partition: Partition, examples: Sequence[int] | np.ndarray, name: st
         name: Name of the examples in error messages.
 
     Raises:
-        ValueError: As ``number_given``, or a client would lose all its examples.
+        ValueError: The indices are not distinct whole numbers from 0, or a client would lose all its examples.
     """
     count = number_given(examples, 1.0, name)
     validate(partition, checks.MAX_INDEX)
@@ -119,15 +120,18 @@ def without(partition: Partition, examples: Sequence[int] | np.ndarray, name: st
 
 
 def held_out(partition: Partition, fraction: float, seed: int) -> tuple[Partition, Partition]:
-    """Splits each client's examples at random into two partitions, (train, test).
+    """Splits each client's examples at random into a part to train on and a part to test on, two partitions.
 
-    The test set has ``fraction`` of all examples, rounded, and each client gives its share of them to within one
-    example. Clients keep an example to train on while others have more than one.
+    The test set has ``fraction`` of all examples, rounded. Each client gives that share of its own examples to within
+    one, and keeps an example to train on while others have more than one.
 
     Args:
         partition: The partition.
         fraction: Share of the examples, in (0, 1), that goes to the test set.
         seed: Seed of the draw.
+
+    Returns:
+        The partitions (train, test).
 
     Raises:
         ValueError: The fraction is out of range, or there are fewer than two examples.
@@ -144,7 +148,10 @@ def held_out(partition: Partition, fraction: float, seed: int) -> tuple[Partitio
 
 
 def _test_sizes(sizes: Int[np.ndarray, "N"], fraction: float, rng: np.random.Generator) -> Int[np.ndarray, "N"]:
-    """Divides the test examples, ``fraction`` of all, among clients by largest remainder; ties are drawn."""
+    """Computes how many test examples each client gives: ``fraction`` of all, divided in proportion to ``sizes`` [N].
+
+    Numbers are rounded by largest remainder, and clients with equal remainders are drawn at random.
+    """
     num_examples, sizes = int(sizes.sum()), sizes.astype(np.int64)
     total = min(max(round(fraction * num_examples), 1), num_examples - 1)
     most = np.maximum(sizes - 1, 0)

@@ -1,4 +1,4 @@
-"""Published data: from the user's folder, from the cache, or downloaded once into it; and data sets of images."""
+"""Published data: read from the user's folder or the cache, or downloaded into the cache; data sets of images."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from fedtangent._src.storage import cache_directory, expanded
 
 @dataclasses.dataclass(frozen=True)
 class StoredOptions:
-    """Options of downloaded data."""
+    """Options of data sets that are downloaded."""
 
     cache_dir: Path | None = option(None, may_differ=True)
     """Where prepared data are kept (default: $FEDTANGENT_CACHE, or the user's cache folder)."""
@@ -29,7 +29,7 @@ class StoredOptions:
 
 
 class Found(NamedTuple):
-    """Arrays as ``Published.read`` returns them, and the folder that they were read from."""
+    """The arrays of a data set by name, such as ``x_train`` (see ``Published.read``), and the folder they are from."""
 
     arrays: Arrays
     read_from: Path
@@ -42,12 +42,14 @@ def obtain(
     otherwise: Callable[[Path], Found | None] = lambda directory: None,
     instead: str = "",
 ) -> Found:
-    """Returns the arrays of ``published``: from ``data_dir`` (or $FEDTANGENT_DATA), from the cache, or downloaded.
+    """Returns the arrays of a published data set: from the user's folder if there is one, else from the cache.
+
+    If neither has them, they are downloaded into the cache.
 
     Args:
         published: The data set.
         options: Folders of the cache and of TensorFlow Datasets.
-        data_dir: Folder with original files.
+        data_dir: The user's folder with original files; None for $FEDTANGENT_DATA.
         otherwise: Reads another form of the data from a data folder without the published files, or returns None.
         instead: Name of that form in error messages.
 
@@ -71,10 +73,10 @@ def obtain(
 
 
 def stored_in(published: Published, options: StoredOptions) -> Path:
-    """Returns the folder of ``published`` in the cache.
+    """Returns the folder in the cache for the arrays of a published data set.
 
     Args:
-        published: The published files.
+        published: The data set.
         options: Options of the data set, with its cache folder.
     """
     return cache_directory(options.cache_dir) / published.name
@@ -134,7 +136,7 @@ class StoredImageOptions(StoredOptions, ImageOptions):
 def dataset(published: Published, stored: Found, options: StoredImageOptions, size: tuple[int, ...]) -> Dataset:
     """Builds the data set of images uint8 [n, *size] and labels [n], in the original order, with pixels in [0, 1].
 
-    Users come from ``user_train`` and ``user_test`` [n], if the arrays have them.
+    Each example's user is in ``user_train`` and ``user_test`` [n], if the arrays have them.
 
     Args:
         published: The data set's description.
@@ -173,7 +175,7 @@ def dataset(published: Published, stored: Found, options: StoredImageOptions, si
 
 
 def _moments(pixels: Num[np.ndarray, "n ..."]) -> tuple[float, float]:
-    """Computes mean and standard deviation of all pixels, scaled to [0, 1], from their histogram (exact)."""
+    """Computes mean and standard deviation of all pixels, in units of [0, 1], from the uint8 pixels' histogram."""
     counts, values = np.bincount(pixels.ravel(), minlength=256), np.arange(256) / 255
     mean = float(counts @ values / counts.sum())
     return mean, float(np.sqrt(counts @ (values - mean) ** 2 / counts.sum()))

@@ -1,4 +1,4 @@
-"""Compiled rounds: clients mapped over devices and processes, checkpoints, many runs, derivatives through rounds."""
+"""The simulator: compiled rounds, clients on devices and processes, checkpoints, sweeps, hypergradients."""
 
 from fedtangent._src.engine import checkpoints, processes
 from fedtangent._src.engine.checkpoints import Checkpoints

@@ -1,4 +1,4 @@
-"""The mapping ``auto``: chosen by platform and memory, and for long runs by a short measurement that is stored."""
+"""The mapping of clients ``auto``: chosen by platform and memory and, for long runs, by a stored measurement."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Probe = Callable[[Mapping], float]
 
 
 def candidates(num_slots: int) -> list[Mapping]:
-    """Returns the mappings worth trying on this platform for a cohort of ``num_slots``, the default mapping first."""
+    """Returns the mappings worth trying on this platform for S slots (clients of a round), the default one first."""
     inner = (
         ["scan", "chunked:4", "chunked:16", "chunked:64"]
         if jax.default_backend() == "cpu"
@@ -35,13 +35,15 @@ def candidates(num_slots: int) -> list[Mapping]:
 
 
 def that_fit(algorithm: Algorithm, data: FederatedData, max_client_size: int, rounds: int) -> list[Mapping]:
-    """Returns the ``candidates`` that fit into memory; if none fits, the largest chunk that does, or else ``scan``.
+    """Returns the mappings of clients worth trying that fit into memory, the default one first.
+
+    If none fits, returns the one with the largest number of clients at a time that does, or else ``scan``.
 
     Args:
         algorithm: The algorithm.
         data: Training examples of all clients.
         max_client_size: Number of examples of the largest client.
-        rounds: Rounds whose infos are in memory at the same time.
+        rounds: Rounds that one compiled call computes.
     """
     tried = candidates(algorithm.schedule.num_slots)
     fitting = [m for m in tried if memory.plan(algorithm, data, m, max_client_size, rounds).fits]
@@ -53,7 +55,7 @@ def that_fit(algorithm: Algorithm, data: FederatedData, max_client_size: int, ro
 
 
 def fingerprint(algorithm: Algorithm, data: FederatedData, state: PyTree) -> str:
-    """Returns a digest of the traced round, with all its rates and constants but without the data.
+    """Returns a digest of an algorithm's traced round: its code, rates and constants, but not the data.
 
     Args:
         algorithm: The algorithm.
@@ -67,7 +69,7 @@ def fingerprint(algorithm: Algorithm, data: FederatedData, state: PyTree) -> str
 
 
 def seconds_a_round(run: Callable[[PyTree, int], PyTree], start: Callable[[], PyTree]) -> float:
-    """Measures the wall time of one round after compilation: the faster of two rounds, in seconds.
+    """Measures the seconds of one round after compilation, the faster of two rounds.
 
     Args:
         run: Function ``(state, rounds) -> results`` that runs rounds.
@@ -86,7 +88,7 @@ def seconds_a_round(run: Callable[[PyTree, int], PyTree], start: Callable[[], Py
 def choose(
     algorithm: Algorithm, data: FederatedData, max_client_size: int, num_rounds: int, rounds: int, probe: Probe
 ) -> tuple[Mapping, dict[str, float]]:
-    """Returns the mapping for a run, and the measured seconds of a round by the name of the mapping.
+    """Chooses the mapping of clients for a run; also returns the measured seconds of a round by the mapping's name.
 
     Nothing is measured, and the mapping is the first that fits, if only one fits, if the run is short, or if there are
     several processes, whose measurements could differ.
@@ -96,7 +98,7 @@ def choose(
         data: Training examples of all clients.
         max_client_size: Number of examples of the largest client.
         num_rounds: Rounds of the run.
-        rounds: Rounds whose infos are in memory at the same time.
+        rounds: Rounds that one compiled call computes.
         probe: Function that measures the seconds of a round under a mapping.
     """
     fitting = that_fit(algorithm, data, max_client_size, rounds)

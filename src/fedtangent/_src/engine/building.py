@@ -1,4 +1,4 @@
-"""Builds a run from its description: the data, their division among clients, and the composed algorithm."""
+"""Building of a run from its description: the data, their division among clients, and the algorithm."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ CHOOSE = ("training", "validation")  # the examples that NTK-FL chooses the time
 
 
 class Built(NamedTuple):
-    """A checked run that is ready to start."""
+    """A described run with its data and algorithm, checked and ready to be simulated."""
 
     description: Description
     algorithm: Algorithm
@@ -48,7 +48,7 @@ class Built(NamedTuple):
         return str(self.examples.loss)
 
     def remark(self, num_rounds: int) -> str:
-        """Returns the line of text that the algorithm adds to the results of a run; empty for most algorithms."""
+        """Returns a line that some algorithms add to the results of ``num_rounds`` rounds; "" for others."""
         described, how, run = self.description.schedule, self.description.algorithm, self.description.run
         schedule = self.algorithm.schedule
         if how.entry.remark is None or num_rounds == 0:  # a run may diverge in its first round
@@ -59,15 +59,18 @@ class Built(NamedTuple):
 
 
 def _cohort_size(options: Any, num_clients: int) -> int:
-    """Returns the number of clients in a round."""
+    """Returns the number of clients in a round: the option ``clients_per_round`` or, without it, all clients."""
     number = getattr(options, "clients_per_round", None)
     return num_clients if number is None else int(number)
 
 
 def build(described: Description) -> Built:
-    """Loads and divides the data and composes the algorithm of a described run.
+    """Loads the data, divides them among clients, and builds the algorithm of a run.
 
     Writes no file except the key file of a projection, if it does not exist yet.
+
+    Args:
+        described: Description of the run, from ``describe``.
 
     Raises:
         ValueError: A bad option; the message begins with its name.
@@ -102,13 +105,13 @@ SMALL_EXAMPLES = {"image": (16, 16, 1), "tokens": (8,), "vector": (1,)}  # shape
 
 
 def small_model(described: Description) -> Model:
-    """Returns the described model for small inputs and two classes, without loading data."""
+    """Builds the model of a described run for small inputs and two classes, without loading data."""
     model: Model = _built(described.model, SMALL_EXAMPLES[described.dataset.entry.kind], 2)
     return model
 
 
 def preview(described: Description) -> Algorithm:
-    """Returns the described algorithm for a small network and eight clients, to read its rule without loading data."""
+    """Builds a run's algorithm for a small network and eight clients, without data, so that its rule can be read."""
     entry = described.algorithm.entry
     schedule = choose("schedules", entry.schedule)
     examples = jnp.zeros((getattr(described.algorithm.options, "server_examples", 1), 2))
@@ -123,7 +126,7 @@ def _built(chosen: Chosen, *arguments: Any) -> Any:
 
 
 def _check(described: Description) -> None:
-    """Raises ``ValueError`` for choices and options that do not go together, before any data are loaded."""
+    """Raises ``ValueError`` for choices and options of a run that do not go together; loads no data."""
     run, how, schedule = described.run, described.algorithm, described.schedule
     checks.number("client_test", run.client_test, at_least=0, below=1)
     checks.number("dropout", run.dropout, at_least=0, below=1)
@@ -145,14 +148,18 @@ def _check(described: Description) -> None:
 
 
 def _apart(run: CommonOptions, clients: Partition) -> tuple[Partition, Partition | None]:
-    """Splits each client's examples: returns the training partition, and the test partition or None."""
+    """Splits each client's examples; returns a partition to train on and, if ``client_test`` > 0, one to test on."""
     if run.client_test == 0:
         return clients, None
     return sharing.held_out(clients, run.client_test, run.seed)
 
 
 def _at_server(described: Description, loaded: data.Dataset, clients: Partition) -> tuple[Partition, dict[str, Any]]:
-    """Returns the clients' examples without the server's, and the server's (validation as indices) for ``Supplied``."""
+    """Takes the examples that the algorithm needs at the server, if any, from the clients' partition ``clients``.
+
+    Returns the new partition, and the server's examples as arguments of ``Supplied`` (validation examples as indices).
+    Shared examples are added to every client instead.
+    """
     run, how = described.run, described.algorithm
     if "server_data" in how.entry.needs:
         rows = _drawn(how.options.server_examples, run.seed, clients)
@@ -178,7 +185,7 @@ def _drawn(number: int, seed: int, clients: Partition) -> np.ndarray:
 
 
 def _faulty(run: CommonOptions, schedule: Schedule, sizes: np.ndarray) -> Schedule:
-    """Returns ``schedule`` with the run's dropout and late clients; times are in proportion to ``sizes`` [N]."""
+    """Returns ``schedule`` with clients that drop out or answer late, in a time in proportion to ``sizes`` [N]."""
     if run.dropout != 0:
         schedule = faults.dropout(schedule, run.dropout)
     if run.keep_first is None:
@@ -199,12 +206,12 @@ def key_path(run: CommonOptions) -> Path:
 
 
 def seed_digest(run: CommonOptions) -> str | None:
-    """Returns a digest that tells secret seeds of projections apart; None without a projection."""
+    """Returns a digest of the secret seed by which inputs are projected; None for a run without a projection."""
     return None if run.projection is None else open_key_file(key_path(run)).digest
 
 
 def _projected(run: CommonOptions, loaded: data.Dataset, num_clients: int) -> data.Dataset:
-    """Returns ``loaded`` projected with the secret seed, which the key server first sends to every client."""
+    """Returns ``loaded`` with inputs projected by the secret seed that the key server first sends to every client."""
     if run.projection is None:
         return loaded
     checks.whole("projection", run.projection, 1, loaded.x_train[0].size)  # of an example's numbers

@@ -1,4 +1,7 @@
-"""Mappings of a round's cohort onto the devices."""
+"""Mappings of a round's clients onto the devices.
+
+A slot is one place in a round's cohort: a client that trains a model.
+"""
 
 from __future__ import annotations
 
@@ -28,17 +31,17 @@ MapClients = Callable[[Train, PyTree, Aggregate, PyTree, Slots], tuple[PyTree, P
 def scan_clients(
     train: Train, shared: PyTree, aggregate: Aggregate, acc: PyTree, slots: Slots
 ) -> tuple[PyTree, PyTree]:
-    """Trains the slots one after another; a small client takes little time, and memory holds one message at a time.
+    """Trains a round's clients one after another, so that memory holds one message and small clients take little time.
 
     Args:
-        train: Training of one slot.
+        train: ``(shared, slot) -> (slot, message, info)``: trains one slot, a client with its model.
         shared: Tree that every slot reads, such as the data.
         aggregate: Reduction that adds up the messages.
         acc: An empty accumulator.
         slots: The round's slots, [S] each.
 
     Returns:
-        The accumulator with all messages added, and the infos of every slot [S].
+        The accumulator with all messages added, and every slot's info (numbers for the history), arrays [S].
     """
 
     def one(acc: PyTree, row: Slots) -> tuple[PyTree, PyTree]:
@@ -52,9 +55,9 @@ def scan_clients(
 def vmap_clients(
     train: Train, shared: PyTree, aggregate: Aggregate, acc: PyTree, slots: Slots
 ) -> tuple[PyTree, PyTree]:
-    """Trains all slots as one batched program, in which every slot takes as long as the largest client of its batch.
+    """Trains a round's clients in parallel, as one batched program that takes as long for each as for the largest.
 
-    On a CPU a batch has as many slots as fit into the caches.
+    On a CPU a batch has as many clients as fit into the caches; the batches are trained one after another.
 
     Args:
         train, shared, aggregate, acc, slots: As in ``scan_clients``.
@@ -73,10 +76,10 @@ WORTH = 16
 
 
 def side_by_side(message_bytes: int) -> int:
-    """Returns how many slots with messages of ``message_bytes`` bytes one device should train as one batch.
+    """Returns how many clients, with messages of ``message_bytes`` bytes, one device should train as one batch.
 
     An accelerator takes all of them. A CPU takes as many as its cache holds, counting three arrays of the message's
-    size for each slot (parameters, gradient, new parameters), or one at a time if that is fewer than ``WORTH``.
+    size for each client (parameters, gradient, new parameters), or one at a time if that is fewer than ``WORTH``.
     """
     if jax.default_backend() != "cpu":
         return sys.maxsize
@@ -86,7 +89,7 @@ def side_by_side(message_bytes: int) -> int:
 
 @functools.cache
 def cache_bytes() -> int:
-    """Returns the bytes of second-level cache of one device's cores; 1 MiB a core if the system reports nothing."""
+    """Returns the bytes of second-level cache of a device's processor cores, or 1 MiB a core if they are unknown."""
     name = "SC_LEVEL2_CACHE_SIZE"
     of_a_core = os.sysconf(name) if name in os.sysconf_names else 0
     cores = max(usable_cores() // jax.local_device_count(), 1)
@@ -99,7 +102,7 @@ def _lockstep(train: Train, shared: PyTree, aggregate: Aggregate, acc: PyTree, s
 
 
 class Mapping(NamedTuple):
-    """A mapping of clients onto devices; ``str`` of it is the mapping's name."""
+    """A mapping of a round's clients onto devices; ``str`` of it gives its name, such as ``chunked:4``."""
 
     kind: str  # "scan", "vmap" or "chunked"
     width: int | None  # slots at a time on one device; None: all
@@ -155,7 +158,10 @@ def default_kind() -> str:
 
 
 def default_mapping() -> Mapping:
-    """Returns the mapping that ``auto`` takes without a measurement: ``default_kind``, sharded over several devices."""
+    """Returns the mapping that ``auto`` takes without a measurement.
+
+    It is ``scan`` on a CPU and ``vmap`` on an accelerator, divided over the devices if there are several.
+    """
     return parse("sharded" if jax.device_count() > 1 else default_kind())
 
 
@@ -166,7 +172,7 @@ def device_mesh(devices: int) -> Mesh:
 
 
 def engine_for(data: FederatedData, mapping: str | Mapping = "auto") -> Engine:
-    """Returns the engine for ``data`` under a mapping.
+    """Returns the engine, which trains a round's clients on the devices, for some data and a mapping.
 
     Args:
         data: Training examples of all clients.
@@ -188,19 +194,19 @@ AXIS = "clients"
 
 
 def _by_size(slots: Slots) -> Array:
-    """Returns the slots' indices in falling order of size, [S] int32; slots of equal size keep the cohort's order."""
+    """Returns the slots' indices from the largest client to the smallest, [S] int32; ties keep their order."""
     return jnp.argsort(slots.size, stable=True, descending=True).astype(jnp.int32)
 
 
 def _arrange(slots: Slots, order: Array) -> Slots:
-    """Returns the slots at ``order`` [...]; an index of S, beyond the last slot, gives an empty slot."""
+    """Returns the slots with the indices ``order`` [...]; an index beyond the last slot gives an empty slot."""
     return jax.tree.map(lambda leaf: leaf.at[order].get(mode="fill", fill_value=0), slots)
 
 
 def _restore(outs: PyTree, order: Array, num_slots: int) -> PyTree:
-    """Returns ``outs`` with its rows in the order of the slots, without the rows of empty slots.
+    """Returns the slots' results in the order of the cohort again, without the empty slots that only pad a batch.
 
-    It undoes ``_arrange``: row j of every leaf belongs to slot ``order[j]``, where ``num_slots`` marks an empty slot.
+    It undoes ``_arrange``: row j of ``outs`` belongs to slot ``order[j]``, where ``num_slots`` marks an empty slot.
     """
     back = jnp.zeros((num_slots,), jnp.int32).at[order].set(jnp.arange(order.shape[0], dtype=jnp.int32), mode="drop")
     return jax.tree.map(lambda leaf: leaf[back], outs)
@@ -208,12 +214,12 @@ def _restore(outs: PyTree, order: Array, num_slots: int) -> PyTree:
 
 @functools.cache
 def chunked(size: int, batch: MapClients) -> MapClients:
-    """Builds the mapping that trains ``size`` slots at a time with ``batch``, one chunk after another.
+    """Builds the mapping that trains ``size`` clients at a time by another mapping, one such chunk after another.
 
     A chunk takes as long as its largest client, and the memory of ``size`` clients.
 
     Args:
-        size: Slots of a chunk.
+        size: Slots (clients with their models) of a chunk.
         batch: Mapping that trains the slots of a chunk.
     """
 
@@ -233,7 +239,10 @@ def chunked(size: int, batch: MapClients) -> MapClients:
 
 
 def _deal(num_slots: int, devices: int) -> np.ndarray:
-    """Returns which slots each device trains, [D, ceil(S / D)], as ranks by size; S or more is no slot."""
+    """Divides S slots over D devices so that each has small and large clients; returns ranks by size, [D, ceil(S / D)].
+
+    Rank 0 is the slot of the largest client; a rank of S or more is no slot.
+    """
     rows = -(-num_slots // devices)
     hands = np.arange(rows * devices).reshape(rows, devices)
     hands[1::2] = hands[1::2, ::-1]
@@ -241,7 +250,10 @@ def _deal(num_slots: int, devices: int) -> np.ndarray:
 
 
 def _gathered(outs: PyTree) -> PyTree:
-    """Gathers the slots' results of all devices, arrays of one dtype together: a collective waits for every process."""
+    """Collects the slots' results of all devices on each device.
+
+    Arrays of one dtype travel together, because every collective operation waits for all processes.
+    """
     leaves, structure = jax.tree.flatten(outs)
     gathered = list(leaves)
     for dtype in dict.fromkeys(leaf.dtype for leaf in leaves):
@@ -256,12 +268,12 @@ def _gathered(outs: PyTree) -> PyTree:
 
 @functools.cache
 def sharded(inner: MapClients, mesh: Mesh) -> MapClients:
-    """Builds the mapping that divides the slots over the devices of ``mesh`` and merges the devices' accumulators.
+    """Builds the mapping that divides a round's clients over several devices and merges the sums of their messages.
 
-    Every device holds the data and the models, and starts from the result of ``aggregate.init``.
+    Every device holds the data and the models, and starts from an empty accumulator.
 
     Args:
-        inner: Mapping of a device's slots.
+        inner: Mapping that trains the clients of one device.
         mesh: The devices.
     """
 

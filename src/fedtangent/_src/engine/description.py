@@ -1,8 +1,8 @@
-"""The description of a run, which ``train``, ``compare`` and ``predict`` share.
+"""The description of a run by names and options, which the commands ``train``, ``compare`` and ``predict`` share.
 
-``describe`` turns flat options, as the command line and a config.json have them, into a ``Description``: the choices,
-and the options of each choice, which ``entries`` lists. Only the options that every run has are defined here.
-``building.build`` builds a run from a description.
+``describe`` turns a flat list of options, as the command line and a config.json have it, into a ``Description``: the
+chosen entries (algorithm, data set, ..) and the options of each. Only the options that every run has are defined here.
+``building.build`` builds the run from its description.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ DECIDING = (*CHOICES, "loss", *KINDS)  # options that decide which other options
 
 @dataclasses.dataclass(frozen=True)
 class Choices:
-    """Names of the entries of a run; a choice that the user leaves out is filled in to fit the others."""
+    """Names of the algorithm, data set, partition, model and schedule of a run; defaults fit the other choices."""
 
     algorithm: str = "fed_avg"
     """Name (`fedtangent list algorithms`), or package.module:function."""
@@ -84,14 +84,14 @@ class CommonOptions:
 
 
 class Chosen(NamedTuple):
-    """A choice: its entry and an instance of its options."""
+    """A chosen entry, such as the algorithm ``fed_avg``, with an instance of its options."""
 
     entry: Any
     options: Any
 
 
 class Description(NamedTuple):
-    """A run as the user describes it; ``describe`` builds it."""
+    """Everything that the user chose for a run: the entries by name, and the values of all options."""
 
     algorithm: Chosen
     dataset: Chosen
@@ -119,7 +119,7 @@ class Description(NamedTuple):
 
 
 class Descriptions(NamedTuple):
-    """Runs of several algorithms, or with several values of an option; or a single run.
+    """The runs of a command: one, or several that differ in the algorithm or in the values of some options.
 
     Attributes:
         runs: A run for each algorithm and each combination of values.
@@ -141,7 +141,7 @@ class Descriptions(NamedTuple):
 
 
 def resolve(chosen: Mapping[str, str]) -> dict[str, Entry]:
-    """Returns the entry of each choice; a choice missing from ``chosen`` gets an entry that fits the others.
+    """Returns the entry of each choice of a run, such as "algorithm"; one missing in ``chosen`` fits the others.
 
     Raises:
         ValueError: An unknown name.
@@ -160,7 +160,10 @@ def resolve(chosen: Mapping[str, str]) -> dict[str, Entry]:
 
 
 def _suits(entries: Mapping[str, Any], loss: str | None) -> Values:
-    """Returns the default loss and step size for the model and the data; with a ``loss``, its step size only."""
+    """Returns default values of ``loss`` and ``client_learning_rate`` that fit the chosen entries, by name.
+
+    If the user chose the loss, it is ``loss``, and only the learning rate is a default.
+    """
     model = entries["model"]
     loss = model.fitting_loss(entries["dataset"].is_regression) if loss is None else loss
     rate = model.learning_rates.get(loss)
@@ -172,7 +175,10 @@ def _suits(entries: Mapping[str, Any], loss: str | None) -> Values:
 
 
 def groups(chosen: Mapping[str, str]) -> Groups:
-    """Returns the option groups of a run by title, with defaults that fit the choices, and the loss if it is chosen."""
+    """Returns the option groups of a run, dataclass instances by title, with defaults that fit the user's choices.
+
+    ``chosen`` has the names that the user chose, such as ``{"algorithm": "fed_prox"}``, and the loss if it is chosen.
+    """
     entries = resolve(chosen)
     suits = _suits(entries, chosen.get("loss"))
     choices = Choices(**{name: entry.name for name, entry in entries.items()})
@@ -188,18 +194,21 @@ def groups(chosen: Mapping[str, str]) -> Groups:
 
 
 def _options(name: str, entry: Any, chosen: Mapping[str, str]) -> type[Any]:
-    """Returns the class of an entry's options; for an algorithm around another one, joined with the inner options."""
+    """Returns the dataclass of an entry's options; an algorithm that wraps another one also has that one's options.
+
+    ``name`` is the choice, such as "model"; in ``chosen``, "base" names the wrapped algorithm.
+    """
     return options_of(entry, chosen.get("base")) if name == "algorithm" else entry.options
 
 
 def describe(**options: Any) -> Description:
-    """Returns the run that flat choices and options describe, as in ``describe(algorithm="fed_prox", mu=0.1)``.
+    """Builds the description of a run from names and options, as in ``describe(algorithm="fed_prox", mu=0.1)``.
 
-    Choices and options that are left out have their defaults.
+    Args:
+        options: Names of choices and values of options; the others have their defaults.
 
     Raises:
-        ValueError: An unknown choice, or an option that none of the choices has (the message names the choices that
-            have it).
+        ValueError: An unknown name, or an option that no chosen entry has (the message names the entries that have it).
     """
     chosen = {name: options[name] for name in DECIDING if options.get(name) is not None}
     entries, defaults = resolve(chosen), groups(chosen)
@@ -225,13 +234,13 @@ def _filled(defaults: Any, values: Mapping[str, object]) -> Any:
 
 
 def in_common(runs: Sequence[Values]) -> Values:
-    """Returns the options whose value is the same in all runs that have the option."""
+    """Returns the options with one value in all ``runs`` that have the option; a run is its values by name."""
     values = {name: value for run in reversed(runs) for name, value in run.items()}
     return {name: value for name, value in values.items() if all(run.get(name, value) == value for run in runs)}
 
 
 def check_used(values: Mapping[str, object], defaults: Groups) -> None:
-    """Raises ``ValueError`` for an option that differs from its default while the option in its ``used_with`` does not.
+    """Raises ``ValueError`` for an option that is set without the option, its ``used_with``, that gives it an effect.
 
     Args:
         values: Values of all options by name.
@@ -245,7 +254,7 @@ def check_used(values: Mapping[str, object], defaults: Groups) -> None:
 
 
 def refuse_unused(name: str, chosen: Mapping[str, str]) -> None:
-    """Raises ``ValueError`` if ``name`` is an option of other choices; the message names the choices that have it.
+    """Raises ``ValueError`` if an option belongs only to entries that were not chosen; the message names these entries.
 
     Args:
         name: Name of the option.

@@ -1,4 +1,7 @@
-"""The history of a run: evaluations, the infos of every round, bytes on the wire."""
+"""The history of a run: metrics at evaluated rounds, the infos of every round, and the bytes on the wire.
+
+Infos are the numbers that each round reports, such as the cohort and the clients' losses.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +30,7 @@ Metrics = dict[str, Any]  # metrics by name, or by split and name
 
 
 class Measurement(NamedTuple):
-    """Metrics after ``round`` rounds (0 for the initial state), with the bytes and the seconds up to then.
+    """Metrics of a run after ``round`` rounds (0 for the initial state), with the bytes and the seconds until then.
 
     ``seconds`` is the wall time since the initial state was drawn. It includes compilation, evaluation and saving. It
     excludes the reading of the data and the choice of a mapping of clients onto the device, for which ``auto`` compiles
@@ -44,12 +47,12 @@ class Measurement(NamedTuple):
 
 
 class History(NamedTuple):
-    """The evaluations and the infos of every round of a simulation, a forecast or a comparison.
+    """The history of a simulation, a forecast or a comparison: metrics at evaluated rounds, and numbers of every round.
 
     Attributes:
-        evaluations: Metrics at the evaluated rounds, the first after round 0.
-        rounds: Infos of every round, NumPy arrays [R, ...]; "cohort" is a ``Cohort`` of arrays [R, S]. Empty for a
-            forecast.
+        evaluations: Metrics at the evaluated rounds, the first at round 0, before training.
+        rounds: Infos of every round, NumPy arrays [R, ...]: the numbers that a round reports, such as "loss" [R, S].
+            "cohort" is a ``Cohort`` of arrays [R, S]. Empty for a forecast.
         cost: Bytes of a message and of a broadcast.
         bands: 5th and 95th percentiles, [r] each, of metrics that are means over initialisations, by name such as
             "test.accuracy".
@@ -82,7 +85,7 @@ class History(NamedTuple):
 
     @property
     def evaluated(self) -> Int[np.ndarray, "r"]:
-        """Evaluated rounds, [r]."""
+        """The rounds after which the metrics were measured, [r]."""
         return np.array([e.round for e in self.evaluations], int)
 
     def curves(self) -> dict[str, Num[np.ndarray, "r"]]:
@@ -108,10 +111,10 @@ class History(NamedTuple):
         return history_figure(self, metrics)
 
     def to_pandas(self) -> DataFrame:
-        """Returns a row for each evaluation: round, bytes, seconds, and metrics under names such as "test.accuracy".
+        """Returns a pandas DataFrame with a row for each evaluation: round, bytes, seconds, and metrics by name.
 
-        The ends of bands are called "test.accuracy_p5" and "test.accuracy_p95", and the predictions of theory in a
-        comparison "predicted.test.accuracy". A metric that is an array is one cell.
+        Names are such as "test.accuracy". The ends of bands are called "test.accuracy_p5" and "test.accuracy_p95", and
+        the predictions of theory in a comparison "predicted.test.accuracy". A metric that is an array is one cell.
 
         Raises:
             ImportError: pandas is not installed.
@@ -135,7 +138,7 @@ class History(NamedTuple):
 
 
 class Run(NamedTuple):
-    """The final state, the history and the status of a run.
+    """The result of a simulation: final state, history and status.
 
     ``status`` is one of these texts:
 
@@ -175,10 +178,10 @@ LOST = {
 
 
 def lost(rounds: Mapping[str, PyTree]) -> list[str]:
-    """Returns how many models, messages, examples and numbers a run left out, dropped or rounded away, as sentences.
+    """Returns sentences that count what a run dropped or rounded away: messages, examples, numbers, untrained models.
 
     Args:
-        rounds: Infos of every round, arrays [R, ...].
+        rounds: Infos of every round, arrays [R, ...], such as "rejected", the number of rejected messages.
     """
     counts = {name: int(np.sum(rounds.get(name, 0), dtype=np.int64)) for name in LOST}
     lines = [f"{count} {LOST[name]}" for name, count in counts.items() if count]
@@ -190,12 +193,12 @@ def lost(rounds: Mapping[str, PyTree]) -> list[str]:
 
 
 def html_of(result: Any) -> str:
-    """Returns the HTML by which notebooks show a result: its text, and the table and curves of its history."""
+    """Returns the HTML by which notebooks show a run: its text, and the table and curves of its history."""
     return f"<p>{html.escape(repr(result))}</p>{result.history._repr_html_()}"
 
 
 def data_frame(rows: object) -> DataFrame:
-    """Returns ``rows`` as a pandas DataFrame; raises ``ImportError`` in one line if pandas is not installed."""
+    """Returns ``rows`` as a pandas DataFrame; raises ``ImportError`` with advice if pandas is not installed."""
     try:
         import pandas
     except ImportError as error:
@@ -204,7 +207,7 @@ def data_frame(rows: object) -> DataFrame:
 
 
 def _flat(metrics: Mapping[str, object], before: str = "") -> Metrics:
-    """Returns metrics by their full names, such as ``test.accuracy``, with NumPy arrays in place of JAX arrays."""
+    """Returns nested metrics by full names, such as ``test.accuracy``, with JAX arrays as NumPy arrays."""
     flat: Metrics = {}
     for name, value in metrics.items():
         if isinstance(value, Mapping):
@@ -215,17 +218,17 @@ def _flat(metrics: Mapping[str, object], before: str = "") -> Metrics:
 
 
 def first_rounds(infos: PyTree, rounds: int) -> PyTree:
-    """Returns the infos of the first rounds of a chunk as NumPy arrays.
+    """Returns the infos (reported numbers) of the first rounds of a chunk as NumPy arrays.
 
     Args:
-        infos: Infos of a chunk, arrays [r, ...].
+        infos: Infos of consecutive rounds, a chunk, in arrays [r, ...].
         rounds: Number of rounds, at most r.
     """
     return jax.tree.map(lambda leaf: np.asarray(leaf)[:rounds], infos)
 
 
 def stacked(shapes: PyTree, chunks: Sequence[PyTree]) -> PyTree:
-    """Returns chunks of infos joined along the rounds, arrays [R, ...].
+    """Joins the infos (reported numbers) of consecutive chunks of rounds along the rounds, to arrays [R, ...].
 
     Args:
         shapes: Shapes of one round's infos, for a run of no rounds.
@@ -236,18 +239,18 @@ def stacked(shapes: PyTree, chunks: Sequence[PyTree]) -> PyTree:
 
 
 def at_start(cost: Cost) -> tuple[int, int]:
-    """Returns the bytes sent up and down before the first round."""
+    """Returns the bytes sent to the server, and from it, before the first round."""
     return cost.uplink_once, cost.downlink_once
 
 
 def charge(cost: Cost, infos: dict[str, PyTree]) -> tuple[int, int]:
-    """Returns the bytes sent up and down in the rounds of ``infos``.
+    """Returns the bytes that clients send to the server, and that they receive, in some rounds.
 
     A client that drops out has received a model and sends nothing.
 
     Args:
         cost: Bytes of a message, of a broadcast and of a poll.
-        infos: Infos of the rounds, arrays [R, ...].
+        infos: Infos of the rounds, arrays [R, ...]; their cohorts and counts of contacted clients are read.
     """
     active = int(np.sum(infos["cohort"].weight > 0))
     contacted = int(np.sum(infos["contacted"], dtype=np.int64))

@@ -1,4 +1,4 @@
-"""Hypergradients: the derivative of a run's final objective by its hyper-parameters, such as learning rates.
+"""Hypergradients: derivatives of a run's final loss, or another objective, by hyper-parameters such as learning rates.
 
 The whole run is differentiated in reverse mode, through every round and local step. The backward pass computes each
 round again when it reaches it (rematerialisation), so that memory does not grow with the local steps of all rounds.
@@ -25,7 +25,7 @@ FinalObjective = Callable[[dict[str, Array]], Array]  # values -> the objective 
 
 
 class Hypergradient(NamedTuple):
-    """The final objective and its derivative by each hyper-parameter, all scalars."""
+    """The value of an objective after a run, and its derivative by each hyper-parameter, all scalars."""
 
     value: Array
     gradient: dict[str, Array]
@@ -42,11 +42,11 @@ def final_objective(
     remat: str = "round",
     last: int | None = None,
 ) -> FinalObjective:
-    """Builds the function ``values -> objective after num_rounds``, which ``jax.grad`` and ``jax.jit`` take.
+    """Builds the function from hyper-parameters to a run's final objective, which ``jax.grad`` and ``jax.jit`` take.
 
     Args:
-        build: Function that builds the algorithm from ``values``, passed as keyword arguments: traced scalars such as
-            rates and mu. Its local work must be ``Work(..., differentiable=True)``.
+        build: Function that builds the algorithm from the hyper-parameters, passed as keyword arguments: traced scalars
+            such as rates and mu. Its local work must be ``Work(..., differentiable=True)``.
         data: Training examples of all clients.
         num_rounds: Rounds R.
         seed: Seed or key of the run.
@@ -86,7 +86,7 @@ def hypergradient(
     objective: Objective,
     **options: Any,
 ) -> Hypergradient:
-    """Computes the objective after ``num_rounds`` and its derivative by each of ``values``.
+    """Computes an objective after a simulated run, and its derivative by each hyper-parameter in ``values``.
 
     If the objective is only piecewise smooth in a value (a ReLU changes sides), this is the derivative of the piece.
 
@@ -115,7 +115,7 @@ def hypergradient(
 def _rounds(
     algorithm: Algorithm, engine: Engine, data: FederatedData, num_rounds: int, remat: str, state: PyTree
 ) -> PyTree:
-    """Returns the state after ``num_rounds`` rounds, computed as scans."""
+    """Returns the state after ``num_rounds`` rounds, by scans; ``remat`` is as in ``final_objective``."""
 
     def one(state: PyTree, _: None) -> tuple[PyTree, None]:
         return algorithm.step(state, data, engine)[0], None

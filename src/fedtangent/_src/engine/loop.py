@@ -1,11 +1,11 @@
-"""The loop of a run: rounds in chunks, each one call of a compiled program; between chunks evaluation and checkpoints.
+"""The loop of a run: it calls one compiled program for each chunk of rounds, and evaluates and saves between chunks.
 
 ``simulate`` and the trials of an experiment use the same loop with different programs (``RunSetup.chunk`` and
 ``RunSetup.measure``). ``evaluated_rounds`` is the loop inside another traced program.
 
-The number of rounds of a chunk is a run-time value, and its buffer for infos has a fixed size. So the result does not
-depend on where a run is cut into chunks, and a second run of the same algorithm on data of the same shapes compiles
-nothing.
+The number of rounds of a chunk is a run-time value. The buffer for their infos, the numbers that each round reports,
+has a fixed size. So the result does not depend on where a run is cut into chunks, and a second run of the same
+algorithm on data of the same shapes compiles nothing.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from fedtangent._src.types import DIVERGED, Algorithm, Array, ArrayLike, Cost, E
 
 @runtime_checkable
 class Measure(Protocol):
-    """A function that measures a run at an evaluated round."""
+    """A function that computes the metrics of a run at an evaluated round."""
 
     def __call__(self, algorithm: Algorithm, state: PyTree, /) -> Metrics:
         """Returns metrics by name; the metrics of a split, such as "test", are a dictionary under its name.
@@ -54,7 +54,7 @@ class Measure(Protocol):
 
 @runtime_checkable
 class Reported(Protocol):
-    """A function that receives each measurement of a run."""
+    """A function that is called with each measurement of a run as soon as it exists."""
 
     def __call__(self, row: Measurement, /) -> object:
         """Receives a measurement; the return value is ignored.
@@ -71,7 +71,7 @@ _SECONDS = 1.0  # duration of a chunk in a run with checkpoints, which so reacts
 
 @partial(jax.jit, static_argnames=("algorithm", "engine"), inline=True)
 def _step(algorithm: Algorithm, engine: Engine, state: PyTree, data: FederatedData) -> tuple[PyTree, PyTree]:
-    """Computes one round; checks, when traced, that the state keeps its shapes and infos have a row for each slot."""
+    """Computes one round, and checks while it is traced that the shapes of the state and of the cohort are right."""
     import chex  # here: it is heavy, and needed only when a round is traced
 
     after, info = algorithm.step(state, data, engine)
@@ -81,7 +81,7 @@ def _step(algorithm: Algorithm, engine: Engine, state: PyTree, data: FederatedDa
 
 
 def info_shapes(algorithm: Algorithm, engine: Engine, state: PyTree, data: FederatedData) -> PyTree:
-    """Returns the shapes of one round's infos.
+    """Returns the shapes of one round's infos: the numbers that it reports for the history, such as clients' losses.
 
     Args:
         algorithm: The algorithm.
@@ -94,12 +94,12 @@ def info_shapes(algorithm: Algorithm, engine: Engine, state: PyTree, data: Feder
 
 @partial(jax.jit, static_argnames=("algorithm", "num_clients"))
 def _initial(algorithm: Algorithm, num_clients: int) -> PyTree:
-    """Returns the first state with seed 0; jitted so that its shapes are traced once."""
+    """Returns a run's state before the first round, with seed 0; jitted, so that its shapes are traced once."""
     return algorithm.init(0, num_clients)
 
 
 def state_shapes(algorithm: Algorithm, num_clients: int) -> PyTree:
-    """Returns the shapes of the state of a run.
+    """Returns the shapes of an algorithm's state: server, clients, schedule and keys.
 
     Args:
         algorithm: The algorithm.
@@ -112,12 +112,12 @@ def state_shapes(algorithm: Algorithm, num_clients: int) -> PyTree:
 def run_chunk(
     algorithm: Algorithm, engine: Engine, length: int, state: PyTree, data: FederatedData, rounds: ArrayLike
 ) -> tuple[PyTree, PyTree, Bool[Array, ""]]:
-    """Computes a chunk of rounds; returns the state after them, their infos [length, ...], and ``all_finite``.
+    """Computes some rounds in one program; returns the state after them, their infos [length, ...], and ``all_finite``.
 
     Args:
         algorithm: The algorithm.
         engine: Mapping of clients onto devices.
-        length: Rows of the buffer for infos; rows beyond ``rounds`` are zero.
+        length: Rows of the buffer for infos, the numbers that rounds report; rows beyond ``rounds`` are zero.
         state: State before the rounds; its buffers are reused.
         data: Training examples of all clients.
         rounds: Number of rounds, [] int32, at most ``length``.
@@ -140,14 +140,17 @@ def _with_row(i: Array, rows: Array, row: Array) -> Array:
 
 
 def chunk_length(shapes: PyTree) -> int:
-    """Returns the most rounds whose infos, of these shapes, fit into the buffer of a chunk, a power of two."""
+    """Returns how many rounds one call of ``run_chunk`` may compute, a power of two up to 128.
+
+    So many rounds' infos, of the given ``shapes`` for one round, fit into a buffer of 8 MiB (one round may need more).
+    """
     of_a_round = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(shapes))
     return 2 ** int(np.log2(min(max(_INFO_BYTES // max(of_a_round, 1), 1), _INFO_ROUNDS)))
 
 
 @dataclasses.dataclass(frozen=True)
 class Evaluation:
-    """The evaluation of a run: metrics, evaluated rounds, and reports on the way. It does not change the result.
+    """The evaluation of a run: its metrics, when they are measured, and reports. It does not change the result.
 
     Attributes:
         every: Rounds between evaluations; None: only at the start and at the end.
@@ -183,7 +186,7 @@ def evaluated_rounds(
     state: PyTree,
     data: FederatedData,
 ) -> PyTree:
-    """Computes rounds, traced as a part of another program, and returns the metrics of each evaluation, [E, ...].
+    """Simulates rounds inside another traced program, and returns the metrics of each of E evaluations, [E, ...].
 
     Args:
         algorithm: The algorithm.
@@ -202,10 +205,11 @@ def evaluated_rounds(
 
 
 class RunSetup(NamedTuple):
-    """The parts of a run that stay the same from round to round.
+    """The settings and compiled functions of a run, which stay the same from round to round.
 
     Attributes:
         chunk: Compiled rounds, ``(state, number of rounds) -> (state, infos, all_finite)``; reuses the state's buffers.
+            Infos are the numbers that rounds report.
         measure: ``state -> metrics``; None for a run without metrics.
         num_rounds: Rounds R.
         evaluation: Evaluated rounds, and whether to stop at a divergence.
@@ -228,7 +232,7 @@ class RunSetup(NamedTuple):
 
 
 class Past(NamedTuple):
-    """The progress of a run so far; its lists grow as the run goes on."""
+    """The progress of a run so far: state, history, bytes and seconds. Its lists grow as the run goes on."""
 
     round: int
     state: PyTree
@@ -243,10 +247,10 @@ class Past(NamedTuple):
 
 
 def first_past(setup: RunSetup, fresh: PyTree) -> Past:
-    """Returns the beginning of a run: the fresh state, or the newest checkpoint if the run is resumed.
+    """Returns the progress from which a run begins: none or, if the run is resumed, that in the newest checkpoint.
 
     Args:
-        setup: The run.
+        setup: Settings of the run.
         fresh: State before the first round.
     """
     store = setup.store
@@ -279,14 +283,14 @@ def _is_evaluated(setup: RunSetup, round_: int) -> bool:
 
 
 def _next_stop(setup: RunSetup, done: int) -> int:
-    """Returns the next round at which to stop for an evaluation, a checkpoint or a check for divergence."""
+    """Returns the next round after ``done`` in which the loop evaluates, saves, or checks for divergence."""
     intervals = [setup.evaluation.every, setup.store.options.every if setup.store else None]
     intervals += [setup.length if setup.evaluation.stop_on_divergence else None]
     return min([done - done % n + n for n in intervals if n is not None] + [setup.num_rounds])
 
 
 def _agreed(number: int) -> int:
-    """Returns the largest ``number`` of any process of this run; clocks and signals differ between processes."""
+    """Returns the largest ``number`` that any process of this run passes, as clocks and signals may differ."""
     if jax.process_count() == 1:
         return number
     from jax.experimental import multihost_utils
@@ -295,7 +299,7 @@ def _agreed(number: int) -> int:
 
 
 def _chunk(setup: RunSetup, past: Past, rounds: int) -> Past:
-    """Computes ``rounds`` more rounds, at most one chunk; reuses the buffers of ``past.state``."""
+    """Computes ``rounds`` more rounds in one program, reuses the state's buffers, and returns the new progress."""
     state, infos, is_finite = setup.chunk(past.state, np.int32(rounds))
     past.chunks.append(first_rounds(infos, rounds))
     up, down = charge(setup.cost, past.chunks[-1])
@@ -304,12 +308,12 @@ def _chunk(setup: RunSetup, past: Past, rounds: int) -> Past:
 
 
 def go(setup: RunSetup, past: Past, signalled: Callable[[], int | None], advance: Callable[[int], object]) -> Run:
-    """Continues a run from ``past`` to its end, or until divergence or a signal, and returns the ``Run``.
+    """Continues a run to its last round, or until it diverges or a signal arrives, and returns the ``Run``.
 
     Args:
-        setup: The run.
+        setup: Settings of the run.
         past: Progress so far.
-        signalled: Returns the number of a signal once one has arrived, else None.
+        signalled: Returns the number of a signal, such as SIGTERM, once one has arrived, else None.
         advance: Called with the number of rounds that were just computed.
     """
     past, stop = _look(setup, past), 0
@@ -327,7 +331,10 @@ def go(setup: RunSetup, past: Past, signalled: Callable[[], int | None], advance
 def _to_next_stop(
     setup: RunSetup, past: Past, signalled: Callable[[], int | None], advance: Callable[[int], object]
 ) -> tuple[Past, int]:
-    """Computes rounds up to the next stop, or until a checkpoint is due or a signal arrives (returned, else 0)."""
+    """Computes rounds until an evaluation or a checkpoint is due, or a signal arrives.
+
+    Returns the progress, and the number of the signal (0 without one). For the arguments see ``go``.
+    """
     aim, stop, store = _next_stop(setup, past.round), 0, setup.store
     pace = setup.length if store is None else 1
     while past.round < aim and not stop:
@@ -344,7 +351,7 @@ def _to_next_stop(
 
 
 def _look(setup: RunSetup, past: Past, save: bool = False) -> Past:
-    """Evaluates and writes a checkpoint if they are due; ``save`` forces a checkpoint, because the run ends early."""
+    """Evaluates the run and writes a checkpoint, if either is due; ``save`` forces a checkpoint before an early end."""
     if _is_evaluated(setup, past.round):
         _evaluate(setup, past)
     store = setup.store
@@ -374,18 +381,21 @@ def _save(setup: RunSetup, store: Store, past: Past) -> Past:
 
 
 def _seconds(past: Past) -> float:
-    """Returns the run time so far, rounded to the millisecond."""
+    """Returns the run's time so far in seconds, rounded to the millisecond."""
     return round(time.monotonic() - past.begun, 3)
 
 
 def _is_good(past: Past, chunks: int) -> bool:
-    """Returns whether the state is finite and no round after the first ``chunks`` chunks was refused or broken."""
+    """Returns whether the state is finite, and no round after the first ``chunks`` chunks diverged or was refused."""
     news = past.chunks[chunks:]
     return _is_finite(past) and all(broken_round(i) is None and _refused_round(i) is None for i in news)
 
 
 def _refused(past: Past, chunks: int = 0) -> tuple[int, str] | None:
-    """Returns the first round, from 1, after the first ``chunks`` chunks that a server refused, and the reason."""
+    """Returns the first round, from 1, whose server refused its learning rate, and the reason; None without one.
+
+    The first ``chunks`` chunks of rounds are not searched.
+    """
     done = past.round - sum(_rounds(infos) for infos in past.chunks[chunks:])
     for infos in past.chunks[chunks:]:
         refusal = _refused_round(infos)
@@ -396,7 +406,7 @@ def _refused(past: Past, chunks: int = 0) -> tuple[int, str] | None:
 
 
 def _end(past: Past) -> str:
-    """Returns the status of a run: finished, unstable if the server refused its rate, or diverged."""
+    """Returns the final status of a run: finished, unstable because a server refused its rate, or diverged."""
     refused = _refused(past)
     if refused is not None:
         return f"unstable at round {refused[0]}: {refused[1]}"
@@ -413,7 +423,10 @@ def _rounds(infos: PyTree) -> int:
 
 
 def _diverged(setup: RunSetup, good: Past, chunks: int, bad: Past) -> Run:
-    """Finds the last good round between ``good`` and ``bad`` by running again, and ends the run there."""
+    """Ends a run that has diverged at its last good round, which it finds by bisection, computing the rounds again.
+
+    ``good`` is the progress before the bad rounds, with ``chunks`` chunks, and ``bad`` the progress after them.
+    """
     refused = _refused(bad, chunks)
 
     def replay(round_: int) -> Past:
@@ -444,12 +457,12 @@ def _run(setup: RunSetup, past: Past, status: str) -> Run:
 
 @jax.jit
 def all_finite(state: PyTree) -> Bool[Array, ""]:
-    """Returns whether the numbers of the server in ``state``, and of at least one client, are all finite.
+    """Returns whether the numbers of the server in ``state``, and those of at least one client, are all finite.
 
-    If no client's numbers are finite, the models have diverged. A state without parts counts as the server's.
+    If no client's numbers are finite, the models have diverged.
 
     Args:
-        state: State of a run.
+        state: State of a run; if it has no fields ``server`` and ``client``, all of it counts as the server's.
     """
     finite, some = jnp.bool_(True), jnp.bool_(True)
     for leaf in _inexact(getattr(state, "server", state)):
@@ -468,9 +481,10 @@ def _is_finite(past: Past) -> bool:
 
 
 def broken_round(infos: dict[str, PyTree]) -> int | None:
-    """Returns the first row of ``infos`` in which no client that trained had a finite loss, or None.
+    """Returns the index of the first of some rounds in which no client that trained had a finite loss, or None.
 
-    An infinite loss of a single client is a problem of its data, not of the model.
+    ``infos`` are the rounds' reported numbers [r, ...]. One client's infinite loss is a problem of its data, not the
+    model.
     """
     if "loss" not in infos:
         return None
@@ -483,7 +497,7 @@ def broken_round(infos: dict[str, PyTree]) -> int | None:
 
 
 def _refused_round(infos: dict[str, PyTree]) -> tuple[int, str] | None:
-    """Returns the first row of ``infos`` in which a server refused its learning rate, and the reason; or None."""
+    """Returns the index and the reason of the first round whose server refused its learning rate; or None."""
     if "refused" not in infos:
         return None
     refused, lost = np.asarray(infos["refused"]), np.asarray(infos["status"]) == DIVERGED
@@ -500,5 +514,5 @@ def _refused_round(infos: dict[str, PyTree]) -> tuple[int, str] | None:
 
 @jax.jit
 def copied(state: PyTree) -> PyTree:
-    """Returns a copy of the state in new buffers, which the next chunk does not reuse."""
+    """Returns a copy of a run's state in new buffers, because ``run_chunk`` reuses those of its argument."""
     return jax.tree.map(jnp.copy, state)

@@ -1,9 +1,10 @@
 """Peak memory of a run, predicted before it starts.
 
-Throughout a run, memory holds the data, the state, the algorithm's constants and the infos of rounds. During a round it
-also holds the intermediate arrays of the schedule, the server and the aggregate and, for every slot that is trained at
-the same time, one client's parameters, gradients, optimiser state, batch and activations. Making the first state and
-evaluating have their own peaks. The intermediate arrays of each part are counted in its traced program (``liveness``).
+Throughout a run, memory holds the data, the state, the algorithm's constants and the numbers that rounds report. During
+a round it also holds the intermediate arrays of the schedule, the server and the aggregate and, for every client that
+is trained at the same time, its parameters, gradients, optimiser state, batch and activations. Making the first state
+and evaluating have their own peaks. The intermediate arrays of each part are counted in its traced program
+(``liveness``).
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ class MemoryPlan(NamedTuple):
 
     @property
     def total(self) -> int:
-        """Peak bytes of the run."""
+        """Predicted peak of the run's memory, in bytes."""
         return self.fixed + max(self.server + self.slot * self.concurrent, self.start, self.evaluation)
 
     @property
@@ -52,17 +53,17 @@ class MemoryPlan(NamedTuple):
 
     @property
     def largest_chunk(self) -> int:
-        """Largest number of slots that fit at the same time; 0 if not even one fits."""
+        """Largest number of clients that can be trained at the same time; 0 if not even one fits into memory."""
         return max(0, int((USABLE * self.limit - self.fixed - self.server) // max(self.slot, 1)))
 
     @property
     def fits(self) -> bool:
-        """Whether the peak is within the usable part of the memory."""
+        """Whether the predicted peak is at most the share ``USABLE`` of the device's memory."""
         return self.total <= USABLE * self.limit
 
 
 def _held_bytes(run: Callable[Arguments, object], *arguments: Arguments.args, **options: Arguments.kwargs) -> int:
-    """Returns the most bytes of constants, results and intermediate arrays that a traced function has at once."""
+    """Returns the most bytes of constants, results and intermediate arrays at once in ``run``, which is only traced."""
     closed = jax.make_jaxpr(run)(*arguments, **options)
     return pytrees.num_bytes(closed.consts) + peak_bytes(closed.jaxpr)
 
@@ -82,7 +83,10 @@ class _TracedRound(NamedTuple):
 
 @functools.lru_cache(maxsize=64)
 def _trace(algorithm: Algorithm, shapes: tuple[Any, ...], max_client_size: int, num_clients: int) -> _TracedRound:
-    """Returns the bytes of one round, with a slot's part apart from the rest."""
+    """Traces one round and returns the bytes that its parts need: one client's training, and all the rest.
+
+    ``shapes`` has the shape and dtype of each array of the data.
+    """
     data = FederatedData(*(cast(Any, jax.ShapeDtypeStruct(shape, dtype)) for shape, dtype in shapes))
     state, of_slots = state_shapes(algorithm, num_clients), dict[str, int]()
 
@@ -123,14 +127,14 @@ def plan(
     rounds: int,
     evaluated: Sequence[Array] = (),
 ) -> MemoryPlan:
-    """Predicts the memory of a run of ``algorithm`` on ``data``, without running it.
+    """Predicts the memory that a run of ``algorithm`` on ``data`` needs on a device, without running it.
 
     Args:
         algorithm: The algorithm.
         data: Training examples of all clients.
         mapping: Mapping of clients onto devices.
         max_client_size: Number of examples of the largest client.
-        rounds: Rounds between two stops, whose infos are in memory at the same time.
+        rounds: Rounds that one compiled call computes; the numbers that they report are in memory at the same time.
         evaluated: Inputs [n, ...] at which the models are evaluated during the run.
     """
     shapes = tuple((tuple(leaf.shape), str(leaf.dtype)) for leaf in data)
@@ -159,13 +163,14 @@ def check(
     rounds: int,
     evaluated: Sequence[Array] = (),
 ) -> MemoryPlan:
-    """Returns the memory plan of a run if it fits.
+    """Predicts the memory of a run as ``plan`` does, and raises an error if the device has less.
 
     Args:
         algorithm, data, mapping, max_client_size, rounds, evaluated: As in ``plan``.
 
     Raises:
-        DoesNotFit: The run does not fit; the message names the largest chunk that fits, or the part that is too large.
+        DoesNotFit: The run does not fit; the message names the largest chunk of clients that fits, or the part that is
+            too large.
     """
     planned = plan(algorithm, data, mapping, max_client_size, rounds, evaluated)
     if planned.fits:
@@ -183,7 +188,7 @@ def check(
 def check_program(
     name: str, run: Callable[Arguments, object], *arguments: Arguments.args, **options: Arguments.kwargs
 ) -> None:
-    """Raises ``DoesNotFit`` if a function and its arguments do not fit into memory.
+    """Raises ``DoesNotFit`` if a function's constants, arguments and arrays need more memory than the device has.
 
     Args:
         name: Beginning of the error message.
@@ -198,7 +203,7 @@ def check_program(
 
 
 def describe(planned: MemoryPlan) -> str:
-    """Returns a memory plan as one line of text."""
+    """Returns a memory plan, the predicted bytes of a run by part, as one line of text."""
     clients = f"{planned.concurrent} x {size(planned.slot)} clients"
     return (
         f"memory: {size(planned.total)} of {size(planned.limit)} predicted at the peak (data {size(planned.data)}, "

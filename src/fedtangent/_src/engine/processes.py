@@ -1,4 +1,4 @@
-"""Devices and processes: joining several processes, values on every device, signals, versions."""
+"""Devices and processes: joins the processes of a run, copies values to every device, and catches signals."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ SIGNALS = (signal.SIGTERM, signal.SIGINT)
 def settings(
     coordinator: str | None, num_processes: int | None, process_id: int | None, environment: Mapping[str, str]
 ) -> dict[str, Any]:
-    """Returns the arguments of ``jax.distributed.initialize``, taken from ``environment`` where the caller passes None.
+    """Returns the arguments of ``jax.distributed.initialize``; for those that are None, the environment is read.
 
     If all three are missing there too, the result is empty, and JAX reads the cluster's variables (Slurm, Open MPI).
 
@@ -68,12 +68,12 @@ def settings(
 
 
 def start(coordinator: str | None = None, num_processes: int | None = None, process_id: int | None = None) -> None:
-    """Joins the other processes of a run; call it before anything else uses a device.
+    """Connects this process with the other processes of a run; call it before anything else uses a device.
 
     Args:
-        coordinator: Address ``host:port`` of the first process; None to read the environment.
-        num_processes: Number of processes; None to read the environment.
-        process_id: Number of this process, from 0; None to read the environment.
+        coordinator: Address ``host:port`` of the first process; None to read JAX_COORDINATOR_ADDRESS.
+        num_processes: Number of processes; None to read JAX_NUM_PROCESSES.
+        process_id: Number of this process, from 0; None to read JAX_PROCESS_ID.
 
     Raises:
         ValueError: A bad argument, or neither the arguments nor the environment name the other processes.
@@ -137,7 +137,7 @@ def replicate(tree: PyTree, mesh: Mesh | None) -> PyTree:
 
 
 def local(tree: PyTree) -> PyTree:
-    """Returns one copy, on a device of this process, of values that every device holds."""
+    """Returns one copy, on a device of this process, of a pytree of arrays of which every device has a copy."""
 
     def one(leaf: PyTree) -> PyTree:
         if not isinstance(leaf, jax.Array) or len(leaf.sharding.device_set) == 1:
@@ -152,10 +152,11 @@ def local(tree: PyTree) -> PyTree:
 
 @contextlib.contextmanager
 def stop_signals(enabled: bool) -> Iterator[Callable[[], int | None]]:
-    """Catches the first SIGTERM or SIGINT inside the block; yields a function that returns its number, or None.
+    """Catches the first SIGTERM or SIGINT inside the block, so that a run can end in order.
 
-    After that the previous handlers are restored, so that a second signal acts as usual. No handler is installed
-    outside the main thread, where Python allows none, or for a signal that is ignored (``nohup``).
+    Yields a function that returns the number of the signal, or None before one arrives. After the first signal the
+    previous handlers are restored, so that a second one acts as usual. No handler is installed outside the main thread,
+    where Python allows none, or for a signal that is ignored (``nohup``).
 
     Args:
         enabled: Whether to catch signals at all.
@@ -184,7 +185,7 @@ def stop_signals(enabled: bool) -> Iterator[Callable[[], int | None]]:
 
 
 def environment() -> dict[str, str]:
-    """Returns the versions and the device of this process, for the record of a result."""
+    """Returns the versions of the package and its dependencies, and the device, to record beside a result."""
     # The root imports this module: its version can be had when called, not by a statement.
     root = importlib.import_module("fedtangent")
     return {

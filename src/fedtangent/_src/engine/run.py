@@ -33,9 +33,10 @@ from fedtangent._src.types import Algorithm, AnyArray, Array, FederatedData, Key
 
 
 def predict(algorithm: Algorithm, state: PyTree, x: Shaped[AnyArray, "n ..."]) -> Prediction:
-    """Returns the algorithm's prediction at ``x`` [n, ...].
+    """Returns the prediction of an algorithm's models, in a given state of training, at ``x`` [n, ...].
 
-    It is compiled once per shape and algorithm; algorithms whose ``params`` predict share the program of their model.
+    It is compiled once per shape and algorithm. If the algorithm's models are networks (``params``), algorithms on the
+    same network share the compiled program.
 
     Args:
         algorithm: The algorithm.
@@ -51,7 +52,7 @@ def _predict(algorithm: Algorithm, state: PyTree, x: Shaped[AnyArray, "n ..."]) 
 
 
 class Resolved(NamedTuple):
-    """The mapping of clients that a run uses, and its memory plan.
+    """The mapping of clients onto devices that a run uses, with the predicted memory.
 
     Attributes:
         mapping: Name of the mapping.
@@ -69,7 +70,7 @@ class Resolved(NamedTuple):
 
     @property
     def at_once(self) -> int:
-        """Number of such runs at the same time, by cores and memory; 1 on an accelerator or on several devices."""
+        """How many runs like this one can run at the same time; 1 on an accelerator or on several devices."""
         if jax.default_backend() != "cpu" or jax.device_count() > 1:
             return 1
         return max(1, min(usable_cores(), int(memory.USABLE * self.plan.limit // max(self.plan.total, 1))))
@@ -83,10 +84,10 @@ def resolve_mapping(
     checkpoint: Checkpoints | None = None,
     evaluated: Sequence[Shaped[Array, "n ..."]] = (),
 ) -> Resolved:
-    """Chooses the mapping of clients that ``simulate`` uses, and predicts the memory of the run.
+    """Chooses the mapping of a round's clients onto devices that ``simulate`` uses, and predicts the memory of the run.
 
-    ``auto`` is the mapping of the run that is resumed, if that was on this device. Otherwise it is the fastest mapping
-    that fits into memory, by a measurement that is stored on this machine.
+    With "auto", a resumed run keeps its mapping if it was on the same kind of device. Otherwise ``auto`` is the fastest
+    mapping that fits into memory, by a measurement that is stored on this machine.
 
     Args:
         algorithm: The algorithm.
@@ -114,7 +115,7 @@ def resolve_mapping(
 
 
 def _probe(algorithm: Algorithm, data: FederatedData, length: int, mapping: ClientMapping) -> float:
-    """Measures the seconds of a round under ``mapping``, with the same program that the run would use."""
+    """Measures the seconds of a round under a mapping of clients, with the same program that the run would use."""
     engine = engine_for(data, mapping)
     placed = replicate(data, engine.mesh)
     return auto.seconds_a_round(
@@ -161,7 +162,7 @@ def _refuse_clients(data: object, clients: object) -> None:
 
 
 def _check_algorithm(algorithm: object) -> None:
-    """Raises ``ValueError`` unless ``algorithm`` is an ``Algorithm``; of a recipe it says that it must be called."""
+    """Raises ``ValueError`` unless ``algorithm`` is an ``Algorithm``, also for a recipe that was not called."""
     if callable(algorithm):
         name = getattr(algorithm, "__name__", "recipe")
         raise ValueError(f"algorithm: got the function {name}, must be an Algorithm: call {name}(model, schedule, ..)")
@@ -169,7 +170,7 @@ def _check_algorithm(algorithm: object) -> None:
 
 
 def measured(examples: Examples, algorithm: Algorithm, state: PyTree) -> dict[str, dict[str, float]]:
-    """Returns the metrics of an algorithm's prediction at the training and the test examples, by split and name.
+    """Measures accuracy, loss and other metrics of an algorithm's prediction; returns them by split and name.
 
     Args:
         examples: Training examples (of more than 10,000 a sample is measured) and test examples.
@@ -287,7 +288,7 @@ def simulate_rounds(
     mapping: str,
     checkpoints: Checkpoints | None,
 ) -> Run:
-    """Simulates the rounds of a run whose arguments are checked, as ``simulate`` does.
+    """Simulates the rounds of a run, as ``simulate`` does once it has checked its arguments.
 
     Args:
         algorithm, num_rounds, seed, start, evaluation, checkpoints: As in ``simulate``.
@@ -360,7 +361,7 @@ def params_by_round(
     start: Key | PyTree | None = None,
     devices: Devices = Devices(),
 ) -> PyTree:
-    """Returns the server's parameters at the start and after each ``every`` rounds.
+    """Simulates a run and returns the server's parameters at its start and after every ``every`` rounds.
 
     Args:
         algorithm: An algorithm with global models.
@@ -371,7 +372,7 @@ def params_by_round(
         NumPy arrays [1 + R / every, K, ..] in the structure of the parameters; after a divergence they are not finite.
 
     Raises:
-        ValueError: As ``simulate`` raises, and for an algorithm without global models.
+        ValueError: ``simulate`` refuses an argument, or the algorithm has no global models.
     """
     read = algorithm.params
     if read is None:
@@ -389,7 +390,7 @@ def params_by_round(
 
 
 def _run(setup: loop.RunSetup, past: loop.Past, name: str) -> Run:
-    """Runs from ``past`` to the end, under a progress bar called ``name``."""
+    """Computes a run from the progress ``past`` to its end, under a progress bar called ``name``."""
     is_shown = setup.evaluation.progress if is_main() else False
     with (
         stop_signals(setup.store is not None) as signalled,

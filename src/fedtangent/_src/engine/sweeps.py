@@ -1,7 +1,7 @@
-"""Many runs as one program: seeds by hyper-parameters, with common random numbers.
+"""Sweeps: runs with several seeds and several values of hyper-parameters, as one program.
 
-A seed draws the same initial models, cohorts and batches under every configuration, so that configurations are compared
-pair by pair (``measures.differences``).
+A seed draws the same initial models, cohorts and batches under every configuration (the values of one run), so that
+configurations are compared pair by pair (``measures.differences``).
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Build(Protocol):
     """A function that builds an algorithm from hyper-parameters."""
 
     def __call__(self, *arguments: Any, **values: Any) -> Algorithm:
-        """Returns the algorithm.
+        """Returns the algorithm for some values of the hyper-parameters.
 
         Args:
             arguments: None; the hyper-parameters are passed by name.
@@ -48,7 +48,7 @@ class Build(Protocol):
 
 
 class Sweep(NamedTuple):
-    """The metrics of every seed and configuration of a sweep."""
+    """The result of a sweep: the metrics of the runs with every seed and every configuration of hyper-parameters."""
 
     configs: tuple[Config, ...]
     seeds: tuple[int, ...]
@@ -62,7 +62,7 @@ class Sweep(NamedTuple):
         return f"Sweep({over}, {len(self.seeds)} seeds, {rounds}: {', '.join(self.metrics)})"
 
     def to_pandas(self) -> DataFrame:
-        """Returns a row for each seed, configuration and evaluation.
+        """Returns the metrics as a pandas DataFrame, with a row for each seed, configuration and evaluation.
 
         The columns are the configuration, ``seed``, ``round`` and the metrics. A metric that is an array is one cell.
 
@@ -85,7 +85,7 @@ class Sweep(NamedTuple):
 
 
 class _Alike(NamedTuple):
-    """The configurations that share one compiled program, because their static values are equal."""
+    """Configurations of a sweep that share one compiled program, because they differ only in traced numbers."""
 
     static: Config
     members: list[int]  # positions among all configurations
@@ -104,7 +104,7 @@ def sweep(
     evaluation: Evaluation,
     devices: Devices = Devices(),
 ) -> Sweep:
-    """Simulates every configuration of ``grid`` with every seed.
+    """Simulates a run for every seed and every configuration, which is a combination of the values in ``grid``.
 
     Floating values (rates, mu) are traced: configurations that differ only in them are one compiled program. Other
     values (the number of models K or of local steps, names) decide shapes or code: each combination of them is compiled
@@ -125,7 +125,7 @@ def sweep(
             have their defaults: a sweep has no divergence to stop at and nothing to report before its end.
         devices: Mapping of each run's clients (not ``sharded``), and mapping of the runs.
 
-    Each member equals the single ``simulate`` of its configuration and seed, to rounding.
+    Each run gives the same metrics as ``simulate`` with its configuration and seed, up to rounding.
 
     Example, two step sizes and three seeds, one program:
 
@@ -180,7 +180,10 @@ def sweep(
 
 
 def _tables(configs: Sequence[Config], groups: Sequence[_Alike], shapes: Sequence[PyTree]) -> dict[str, np.ndarray]:
-    """Returns an empty table [seeds, configs, E, ...] for each metric, the same in all groups or ``ValueError``."""
+    """Returns an empty table [seeds, configurations, evaluations, ...] for each metric of a sweep.
+
+    Raises ``ValueError`` if the metrics or their shapes differ between groups of configurations.
+    """
     first = shapes[0]
     for group, mine in zip(groups, shapes, strict=True):
         for name in sorted(set(first) ^ set(mine)):
@@ -218,7 +221,7 @@ def member(
     values: Values,
     data: FederatedData,
 ) -> dict[str, Array]:
-    """Computes the metrics [E, ...] of one configuration and seed of a sweep.
+    """Simulates one run of a sweep, traced inside a larger program, and returns its metrics at E evaluations, [E, ...].
 
     Args:
         build: Function that builds the algorithm from ``static`` and ``values``.
@@ -240,7 +243,10 @@ Program = Callable[[Array, Values, Array | None, FederatedData, PyTree], PyTree]
 
 
 def _program(over: str, run_member: Callable[[Key, Values, FederatedData], PyTree]) -> Program:
-    """Maps ``run_member`` over seeds and configurations: (keys, values, partition, data, variants) -> [S, C, ...]."""
+    """Builds the compiled program that runs ``run_member`` for every seed and every configuration of a group.
+
+    Its result is a tree of metrics [seeds, configurations, ...]; ``over`` is "map" (one after another) or "vmap".
+    """
 
     def run(keys: Array, values: Values, partition: Array | None, data: FederatedData, variants: PyTree) -> PyTree:
         def one(key: Key, config: tuple[Values, Array | None]) -> PyTree:
@@ -257,12 +263,15 @@ def _program(over: str, run_member: Callable[[Key, Values, FederatedData], PyTre
 
 
 def _map_members(over: str, run: Callable[[PyTree], PyTree], members: PyTree) -> PyTree:
-    """Maps ``run`` over the leading axis of ``members``."""
+    """Applies ``run`` to each row of ``members``: one after another, or all at once if ``over`` is "vmap"."""
     return jax.vmap(run)(members) if over == "vmap" else jax.lax.map(run, members)
 
 
 def choose_over(over: str) -> str:
-    """Returns "map" or "vmap"; "auto" is "map" on a CPU and else "vmap". Raises ``ValueError`` for another name."""
+    """Returns "map" (the runs of a sweep one after another) or "vmap" (all at once).
+
+    "auto" is "map" on a CPU and else "vmap". Another name raises ``ValueError``.
+    """
     choice("devices.runs", over, OVER)
     if over == "auto":
         return {"scan": "map", "vmap": "vmap"}[default_kind()]
@@ -270,11 +279,11 @@ def choose_over(over: str) -> str:
 
 
 def single_device_engine(data: FederatedData, mapping: str) -> Engine:
-    """Returns the engine of one of many runs, on one device.
+    """Returns the engine that trains the clients of each run of a sweep, on one device.
 
     Args:
         data: Training examples of all clients.
-        mapping: Name of a mapping; "auto" is scan on a CPU and vmap elsewhere.
+        mapping: Name of a mapping of clients; "auto" is scan on a CPU and vmap elsewhere.
 
     Raises:
         ValueError: An unknown mapping, or ``sharded``.
@@ -289,7 +298,7 @@ def single_device_engine(data: FederatedData, mapping: str) -> Engine:
 
 
 def check_seeds(seeds: Sequence[int]) -> tuple[int, ...]:
-    """Returns the seeds as integers.
+    """Checks the seeds of a sweep and returns them as integers.
 
     Raises:
         ValueError: There is no seed, a seed occurs twice, or a seed is not a whole number from 0 to 2^32 - 1.
@@ -301,7 +310,7 @@ def check_seeds(seeds: Sequence[int]) -> tuple[int, ...]:
 
 
 def _measure(evaluation: Evaluation) -> Measure:
-    """Returns the sweep's measure; raises ``ValueError`` without one, or for options that sweeps do not have."""
+    """Returns a sweep's ``measure``; raises ``ValueError`` if it is None, or if more than ``every`` is set besides."""
     if evaluation.measure is None:
         raise ValueError("evaluation: got no measure, must be Evaluation(measure=..) in a sweep")
     if evaluation != Evaluation(evaluation.every, evaluation.measure):
@@ -312,7 +321,7 @@ def _measure(evaluation: Evaluation) -> Measure:
 def _check_axes(
     grid: Mapping[str, Sequence[Any]], clients: Clients, data: FederatedData
 ) -> tuple[str, Mapping[Any, Partition]]:
-    """Returns the name of the axis of partitions, and its values; both are empty without partitions."""
+    """Checks ``grid`` and ``clients``; returns the name of the axis of partitions, and the partitions, or "" and {}."""
     for name, values in grid.items():
         if isinstance(values, str) or len(values) == 0:
             raise ValueError(f"grid: got {values!r} for {name}, must be a list of one or more values")
@@ -336,7 +345,10 @@ def _check_axes(
 
 
 def _variants(data: FederatedData, partitions: Mapping[Any, Partition]) -> tuple[Array, Array] | None:
-    """Returns the indices [V, m] and offsets [V, N + 1] of all partitions; indices that pad belong to no client."""
+    """Stacks V partitions of the same examples: returns their indices [V, m] and offsets [V, N + 1]; None without any.
+
+    Shorter partitions are padded with indices that belong to no client.
+    """
     if not partitions:
         return None
     longest = max(len(p.indices) for p in partitions.values())
@@ -346,7 +358,7 @@ def _variants(data: FederatedData, partitions: Mapping[Any, Partition]) -> tuple
 
 
 def _same(value: object) -> tuple[type, object]:
-    """Returns a key that is equal for values that may share a program; a value without a hash equals only itself."""
+    """Returns a key that is equal for values which may share a program; a value without hash equals only itself."""
     try:
         hash(value)
     except TypeError:
@@ -355,7 +367,10 @@ def _same(value: object) -> tuple[type, object]:
 
 
 def _groups(configs: Sequence[Config], names: list[str], partition_name: str | None) -> list[_Alike]:
-    """Groups the configurations by their static values, in order of first appearance."""
+    """Groups a sweep's configurations by the values that are not traced; each group is one compiled program.
+
+    ``names`` are the names of the grid, and ``partition_name`` that of the axis of partitions, if there is one.
+    """
     labels = list(dict.fromkeys(config[partition_name] for config in configs)) if partition_name else []
     traced = [n for n in names if all(isinstance(config[n], float | np.floating) for config in configs)]
     members: dict[tuple[object, ...], list[int]] = {}

@@ -1,4 +1,7 @@
-"""Trials: the runs of an experiment, which share a compiled program and run in the loop of ``simulate``."""
+"""Trials: the runs of an experiment, in the loop of ``simulate``.
+
+They share one compiled program for all seeds, hyper-parameters and data of the same shapes.
+"""
 
 from __future__ import annotations
 
@@ -17,11 +20,12 @@ from fedtangent._src.types import Algorithm, Array, ArrayLike, Cost, Engine, Fed
 
 
 class TrialProgram(NamedTuple):
-    """The compiled parts of a run, for all hyper-parameters, seeds, data and evaluation sets of the same shapes.
+    """The compiled functions of an experiment's runs, for all hyper-parameters, seeds and data of the same shapes.
 
     Attributes:
         begin: ``key -> state``.
         chunk: ``(hyper-parameters, data, state, rounds) -> (state, infos, all_finite)``; reuses the state's buffers.
+            Infos are the numbers that rounds report.
         measure: ``(hyper-parameters, evaluation sets, state) -> metrics``.
         cost: Bytes of a message and of a broadcast.
         shapes: Shapes of one round's infos.
@@ -44,13 +48,13 @@ def trial_program(
     measure: Callable[[Algorithm, PyTree, PyTree], dict[str, Array]],
     every: int = 1,
 ) -> TrialProgram:
-    """Builds the program that all trials of an experiment share; it is compiled when it is first used.
+    """Builds the program that all trials (runs) of an experiment share; it is compiled when it is first used.
 
     ``simulate`` compiles one algorithm with fixed hyper-parameters. Here hyper-parameters such as rates are arguments,
     so that another rate, seed or draw of data of the same shapes compiles nothing again.
 
     Args:
-        build: ``(**numbers) -> algorithm``; the model and the schedule do not depend on them; they may be traced.
+        build: ``(**numbers) -> algorithm``; the numbers may be traced, and model and schedule must not depend on them.
         numbers: Hyper-parameters of one of the trials, which ``build`` checks.
         data: Data of one of the trials.
         engine: Mapping of clients onto devices; its ``max_client_size`` must suit the largest client of all trials.
@@ -83,7 +87,7 @@ def run_trial(
     num_rounds: int,
     every: int = 1,
 ) -> Run:
-    """Trains one trial, with evaluations at the start, every ``every`` rounds and at the end.
+    """Simulates one trial (run) of an experiment, and evaluates it at the start, every ``every`` rounds and at the end.
 
     Args:
         program: The program that all trials share.

@@ -1,4 +1,4 @@
-"""Fixed features of images, for training a last linear layer alone."""
+"""Fixed features of images, for training only a last linear layer on them."""
 
 from fedtangent._src.data.features.convolution import Features, random_convolution, with_features
 from fedtangent._src.data.features.resnet50 import resnet50_features

@@ -1,4 +1,4 @@
-"""Features of images in stored blocks, and those of fixed random convolutions, which need no training and no files."""
+"""Features of images, computed in blocks that are stored; and features by fixed random convolutions."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ class Features(NamedTuple):
 def in_blocks(
     images: ArrayLike, made_by: str, compute: Callable[[np.ndarray], Array], folder: Path | str | None, tick: Tick
 ) -> Features:
-    """Computes the features of all images in blocks of 1000, each stored in ``folder`` under a digest of its images.
+    """Computes the features of all images, 1000 images at a time, and stores each such block in a file.
 
-    Interrupted work continues at the block where it stopped, and the first blocks of a data set serve for a larger part
-    too.
+    Interrupted work continues at the block where it stopped. The blocks are found by a digest of their images, so the
+    first blocks of a data set serve for a larger part of it too.
 
     Args:
         images: [n, h, w, c], uint8, which are divided by 255, or floating within [0, 1].
@@ -112,7 +112,7 @@ def with_features(dataset: Dataset, features: Callable[[np.ndarray], Features], 
 def _computed(
     x: Float32[np.ndarray, "n h w c"], compute: Callable[[np.ndarray], Array], first: int, total: int, tick: Tick
 ) -> Float32[np.ndarray, "n F"]:
-    """Computes the features of one block in batches of one size; padding fills the last batch."""
+    """Computes the features of one block of images in padded batches; ``first`` of ``total`` images are done before."""
     features = []
     with jax.enable_x64(False):
         for start in range(0, len(x), BATCH):
@@ -136,13 +136,13 @@ def random_convolution(
     folder: Path | str | None = None,
     tick: Tick = lambda done, total: None,
 ) -> Features:
-    """Computes features [n, F] float32 by fixed random filters, after Coates, Ng and Lee (2011), who learn theirs.
+    """Computes features [n, F] float32 of images by fixed random filters; Coates, Ng and Lee (2011) learn theirs.
 
-    Each patch p of D numbers, ``filter_size`` wide and high, of all channels, at every place of an image, is
+    A patch p is ``filter_size`` pixels wide and high and has all channels, D numbers. Every patch of an image is
     normalised: ``z = (p - mean p) / sqrt(var p + 1e-3)``. There are ``F / grid^2`` filters, each w [D] of N(0, 1) minus
-    its mean, and b of N(0, 1); a patch's response is ``max(0, w'z / sqrt(D) - b)``. Responses are averaged over each
-    cell of a ``grid`` x ``grid`` (sizes differ by at most one). Feature ``(row * grid + column) * filters + j`` is the
-    average of filter j in that cell.
+    its mean, and b of N(0, 1); a patch's response is ``max(0, w'z / sqrt(D) - b)``. The image is divided into ``grid``
+    x ``grid`` cells (sizes differ by at most one), over which responses are averaged. Features
+    are ordered by the cell's row, its column and the filter.
 
     Args:
         images: [n, height, width, channels], uint8 or floating within [0, 1].
@@ -174,7 +174,10 @@ def random_convolution(
 
 @functools.partial(jax.jit, static_argnums=2)
 def _responses(filters: Array, biases: Array, grid: int, x: Array) -> Array:
-    """Maps [b, h, w, c] to [b, grid^2 filters]; filters have mean 0, so the patch's mean need not be subtracted."""
+    """Computes the features of ``random_convolution``, [b, F], of images ``x`` [b, h, w, c] within [0, 1].
+
+    ``filters`` are [filter_size, filter_size, c, number]; once centred, they need no subtraction of a patch's mean.
+    """
     size = filters[..., 0].size
     centred = filters - filters.mean(axis=(0, 1, 2), keepdims=True)
     mean = _convolved(x, jnp.full((*filters.shape[:3], 1), 1 / size, x.dtype))
@@ -194,7 +197,7 @@ def _convolved(x: Array, kernel: Array) -> Array:
 
 
 def _cells(places: int, grid: int) -> np.ndarray:
-    """Returns the matrix [grid, places] that averages over the cells of one axis."""
+    """Returns the matrix [grid, places] that averages ``places`` numbers along an axis over ``grid`` cells."""
     rows = np.zeros((grid, places), np.float32)
     for row, cell in zip(rows, np.array_split(np.arange(places), grid), strict=True):
         row[cell] = 1 / len(cell)

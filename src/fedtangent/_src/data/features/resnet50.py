@@ -1,4 +1,4 @@
-"""ImageNet features of ResNet-50 from the user's file of weights."""
+"""Features of images by ResNet-50 trained on ImageNet; the user provides the file of weights."""
 
 from __future__ import annotations
 
@@ -39,12 +39,12 @@ def resnet50_features(
     folder: Path | str | None = None,
     tick: Tick = lambda done, total: None,
 ) -> Features:
-    """Computes the inputs of ResNet-50's last linear layer, [n, 2048] float32.
+    """Computes ResNet-50 features [n, 2048] float32 of images: the inputs of the network's last linear layer.
 
     The network is torchvision's ResNet-50 (He et al., 2016): a block has its stride in its 3 x 3 convolution; batch
     normalisation uses the stored mean and variance, epsilon 1e-5. Images are resized to ``size`` x ``size`` bilinearly,
     as by Pillow but without its rounding, and each colour is standardised by ImageNet's mean and standard deviation.
-    The whole image is used (the weights' own evaluation takes the middle 224 of 256).
+    The whole image is used, whereas torchvision evaluates these weights on the middle 224 of 256 pixels.
 
     Args:
         images: [n, height, width, 3], uint8 or floating within [0, 1].
@@ -72,7 +72,7 @@ def resnet50_features(
 
 
 def shapes(width: int = 64) -> dict[str, tuple[int, ...]]:
-    """Returns the shapes of the network's tensors by name, without the last layer, for ``width`` first channels."""
+    """Returns the shapes of ResNet-50's weights by name, without the last layer; ``width`` is conv1's channels."""
     by_name: dict[str, tuple[int, ...]] = {}
 
     def layer(convolution: str, normalisation: str, shape: tuple[int, ...]) -> None:
@@ -127,7 +127,10 @@ def read_weights(path: Path | str, sha256: str) -> dict[str, np.ndarray]:
 
 
 def _tensor(raw: bytes, start: int, dtype: str, shape: list[int], data_offsets: list[int]) -> np.ndarray:
-    """Returns one tensor, a view of the file's bytes."""
+    """Returns a tensor of a safetensors file ``raw`` as a view of its bytes; ``start`` is the end of the file's header.
+
+    The other arguments are the tensor's fields in the header. Raises ``ValueError`` if they do not fit together.
+    """
     if dtype not in DTYPES:
         raise ValueError(f"a tensor of dtype {dtype}, allowed are {', '.join(DTYPES)}")
     first, beyond = data_offsets
@@ -138,7 +141,10 @@ def _tensor(raw: bytes, start: int, dtype: str, shape: list[int], data_offsets: 
 
 
 def _checked(path: Path, tensors: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Checks the network's tensors and returns them as float32; the file's first tensor sets the width."""
+    """Returns ResNet-50's weights as float32; raises ``ValueError`` if a tensor is missing or has another shape.
+
+    The number of channels of ``conv1.weight`` sets the width of all layers.
+    """
     width = next((len(a) for name, a in tensors.items() if name == "conv1.weight" and a.ndim == 4), 64)
     for name, shape in shapes(width).items():
         if name not in tensors or tensors[name].shape != shape or tensors[name].dtype.kind != "f":
@@ -149,7 +155,10 @@ def _checked(path: Path, tensors: dict[str, np.ndarray]) -> dict[str, np.ndarray
 
 @functools.partial(jax.jit, static_argnums=1)
 def _forward(network: dict[str, Array], size: int, images: Array) -> Array:
-    """Maps images [b, h, w, 3] within [0, 1] to features [b, 32 width], the width being 64."""
+    """Computes ResNet-50 features of images [b, h, w, 3] within [0, 1], which are resized to ``size`` x ``size``.
+
+    ``network`` has the weights by name. The result is [b, 2048]: 32 times the 64 channels of ``conv1``.
+    """
 
     def normalised(x: Array, name: str) -> Array:
         gain, bias, mean, variance = (network[f"{name}.{k}"] for k in ("weight", "bias", "running_mean", "running_var"))

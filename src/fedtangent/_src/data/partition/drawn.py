@@ -1,4 +1,4 @@
-"""Partitions that are drawn at random: with equal or drawn sizes, few classes a client, or drawn label shares."""
+"""Partitions that are drawn at random: with equal or random sizes, few classes a client, or random label shares."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ METHODS = ("per_client", "hsu", "per_class")
 
 @dataclasses.dataclass(frozen=True)
 class ClientsOptions:
-    """Options of partitions into any number of clients."""
+    """Options of a partition: the number of clients."""
 
     num_clients: int = 20
     """Clients N."""
@@ -29,7 +29,7 @@ class ClientsOptions:
 
 @dataclasses.dataclass(frozen=True)
 class SkewOptions(ClientsOptions):
-    """Options of shares that are drawn from a Dirichlet distribution."""
+    """Options of partitions with shares that are drawn from a Dirichlet distribution."""
 
     alpha: float = 0.5
     """Dirichlet concentration: smaller is more heterogeneous."""
@@ -81,14 +81,14 @@ def _checked_clients(num_clients: int, num_examples: int) -> int:
 
 
 def assemble(parts: Sequence[Int[np.ndarray, "_"]]) -> Partition:
-    """Builds the partition from each client's indices, which it sorts."""
+    """Builds a ``Partition`` from the indices of each client's examples, which it sorts."""
     sizes = [len(p) for p in parts]
     indices = np.concatenate([np.sort(p) for p in parts]).astype(np.int32)
     return Partition(indices, np.concatenate([[0], np.cumsum(sizes)]).astype(np.int32))
 
 
 def _apportion(total: int, shares: Float[np.ndarray, "N"]) -> Int[np.ndarray, "N"]:
-    """Divides ``total`` into integers in proportion to ``shares`` (which sum to 1), by largest remainder."""
+    """Divides ``total`` into whole numbers in proportion to ``shares`` (which sum to 1), by largest remainder."""
     exact = total * shares
     whole = np.floor(exact).astype(np.int64)
     rest = total - int(whole.sum())
@@ -100,19 +100,19 @@ def _apportion(total: int, shares: Float[np.ndarray, "N"]) -> Int[np.ndarray, "N
 
 
 def iid(num_examples: int, num_clients: int, seed: int) -> Partition:
-    """Deals the examples at random; sizes are equal to within one (the first clients are the larger ones).
+    """Divides the examples among clients at random; sizes are equal to within one (the first clients are larger).
 
     Args:
         num_examples: Number of examples n.
         num_clients: Number of clients N.
-        seed: Seed of the deal.
+        seed: Seed of the random order.
     """
     num_clients, rng = _checked_clients(num_clients, num_examples), generator(seed)
     return assemble(np.array_split(rng.permutation(num_examples), num_clients))
 
 
 def quantity_skew(num_examples: int, num_clients: int, alpha: float, seed: int, min_client_size: int = 1) -> Partition:
-    """Draws clients' sizes from a Dirichlet distribution and deals random examples: only sizes differ, not labels.
+    """Gives clients random examples and sizes from a Dirichlet distribution, so that only sizes differ, not labels.
 
     Each client gets ``min_client_size`` examples; the rest is divided by ``q ~ Dir(alpha, .., alpha)`` over clients,
     rounded to whole examples by largest remainder.
@@ -139,7 +139,7 @@ def quantity_skew(num_examples: int, num_clients: int, alpha: float, seed: int, 
 
 
 def shards(labels: ArrayLike, num_clients: int, shards_per_client: int, seed: int) -> Partition:
-    """Sorts by label, cuts into equal shards and deals them at random (McMahan et al., 2017, section 3).
+    """Sorts examples by label, cuts them into equal shards and deals these at random (McMahan et al., 2017, section 3).
 
     The ``num_clients * shards_per_client`` shards have equal sizes to within one. A shard can hold two classes, so that
     a client has more classes than shards; with ``classes`` this cannot happen.
@@ -167,7 +167,7 @@ def shards(labels: ArrayLike, num_clients: int, shards_per_client: int, seed: in
 
 
 def classes(labels: ArrayLike, num_clients: int, classes_per_client: int, seed: int) -> Partition:
-    """Gives each client exactly ``classes_per_client`` classes (the Fed-ensemble papers' "exactly two labels", N.o.C.).
+    """Gives each client exactly ``classes_per_client`` classes (the Fed-ensemble papers' "exactly two labels").
 
     Every class goes to the same number of clients (to within one), who divide its examples equally at random.
 
@@ -209,7 +209,10 @@ def classes(labels: ArrayLike, num_clients: int, classes_per_client: int, seed: 
 def _deal_classes(
     rng: np.random.Generator, slots: Int[np.ndarray, "C"], num_clients: int, per_client: int
 ) -> list[list[int]]:
-    """Deals class c to ``slots[c]`` clients, and ``per_client`` different classes to each; returns lists by class."""
+    """Draws which clients get each class: ``per_client`` different classes a client, ``slots[c]`` clients for class c.
+
+    Returns a list of clients for each class.
+    """
     slots = slots.copy()
     holders: list[list[int]] = [[] for _ in slots]
     for turn, client in enumerate(rng.permutation(num_clients)):
@@ -224,7 +227,7 @@ def _deal_classes(
 
 
 def majority(labels: ArrayLike, num_clients: int, share: float = 0.5, seed: int = 0) -> Partition:
-    """Gives each client a main class with ``share`` of its data (Local-GD paper, section 5, fine-tuning: a half).
+    """Gives each client a main class with ``share`` of its data (a half for fine-tuning in section 5 of Local-GD).
 
     The main class of client i is number ``i mod C`` of the C classes. All clients hold the same number m of examples:
     ``share * m`` (rounded) of the main class, and the rest evenly from all other classes, to within one (the classes
@@ -251,7 +254,10 @@ def majority(labels: ArrayLike, num_clients: int, share: float = 0.5, seed: int 
 
 
 def _majority_counts(pool: Int[np.ndarray, "C"], num_clients: int, share: float) -> Int[np.ndarray, "N C"]:
-    """Computes how many examples of each class every client of ``majority`` gets, for the largest possible clients."""
+    """Computes the numbers of examples of each class that the clients of ``majority`` get, as many as possible.
+
+    ``pool`` [C] has the number of examples of each class.
+    """
     others = len(pool) - 1
     if others == 0:
         raise ValueError("labels: got one class, must be of two or more")
@@ -330,7 +336,11 @@ def dirichlet(
 def _split_clients(
     rng: np.random.Generator, pools: list[Int[np.ndarray, "_"]], num_clients: int, concentration: Float[np.ndarray, "C"]
 ) -> list[Int[np.ndarray, "_"]]:
-    """Fills clients of equal size in random order: each draws its label shares and then its examples."""
+    """Divides the examples among clients of equal size for ``dirichlet``; returns each client's indices.
+
+    In random order, each client draws its label shares from Dir(``concentration``) and then its examples from those
+    that are left. ``pools`` has the indices of each class, shuffled.
+    """
     num_examples = sum(len(p) for p in pools)
     base, extra = divmod(num_examples, num_clients)
     used, parts = np.zeros(len(pools), np.int64), [np.empty(0, np.int64)] * num_clients
@@ -345,7 +355,10 @@ def _split_clients(
 def _draw_counts(
     rng: np.random.Generator, size: int | np.integer, pool: Int[np.ndarray, "C"], shares: Float[np.ndarray, "C"]
 ) -> Int[np.ndarray, "C"]:
-    """Draws ``size`` labels by ``shares`` without replacement, as counts [C]; shares that are used up do not count."""
+    """Draws the labels of one client's ``size`` examples without replacement, as a number for each class [C].
+
+    Labels have the probabilities ``shares``, renormalised when a class is used up; ``pool`` is what is left of each.
+    """
     counts = np.zeros_like(pool)
     while (missing := size - int(counts.sum())) > 0:
         available = pool - counts
@@ -359,7 +372,7 @@ def _draw_counts(
 def _split_classes(
     rng: np.random.Generator, pools: list[Int[np.ndarray, "_"]], num_clients: int, alpha: float
 ) -> list[Int[np.ndarray, "_"]]:
-    """Divides each class among all clients by Dirichlet shares drawn for this class."""
+    """Divides the shuffled indices of each class, ``pools``, among all clients by shares from Dir(alpha, .., alpha)."""
     pieces = []
     for pool in pools:
         sizes = _apportion(len(pool), rng.dirichlet(np.full(num_clients, alpha)))
@@ -370,7 +383,7 @@ def _split_classes(
 def _fill_up(
     rng: np.random.Generator, parts: list[Int[np.ndarray, "_"]], min_client_size: int
 ) -> list[Int[np.ndarray, "_"]]:
-    """Moves random examples, one at a time, from the largest client to the smallest until all have enough."""
+    """Moves random examples from the largest client to the smallest until all clients have ``min_client_size``."""
     clients, sizes = [p.tolist() for p in parts], np.array([len(p) for p in parts])
     while sizes.min() < min_client_size:
         poor, rich = int(sizes.argmin()), int(sizes.argmax())
@@ -397,7 +410,10 @@ class Partitioner(Protocol):
 
 
 def _entry(function: Partitioner, summary: str, options: type[ClientsOptions], *papers: str) -> Entry:
-    """Builds the catalogue's entry of a partitioner, whose first argument is ``labels`` or ``num_examples``."""
+    """Builds the catalogue's entry of a partitioner, a function such as ``iid``, with its summary, options and papers.
+
+    The function's first argument is ``labels`` or ``num_examples``.
+    """
     takes_labels = "labels" in inspect.signature(function).parameters
 
     def build(chosen: ClientsOptions, dataset: Dataset, seed: int) -> Partition:

@@ -1,4 +1,4 @@
-"""Partitions that are not drawn: by the users of the data set, or as lists; checks, and statistics."""
+"""Partitions by the users of a data set or from lists of examples; checks of partitions, and statistics of them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Clients: TypeAlias = Partition | Mapping[Hashable, ArrayLike] | ArrayLike
 
 
 def by_user(user_ids: ArrayLike, name: str = "user_ids") -> Partition:
-    """Builds one client for each distinct user (writer, speaker, device), in ascending order of their ids.
+    """Builds the partition with one client for each user (writer, speaker, device), in ascending order of their ids.
 
     Args:
         user_ids: User of each example [n], all whole numbers or all strings, such as a column of a pandas table.
@@ -59,7 +59,7 @@ def by_user(user_ids: ArrayLike, name: str = "user_ids") -> Partition:
 
 
 def numbered(train: Shaped[np.ndarray, "n"], test: Shaped[np.ndarray, "m"]) -> tuple[np.ndarray, np.ndarray]:
-    """Assigns numbers from 0 to users: the training users in ascending order of ids, then the users who only test.
+    """Numbers users from 0: the training users in ascending order of their ids, then users with test examples only.
 
     Args:
         train: User of each training example, whole numbers or strings.
@@ -83,7 +83,7 @@ def numbered(train: Shaped[np.ndarray, "n"], test: Shaped[np.ndarray, "m"]) -> t
 
 
 def of(clients: Clients, num_examples: int = checks.MAX_INDEX, name: str = "partition") -> Partition:
-    """Builds the partition in which each client holds the examples that ``clients`` lists for it, in that order.
+    """Builds a partition from the list of each client's examples, whose order is kept.
 
     Args:
         clients: A ``Partition``, a sequence of index arrays, or a mapping from each client's name to one, in the order
@@ -188,7 +188,7 @@ MAX_CELLS = 2**26  # of heterogeneity's table [N, C]: half a gigabyte
 
 
 class Heterogeneity(NamedTuple):
-    """Heterogeneity of the clients of a partition; means are over clients that hold examples."""
+    """Measures of how much the clients' label distributions differ; means are over clients with examples."""
 
     label_distribution: Float64[np.ndarray, "N C"]  # share of each class among a client's examples (0 if it has none)
     total_variation: float  # mean over clients of 1/2 sum_c |share - share in all clients' examples together|

@@ -1,1 +1,1 @@
-"""The data sets: one file for each source; its ``ENTRIES`` are what ``fedtangent.data.load`` finds by name."""
+"""The data sets, one file for each source. ``fedtangent.data.load`` finds their ``ENTRIES`` by name."""

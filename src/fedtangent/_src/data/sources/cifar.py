@@ -1,4 +1,4 @@
-"""CIFAR-10 and CIFAR-100, as published, or images of CIFAR-10 in the user's archive.
+"""CIFAR-10 and CIFAR-100, as published, or images of CIFAR-10 in an archive of the user's.
 
 The data folder has the published archive of the binary version, or the folder that it unpacks to. For CIFAR-10 it can
 also have a file ``cifar10*.npz`` of ``train_images`` [n, 32, 32, 3] uint8 and ``train_labels`` [n], and optionally the
@@ -34,7 +34,7 @@ LABELS = {"cifar10": 1, "cifar100": 2}  # bytes before the pixels; the last one 
 
 
 def _load(published: Published, options: StoredImageOptions, data_dir: Path | None, seed: int) -> Dataset:
-    """Loads colour images [n, 32, 32, 3] in [0, 1] in the order of the files, and the fine labels of CIFAR-100."""
+    """Loads colour images [n, 32, 32, 3] in [0, 1] in the order of the files; of CIFAR-100 the fine labels."""
     name = published.name
     instead = f"folder {FOLDERS[name]}" + (", nor cifar10*.npz" if name == "cifar10" else "")
     stored = obtain(published, options, data_dir, functools.partial(_otherwise, name), instead)
@@ -52,7 +52,7 @@ def _otherwise(name: str, directory: Path) -> Found | None:
 
 
 def _part(name: str, path: Path) -> Arrays:
-    """Reads images and labels of both splits from the user's archive."""
+    """Reads the images and labels to train and to test from the user's archive ``cifar10*.npz`` at ``path``."""
     arrays = files.read(name, path, ("train_images", "train_labels"))
     x, y = files.images(name, path, arrays, "train", SIZE)
     count = len(y) if "test_images" in arrays else len(y) - len(y) // 5
@@ -61,7 +61,7 @@ def _part(name: str, path: Path) -> Arrays:
 
 
 def _read(published: Published, paths: Mapping[str, Path]) -> Arrays:
-    """Reads images and labels of both splits from the published archive."""
+    """Reads the images and labels to train and to test from the published archive."""
     name, path = published.name, paths["archive"]
     raw = contents(published, "archive", path)
     with reading(name, path), tarfile.open(fileobj=io.BytesIO(raw), mode="r:gz") as packed:
@@ -72,7 +72,7 @@ def _read(published: Published, paths: Mapping[str, Path]) -> Arrays:
 
 
 def _arrays(name: str, path: Path, files: Mapping[str, bytes]) -> Arrays:
-    """Returns images uint8 [n, 32, 32, 3] and labels uint8 [n] of both splits, from the bytes of each file."""
+    """Returns images uint8 [n, 32, 32, 3] and labels uint8 [n] to train and to test, from the bytes of each file."""
     arrays: Arrays = {}
     for split, names in FILES[name].items():
         parts = [_parsed(name, path / file, files[file], split) for file in names]
@@ -81,7 +81,7 @@ def _arrays(name: str, path: Path, files: Mapping[str, bytes]) -> Arrays:
 
 
 def _parsed(name: str, path: Path, content: bytes, split: str) -> tuple[np.ndarray, np.ndarray]:
-    """Parses images and labels of one file; raises ``ValueError`` for another size or a label out of range."""
+    """Returns the images and labels in one file; raises ``ValueError`` for another size or a label out of range."""
     record = LABELS[name] + PIXELS
     count = RECORDS[name] if split == "train" else RECORDS["cifar10"]
     if len(content) != count * record:

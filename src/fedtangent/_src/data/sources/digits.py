@@ -1,4 +1,4 @@
-"""scikit-learn's handwritten digits, which come with it: no files are needed."""
+"""Handwritten digits that come with scikit-learn, so that no files are needed."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class DigitsOptions(ImageOptions):
 
 
 def _load(options: DigitsOptions, data_dir: Path | None, seed: int) -> Dataset:
-    """Loads images [n, 8, 8, 1] in [0, 1], split within each class; ``seed`` draws the split and the order."""
+    """Loads grey images [n, 8, 8, 1] in [0, 1]; ``seed`` draws the order, and the test set's share of each class."""
     rng, dtype = generator(seed), checks.dtype(options.dtype, "float32", "float64")
     checks.number("test_fraction", options.test_fraction, above=0, below=1)
     pixels, labels = _bundled()
@@ -39,7 +39,10 @@ def _load(options: DigitsOptions, data_dir: Path | None, seed: int) -> Dataset:
 
 
 def _bundled() -> tuple[np.ndarray, np.ndarray]:
-    """Reads pixels [n, 64], 0 to 16, and labels [n]: from scikit-learn's file if found, to save its slow import."""
+    """Reads the pixels [n, 64], 0 to 16, and the labels [n] of scikit-learn's digits.
+
+    The file is read directly if it is found, because importing scikit-learn is slow.
+    """
     package = importlib.util.find_spec("sklearn")
     for folder in [] if package is None else package.submodule_search_locations or []:
         if (file := Path(folder) / "datasets" / "data" / "digits.csv.gz").is_file():
@@ -52,7 +55,7 @@ def _bundled() -> tuple[np.ndarray, np.ndarray]:
 
 
 def _stratified(rng: np.random.Generator, labels: np.ndarray, test_fraction: float) -> tuple[np.ndarray, np.ndarray]:
-    """Draws the indices of a training and a test set, both in random order, dividing every class in one proportion."""
+    """Draws the indices of a training and a test set in random order, with the same share of each class."""
     train, test = [], []
     for c in np.unique(labels):
         examples = rng.permutation(np.flatnonzero(labels == c))

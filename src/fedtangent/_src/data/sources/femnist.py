@@ -1,9 +1,10 @@
-"""LEAF's FEMNIST, by writer: all 62 characters, or only the digits.
+"""LEAF's FEMNIST, handwritten characters by writer: all 62 characters, or only the digits.
 
 Labels below 10 are digits, then come upper case and lower case. The data folder has one of: TensorFlow Federated's
 ``emnist_all.sqlite.lzma``; LEAF's JSON; or an archive ``femnist*.npz`` of ``train_images`` [n, 28, 28] uint8 (255 is
-paper), ``train_labels`` [n], ``train_offsets`` [W + 1] (writer after writer), and the same for ``test``, whose offsets
-may be left out. Writers without training examples, such as those of LEAF's split ``-t user``, only test.
+paper), ``train_labels`` [n], ``train_offsets`` [W + 1] (the index of each of W writers' first example, and n), and the
+same for ``test``, whose offsets may be left out. Writers without training examples, such as those of LEAF's split
+``-t user``, have test examples only.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ class WritersOptions(StoredImageOptions):
 
 
 def _load(name: str, num_classes: int, options: WritersOptions, data_dir: Path | None, seed: int) -> Dataset:
-    """Loads images [n, 28, 28, 1], ink 1 on paper 0, with the writer of each."""
+    """Loads images [n, 28, 28, 1], ink 1 on paper 0, of the first ``num_classes`` characters, with their writers."""
     stored = obtain(FEMNIST, options, data_dir, _otherwise, NEITHER)
     arrays = stored.arrays
     if num_classes < CHARACTERS:
@@ -77,7 +78,7 @@ def _of_archive(path: Path) -> Arrays:
 
 
 def _read(published: Published, paths: Mapping[str, Path]) -> Arrays:
-    """Reads TensorFlow Federated's images, writer after writer in the order of their names."""
+    """Reads images, labels and writers from TensorFlow Federated's file, writer after writer by name."""
     path = paths["database"]
 
     def writers(split: str) -> Iterator[leaf.User]:
@@ -90,7 +91,7 @@ def _read(published: Published, paths: Mapping[str, Path]) -> Arrays:
 
 
 def _examples(writer: leaf.User) -> tuple[np.ndarray, np.ndarray]:
-    """Converts shades [n, 784] from 0 (ink) to 1 (paper) to uint8 images of ink [n, 28, 28], and checks labels."""
+    """Converts a writer's shades [n, 784], 0 (ink) to 1 (paper), to uint8 [n, 28, 28], 255 for ink; checks labels."""
     pixels = checks.real_array(f"{NAME}: images of {writer.path}", writer.x)
     shades = np.rint(pixels * 255)
     if pixels.shape != (len(writer.y), 784) or not np.allclose(shades / 255, pixels, rtol=0, atol=1e-4):

@@ -1,4 +1,4 @@
-"""MNIST and Fashion-MNIST, and their format idx."""
+"""MNIST and Fashion-MNIST, and a reader of idx, the format of their files."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ IMAGES = (("x", ((28, 28), "uint8")), ("y", ((), "uint8")))  # ``Published.examp
 
 
 def read_idx(published: Published, role: str, path: Path) -> Shaped[np.ndarray, "..."]:
-    """Reads an original file as a uint8 array.
+    """Reads one of MNIST's original files, in the format idx, as a uint8 array, after its checksum is verified.
 
     Args:
         published: The data set.
@@ -64,7 +64,7 @@ def load_images(
         options: Options of the data set.
         data_dir: Folder with the four original idx files, by default $FEDTANGENT_DATA; without either they are taken
             from the cache, or downloaded.
-        seed: Not used.
+        seed: Has no effect; the loaders of all data sets take a seed.
 
     Raises:
         ValueError: Files are missing or altered, the cache is corrupted, there is no network, or an option is out of
@@ -74,7 +74,7 @@ def load_images(
 
 
 def _read(published: Published, paths: Mapping[str, Path]) -> Arrays:
-    """Reads images uint8 [n, 28, 28] and labels uint8 [n]; each file's role is the name of its array."""
+    """Reads MNIST's files: images uint8 [n, 28, 28], labels uint8 [n]; a file's role is the name of its array."""
     return {role: read_idx(published, role, path) for role, path in paths.items()}
 
 

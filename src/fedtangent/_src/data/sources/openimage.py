@@ -3,8 +3,8 @@
 The data folder, or a subfolder ``open*``, is the unpacked ``openImage.tar.gz`` of FedScale, 66 GB; nothing is
 downloaded. It has ``client_data_mapping/train.csv`` and ``test.csv`` with a line
 ``client_id, sample_path, label_name, label_id`` for each image, and the images in folders ``train`` and ``test``.
-Classes run from 0 to the largest label of both tables. Users are numbered in the order of the uploaders' numbers, those
-who train before those who only test.
+Classes run from 0 to the largest label of both tables. Users are numbered in the order of the uploaders' numbers;
+users with test images only come last.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class OpenImageOptions(ImageOptions):
 
 
 class Row(NamedTuple):
-    """An image: a line of ``client_data_mapping/*.csv``."""
+    """An image of OpenImage: its client, path and label, as in a line of ``client_data_mapping/*.csv``."""
 
     client: str
     path: Path
@@ -51,7 +51,7 @@ class Row(NamedTuple):
 
 
 def _load(options: OpenImageOptions, data_dir: Path | None, seed: int) -> Dataset:
-    """Loads photographs [n, s, s, 3] in [0, 1], ``12 s^2`` bytes each."""
+    """Loads photographs [n, s, s, 3] in [0, 1] with s = ``image_size``, and the uploader of each."""
     dtype = checks.dtype(options.dtype, "float32", "float64")
     size = checks.whole("image_size", options.image_size, 1, 1024)
     folder = _folder(data_dir)
@@ -97,7 +97,7 @@ def _folder(data_dir: Path | None) -> Path:
 
 
 def _rows(folder: Path, split: str) -> list[Row]:
-    """Reads the images of one table, in its order; raises ``ValueError`` for a malformed line."""
+    """Reads the list of a split's images from its table; raises ``ValueError`` for a malformed line."""
     path = folder / MAPPING / f"{split}.csv"
     with reading(NAME, path), path.open(encoding="utf-8-sig", newline="") as file:
         header, *lines = csv.reader(file)

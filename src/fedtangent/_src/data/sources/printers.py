@@ -1,4 +1,4 @@
-"""Regression on six 3-D printers: how strongly the print head vibrates, given its speed (FE-2024, V-I and Table VIII).
+"""Regression on six 3-D printers: how strongly a print head vibrates at its speed (section V-I, Table VIII of FE-2024).
 
 ``x`` [n, 7] is the average nominal speed divided by 50, as in the authors' code, and the printer as a one-hot vector.
 ``y`` [n, 1] is ``sqrt(a_x^2 + a_y^2)`` of the root mean squares of the acceleration along two axes; the authors state
@@ -39,7 +39,7 @@ class PrintersOptions(StoredOptions):
 
 
 def _load(options: PrintersOptions, data_dir: Path | None, seed: int) -> Dataset:
-    """Loads speed, label and acceleration of the printers."""
+    """Loads the inputs (speed, printer) and the targets (acceleration) of all prints, with the printer as user."""
     dtype = checks.dtype(options.dtype, "float32", "float64")
     stored = obtain(PUBLISHED, options, data_dir, _archived, "printer*.npz")
     for split, count in (("train", PRINTERS * (len(SPEEDS) - 1) * ROWS), ("test", PRINTERS * ROWS)):
@@ -55,7 +55,7 @@ def _load(options: PrintersOptions, data_dir: Path | None, seed: int) -> Dataset
 
 
 def _read(published: Published, paths: Mapping[str, Path]) -> Arrays:
-    """Reads the examples of the 72 files."""
+    """Reads the 72 original files of the printers, and returns arrays to train and to test."""
     data = np.empty((PRINTERS, len(SPEEDS), ROWS, 3))
     for role, path in paths.items():
         verify(published, role, path)
@@ -83,7 +83,7 @@ def _archived(directory: Path) -> Found | None:
 
 
 def _examples(data: np.ndarray, where: str) -> Arrays:
-    """Builds both splits, printer after printer, of ``data`` [printer, speed, row, 3]; NaN raises ``ValueError``."""
+    """Builds the arrays to train and to test from ``data`` [printer, speed, row, 3]; NaN raises ``ValueError``."""
     checks.finite(f"printers: {where}", data)
     user = np.broadcast_to(np.arange(PRINTERS)[:, None, None], data.shape[:3])
     x = np.concatenate([data[..., :1] / UNIT, np.eye(PRINTERS)[user]], axis=-1)

@@ -1,16 +1,16 @@
 """Shakespeare's plays as next-character prediction: by speaking role (LEAF), and as one text (char-rnn).
 
 ``x`` [n, 80] int32 are windows of characters as indices into an alphabet, ``y`` [n] the index of the next one; windows
-start every ``stride`` characters. By role (Caldas et al., 2018), a role's speeches are joined to one text, whose end is
-the test set; roles too short for a window in both splits are left out. The alphabet is LEAF's 80 characters (any other
-character is read as a space).
+start every ``stride`` characters.
 
-The data folder has one of: TensorFlow Federated's ``shakespeare.sqlite.lzma``, with its own test set; LEAF's
+By role (Caldas et al., 2018), all that a role says is one text, whose end is the test set. Roles too short for a window
+in both splits are left out. The alphabet is LEAF's 80 characters (any other character is read as a space). The data
+folder has one of: TensorFlow Federated's ``shakespeare.sqlite.lzma``, which has a test set; LEAF's
 ``by_play_and_character/*.txt``, a file for each role; LEAF's JSON, whose windows and test set are used unchanged; or an
-archive ``shakespeare*.npz`` of ``text`` uint8, role after role, and ``offsets`` [N + 1].
+archive ``shakespeare*.npz`` of ``text`` uint8, role after role, and ``offsets`` [N + 1], where each role begins.
 
-As in TFDS, the first 90 % of Karpathy's Tiny Shakespeare train and the last 5 % test; its alphabet is the text's 65
-characters.
+Of the one text, Karpathy's Tiny Shakespeare, the first 90 % train and the last 5 % test, as in TensorFlow Datasets; its
+alphabet is the text's 65 characters.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class RolesOptions(TextOptions):
 
 
 def _load(options: RolesOptions, data_dir: Path | None, seed: int) -> Dataset:
-    """Loads windows of 80 characters and the next character; each speaking role is a user."""
+    """Loads windows of 80 characters with the next character; each speaking role of the plays is a user."""
     stride = checks.whole("stride", options.stride)
     share = checks.number("test_fraction", options.test_fraction, above=0, below=1)
     stored = obtain(ROLES, options, data_dir, lambda directory: _otherwise(directory, share), NEITHER)
@@ -77,7 +77,10 @@ def _dataset(published: Published, parts: Arrays, characters: str, read_from: Pa
 
 
 def _otherwise(directory: Path, share: float) -> Found | None:
-    """Reads the texts or windows in ``directory`` in another form than TensorFlow Federated's; None without one."""
+    """Reads the plays if ``directory`` has them in another form than TensorFlow Federated's file; else returns None.
+
+    ``share`` is the part of each role's text for the test set.
+    """
     for read in (_archived, _texts):
         stored = read(directory, share)
         if stored is not None:
@@ -101,7 +104,10 @@ def _archived(directory: Path, share: float) -> Found | None:
 
 
 def _texts(directory: Path, share: float) -> Found | None:
-    """Reads LEAF's ``by_play_and_character/*.txt``, one text per role, in the order of the files' names; or None."""
+    """Reads LEAF's ``by_play_and_character/*.txt``, a text for each role, ordered by file name; None if there are none.
+
+    ``share`` is the part of each text for the test set.
+    """
     for place in places(directory, NAME):
         for folder in (place, place / "data" / "raw_data", place / "raw_data"):
             paths = sorted((folder / "by_play_and_character").glob("*.txt"))
@@ -112,7 +118,7 @@ def _texts(directory: Path, share: float) -> Found | None:
 
 
 def _divided(texts: list[np.ndarray], share: float) -> Arrays:
-    """Divides each role's text in two: the last ``share`` of it is for the test set."""
+    """Divides each role's text into arrays to train and to test; the last ``share`` of the text is the test set."""
     texts = [_with_plain_lines(text) for text in texts]
     cuts = [round((1 - share) * len(text)) for text in texts]
     both = {
@@ -123,7 +129,7 @@ def _divided(texts: list[np.ndarray], share: float) -> Arrays:
 
 
 def _with_plain_lines(text: UInt8[np.ndarray, "L"]) -> UInt8[np.ndarray, "M"]:
-    """Returns a text without a byte-order mark whose lines, the last one too, end in a line feed, as LEAF writes it."""
+    """Returns a text as LEAF writes it: no byte-order mark, and a line feed at the end of every line."""
     plain = text.tobytes().removeprefix(codecs.BOM_UTF8).replace(b"\r\n", b"\n").replace(b"\r", b"\n")
     if b"\0" in plain:
         raise ValueError(f"{NAME}: got a text with byte 0, must be a text in ASCII, Latin-1 or UTF-8")
@@ -135,7 +141,7 @@ def _joined(texts: list[np.ndarray], split: str) -> Arrays:
 
 
 def _by_role(stored: Found, stride: int) -> Arrays:
-    """Cuts windows of each role that has one in both splits; raises ``ValueError`` if there is no such role."""
+    """Cuts the roles' texts into windows, without roles that are too short; raises ``ValueError`` if all are."""
     texts = {}
     for split in ("train", "test"):
         text, offsets = (stored.arrays.get(f"{name}_{split}", np.empty(0)) for name in ("text", "offsets"))
@@ -154,7 +160,7 @@ def _by_role(stored: Found, stride: int) -> Arrays:
 
 
 def _of_role(role: leaf.User) -> tuple[np.ndarray, np.ndarray]:
-    """Encodes LEAF's windows, uint8 [n, 80], and the next characters, [n]; raises ``ValueError`` for malformed ones."""
+    """Encodes LEAF's windows and next characters of a role, uint8 [n, 80] and [n]; raises ``ValueError`` for others."""
     for window, following in zip(role.x, role.y, strict=True):
         is_text = isinstance(window, str) and isinstance(following, str)
         if not is_text or (len(window), len(following)) != (WINDOW, 1):
@@ -172,7 +178,7 @@ def _bytes(text: str) -> np.ndarray:
 
 
 def _read(published: Published, paths: Mapping[str, Path]) -> Arrays:
-    """Reads each role's text of both splits: its snippets, joined by line breaks."""
+    """Reads each role's text to train and to test from TensorFlow Federated's file; line breaks join its snippets."""
     roles: dict[str, dict[str, list[bytes]]] = {"train": {}, "test": {}}
     for split, snippets in roles.items():
         for row in leaf.rows(published, paths["database"], split, {"snippets": "bytes_list"}):

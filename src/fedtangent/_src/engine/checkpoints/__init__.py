@@ -1,4 +1,4 @@
-"""Checkpoints of a run: complete, written atomically, verified when read; another run's checkpoint is refused."""
+"""Checkpoints of a run, verified when read; a run resumes only from the same algorithm, data, seed and settings."""
 
 from fedtangent._src.engine.checkpoints.options import CheckpointError, Checkpoints
 from fedtangent._src.engine.checkpoints.store import has_checkpoint

@@ -1,4 +1,4 @@
-"""Files of a checkpoint: written atomically, verified by checksums, states by orbax; and the lock of a folder."""
+"""Files of a checkpoint, written atomically with checksums (orbax writes a run's state), and the lock of a folder."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from fedtangent._src.types import AnyArray, PyTree
 
 
 class DamagedError(CheckpointError):
-    """An error for a file that is missing, torn or altered."""
+    """An error for a file of a checkpoint that is missing, cut short or altered."""
 
 
 def digests(folder: Path) -> dict[str, str]:
@@ -35,7 +35,7 @@ def digests(folder: Path) -> dict[str, str]:
 
 
 def check_digests(folder: Path, expected: dict[str, str]) -> None:
-    """Raises ``DamagedError`` with the name of the first file below ``folder`` that is missing or altered.
+    """Raises ``DamagedError`` if a file below ``folder`` is missing or altered; the message names the first one.
 
     Args:
         folder: The folder.
@@ -48,7 +48,7 @@ def check_digests(folder: Path, expected: dict[str, str]) -> None:
 
 
 def read_checked(path: Path, digest: str) -> bytes:
-    """Returns the content of a file.
+    """Returns the content of a file after checking that it is what was written.
 
     Args:
         path: Path of the file.
@@ -71,11 +71,11 @@ def _canonical(value: object) -> bytes:
 
 
 def write_record(path: Path, record: Mapping[str, object]) -> None:
-    """Writes a record as JSON, with its SHA-256.
+    """Writes a record as JSON, together with the SHA-256 by which ``read_record`` finds out whether it was altered.
 
     Args:
         path: Path of the file.
-        record: Values that JSON can hold.
+        record: Values that JSON can hold, by name.
     """
     whole = {"sha256": sha256(_canonical(record)), "record": record}
     write_atomically(path, json.dumps(whole, indent=1), durable=True)
@@ -116,9 +116,10 @@ def _on_host(leaf: AnyArray) -> np.ndarray:
 
 
 def on_host(state: PyTree) -> dict[str, np.ndarray]:
-    """Returns the leaves of ``state`` as NumPy arrays by their paths, typed keys as their data, without empty leaves.
+    """Returns the arrays of a run's state as NumPy arrays by their paths, such as ``.server.params['W']``.
 
-    Every process of a run must call this function, because it gathers arrays that are spread over hosts.
+    Typed keys become their numbers, and empty arrays are left out. Every process of a run must call this function,
+    because it gathers arrays that are spread over hosts.
     """
     leaves = jax.tree.leaves(state)
     arrays = {path: _on_host(leaf) for path, leaf in zip(layout(state), leaves, strict=True)}
@@ -151,11 +152,11 @@ def _quiet() -> Iterator[None]:
 
 
 def write_arrays(folder: Path, arrays: dict[str, np.ndarray]) -> None:
-    """Writes arrays, from which ``read_state`` restores a state.
+    """Writes the arrays of a run's state to a new folder, from which ``read_state`` reads the state again.
 
     Args:
         folder: Folder to write, which must not exist yet.
-        arrays: Arrays by path.
+        arrays: Arrays by path, as ``on_host`` returns them.
     """
     import orbax.checkpoint as ocp
 
@@ -164,7 +165,7 @@ def write_arrays(folder: Path, arrays: dict[str, np.ndarray]) -> None:
 
 
 def read_state(folder: Path, like: PyTree) -> PyTree:
-    """Returns the state written to ``folder``.
+    """Returns the state of a run that ``write_arrays`` wrote to ``folder``.
 
     Args:
         folder: Folder that ``write_arrays`` wrote.
@@ -226,7 +227,10 @@ def locked(folder: Path, name: str, notify: Callable[[str], None] = warnings.war
 
 
 def _lock(folder: Path, name: str, notify: Callable[[str], None]) -> IO[str]:
-    """Returns the locked file of ``folder``; creates it again if its last owner removes it meanwhile."""
+    """Locks the file ``.lock`` in a folder and returns the open file; the arguments are those of ``locked``.
+
+    If the process that had the lock removes the file meanwhile, a new one is created and locked.
+    """
     for _ in range(_TIMES):
         with contextlib.ExitStack() as unless_held, contextlib.suppress(FileNotFoundError):
             folder.mkdir(parents=True, exist_ok=True)

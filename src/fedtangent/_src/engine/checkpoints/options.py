@@ -1,4 +1,4 @@
-"""Options of checkpoints, and the values that identify a run, so that only the same run can be resumed."""
+"""The user's options of checkpoints, and the values that identify a run, so that only the same run is resumed."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class CheckpointError(ValueError):
 
 @dataclasses.dataclass(frozen=True)
 class Checkpoints:
-    """The folder, the interval and the identity of a run's checkpoints.
+    """The folder of a run's checkpoints, how often one is written, and whether to resume from one.
 
     Checkpoints of an older run in ``folder`` stay until the first checkpoint of a new run is written.
 
@@ -63,7 +63,7 @@ class Checkpoints:
 
 
 def plain(value: object, where: str) -> Any:
-    """Returns ``value`` with lists, dictionaries and strings in place of tuples, mappings and paths, as JSON holds it.
+    """Returns a value as JSON has it: lists, dictionaries and strings replace tuples, mappings and paths.
 
     Args:
         value: The value.
@@ -84,10 +84,10 @@ def plain(value: object, where: str) -> Any:
 
 
 def differences(before: object, now: object, name: str = "") -> list[str]:
-    """Returns the fields in which two plain values differ, as ``name (before in the checkpoint, now now)``.
+    """Returns the fields in which the settings of a checkpoint and of this run differ, as a text for each.
 
     Args:
-        before: The value in the checkpoint.
+        before: The value in the checkpoint: a dictionary of fields, perhaps nested, or a single value.
         now: The value of this run.
         name: Name of the value; empty for a dictionary of fields.
     """
@@ -102,7 +102,7 @@ def differences(before: object, now: object, name: str = "") -> list[str]:
 
 
 def fingerprint(data: FederatedData) -> dict[str, str]:
-    """Returns the dtype, shape and digest of each array of ``data``; a digest covers up to 4096 evenly spaced rows."""
+    """Returns a text for each array of ``data``: dtype, shape and a digest of up to 4096 evenly spaced rows."""
     texts = {}
     for name, array in data._asdict().items():
         rows = np.asarray(array[:: max(1, -(-array.shape[0] // _ROWS))])
@@ -119,7 +119,7 @@ def key_text(key: int | Key | None) -> str | None:
 
 
 def start_text(start: Key | PyTree | None) -> str | None:
-    """Returns the argument ``start`` of a run as text: a key, the SHA-256 of parameters, or None for None."""
+    """Returns the argument ``start`` of a run as text: a key, or the SHA-256 of parameters; None stays None."""
     if start is None or (isinstance(start, jax.Array) and is_key(start)):
         return key_text(start)
     return f"parameters {sha256(*map(np.asarray, jax.tree.leaves(start)))[:16]}"

@@ -1,7 +1,7 @@
-"""Segments of a history: the rounds and evaluations between two checkpoints, in one file each.
+"""Segments of a run's history: each has the rounds and evaluations between two checkpoints, in one file.
 
-Each checkpoint writes only the new part of the history. A segment names the previous segment with its SHA-256, so that
-the last one verifies all of them.
+So each checkpoint writes only the new part of the history. A segment names the previous segment with its SHA-256, so
+that the last one verifies all of them.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ HEADER = ("start", "stop", "previous", "evaluations", "seconds", "layout", "dtyp
 
 
 class Link(NamedTuple):
-    """The name and the SHA-256 of a segment's file."""
+    """The file of a segment of a run's history: its name and its SHA-256."""
 
     name: str
     sha256: str
 
 
 class Segment(NamedTuple):
-    """The rounds ``start`` to ``stop`` (exclusive), and the evaluations between two checkpoints.
+    """The part of a run's history from round ``start`` to round ``stop`` (exclusive), between two checkpoints.
 
     ``seconds`` is the run time from the beginning of the run to the end of the segment.
     """
@@ -43,7 +43,7 @@ class Segment(NamedTuple):
 
 
 def _lower(value: Any, arrays: dict[str, np.ndarray], where: str) -> Any:
-    """Returns ``value`` as JSON, and puts its arrays into ``arrays``."""
+    """Converts a metric, called ``where`` in errors, to JSON, with its arrays put into ``arrays`` by name."""
     if isinstance(value, (jax.Array, np.ndarray, np.generic)):
         array, name = np.asarray(value), f"metric {len(arrays)}"
         if array.dtype.hasobject or array.dtype.names:
@@ -63,7 +63,7 @@ def _lower(value: Any, arrays: dict[str, np.ndarray], where: str) -> Any:
 
 
 def _raise(value: Any, arrays: dict[str, np.ndarray]) -> Any:
-    """Returns the value that ``_lower`` turned into JSON."""
+    """Returns the metric that ``_lower`` turned into ``value``; ``arrays`` has the metric's arrays."""
     if not isinstance(value, dict):
         return value
     ((kind, inner),) = value.items()
@@ -76,17 +76,17 @@ def _raise(value: Any, arrays: dict[str, np.ndarray]) -> Any:
 
 
 def _layout(infos: PyTree) -> list[list[object]]:
-    """Returns the path, dtype and shape of every leaf of one round's infos."""
+    """Returns the path, dtype and shape of each of the arrays that a round reports, its infos."""
     leaves = jax.tree_util.tree_flatten_with_path(infos)[0]
     return [[jax.tree_util.keystr(path), str(leaf.dtype), list(leaf.shape)] for path, leaf in leaves]
 
 
 def encode(segment: Segment, shapes: PyTree) -> bytes:
-    """Returns a segment as the bytes of an .npz file.
+    """Returns a segment of a run's history as the bytes of an .npz file.
 
     Args:
         segment: The segment.
-        shapes: Shapes of one round's infos.
+        shapes: Shapes of one round's infos, the numbers that it reports.
 
     Raises:
         ValueError: A metric that is not a number, a string, a boolean, None, an array or a container of them.
@@ -117,11 +117,11 @@ def encode(segment: Segment, shapes: PyTree) -> bytes:
 
 
 def decode(content: bytes, shapes: PyTree) -> Segment:
-    """Returns the segment in the bytes of an .npz file.
+    """Returns the segment of a run's history that ``encode`` turned into bytes.
 
     Args:
         content: The bytes.
-        shapes: Shapes of one round's infos.
+        shapes: Shapes of one round's infos, the numbers that it reports.
 
     Raises:
         DamagedError: The bytes are not a segment, or its infos have other shapes.

@@ -1,11 +1,12 @@
 """Checkpoints in a folder::
 
-    checkpoints/run-0001/history/00000000-00000005.npz    a segment of the history
+    checkpoints/run-0001/history/00000000-00000005.npz    a segment of the history: rounds 0 to 4
     checkpoints/run-0001/history-again/..                 a second copy, because all later checkpoints need it
     checkpoints/run-0001/round-00000005/state/...         the state, written by orbax
     checkpoints/run-0001/round-00000005/record.json       a description, with the SHA-256 of each file that is needed
 
-A segment is written before the round that needs it, and a round appears by one rename.
+A checkpoint first writes the new segment of the history. The folder of its round has a temporary name until it is
+complete, so a kill leaves no incomplete checkpoint.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ _SECONDS, _TIMES = 10.0, 20
 
 
 class Store(NamedTuple):
-    """The place of a run's checkpoints, and the values that identify the run."""
+    """The folder of a run's checkpoints, with the values that identify the run."""
 
     options: Checkpoints
     folder: Path  # folder of this run, below ``options.folder``
@@ -64,7 +65,7 @@ class Saved(NamedTuple):
 
 
 class RestoredRun(NamedTuple):
-    """A run as a checkpoint holds it, from which another run continues."""
+    """A run read from a checkpoint: its state and history, from which another run continues."""
 
     state: PyTree
     infos: list[PyTree]  # chunk after chunk
@@ -74,7 +75,7 @@ class RestoredRun(NamedTuple):
 
 
 def _numbered(folder: Path, kind: str) -> list[tuple[int, Path]]:
-    """Returns the entries of a folder that are called ``kind`` (``run-`` or ``round-``) and a number, newest first."""
+    """Returns the entries of a folder called ``kind`` (such as ``run-``) and a number: (number, path), newest first."""
     paths = folder.iterdir() if folder.is_dir() else ()
     return sorted(((int(p.name[len(kind) :]), p) for p in paths if re.fullmatch(rf"{kind}\d+", p.name)), reverse=True)
 
@@ -85,7 +86,7 @@ def _rounds(run: Path) -> list[tuple[int, Path]]:
 
 
 def open_store(options: Checkpoints) -> Store:
-    """Returns the place of a new run's checkpoints or, to resume, of the newest run with a checkpoint; writes nothing.
+    """Returns the folder for a new run's checkpoints or, to resume, that of the newest run with one; writes nothing.
 
     Raises:
         CheckpointError: There is no checkpoint to resume from, or ``folder`` is a file.
@@ -104,7 +105,7 @@ def open_store(options: Checkpoints) -> Store:
 
 @contextlib.contextmanager
 def claimed(store: Store | None) -> Iterator[None]:
-    """Locks the checkpoint folder for this run until the block ends, normally or by an exception.
+    """Locks the checkpoint folder against other runs until the block ends; without checkpoints (None) locks nothing.
 
     Raises:
         CheckpointError: Another run holds the lock.
@@ -125,10 +126,10 @@ def for_run(store: Store, identity: Mapping[str, object], mapping: str, shapes: 
     """Returns ``store`` with the values that identify one run.
 
     Args:
-        store: The place of the checkpoints.
+        store: The folder of the checkpoints, from ``open_store``.
         identity: Values that a resumed run must share with the run that it continues.
-        mapping: Name of the run's mapping.
-        shapes: Shapes of one round's infos.
+        mapping: Name of the run's mapping of clients onto devices.
+        shapes: Shapes of one round's infos, the numbers that it reports for the history.
     """
     whole = {"config": plain(dict(store.options.config), "checkpoint config"), **identity}
     circumstances = {**environment(), "mapping": mapping, "float": str(jax.numpy.result_type(float))}
@@ -136,7 +137,10 @@ def for_run(store: Store, identity: Mapping[str, object], mapping: str, shapes: 
 
 
 def mapping_of(store: Store) -> str | None:
-    """Returns the mapping of the run that is resumed; None without such a run, or if it was on another device."""
+    """Returns the name of the mapping of clients onto devices of the run that is resumed.
+
+    The result is None if no run is resumed, or if that run was on another kind of device.
+    """
     for _, path in _rounds(store.folder) if store.options.resume else []:
         try:
             circumstances = _record(path)["circumstances"]
@@ -147,10 +151,12 @@ def mapping_of(store: Store) -> str | None:
 
 
 def due(store: Store, saved: Saved) -> bool:
-    """Returns whether a checkpoint is due by the clock, as ``Checkpoints`` explains; False with an interval of rounds.
+    """Returns whether enough time has passed since the last checkpoint to write the next, as ``Checkpoints`` explains.
+
+    With a fixed interval of rounds the result is False.
 
     Args:
-        store: The place of the checkpoints.
+        store: The folder and options of the checkpoints.
         saved: The last checkpoint.
     """
     waited = time.monotonic() - saved.at
@@ -166,16 +172,16 @@ def save(
     evaluations: list[Measurement],
     seconds: float,
 ) -> Saved:
-    """Writes a checkpoint and returns the new ``Saved``.
+    """Writes a checkpoint, and returns its description for the next call.
 
-    Every process must call it; the first process writes.
+    Every process of the run must call it; the first process writes.
 
     Args:
-        store: The place of the checkpoints.
+        store: The folder of the checkpoints and the values that identify the run.
         saved: The previous checkpoint.
         round_: Rounds done.
         state: State after these rounds.
-        infos: Infos of the rounds since ``saved``.
+        infos: Infos (numbers for the history) of the rounds since ``saved``.
         evaluations: Evaluations since ``saved``.
         seconds: Run time so far.
 
@@ -232,7 +238,7 @@ def _write_round(store: Store, round_: int, arrays: dict[str, np.ndarray], shape
 
 
 def _remove(folder: Path) -> None:
-    """Removes a folder so that a kill at any moment leaves nothing that looks like a checkpoint."""
+    """Removes a folder in such a way that a kill at any moment leaves nothing that looks like a checkpoint."""
     gone = folder.with_name(folder.name.removesuffix(".gone") + ".gone")
     if gone != folder:
         if gone.exists():
@@ -242,7 +248,7 @@ def _remove(folder: Path) -> None:
 
 
 def _tidy(store: Store, round_: int) -> None:
-    """Keeps the newest checkpoints up to ``round_``; removes later ones, which are damaged, and older runs."""
+    """Removes older runs, and all checkpoints but the newest ``keep`` up to ``round_``; later ones are damaged."""
     newest = [path for r, path in _rounds(store.folder) if r <= round_][: store.options.keep]
     unwanted = [path for path in store.folder.iterdir() if path.name.startswith("round-") and path not in newest]
     for path in unwanted + [run for run in Path(store.options.folder).glob("run-*") if run != store.folder]:
@@ -250,14 +256,14 @@ def _tidy(store: Store, round_: int) -> None:
 
 
 def restore(store: Store, num_rounds: int, like: PyTree) -> RestoredRun:
-    """Returns the run in the newest good checkpoint, after verifying the whole checkpoint.
+    """Returns the run in the newest checkpoint that is not damaged; all files of the checkpoint are verified.
 
-    A damaged checkpoint is skipped for the one before it. ``notify`` is called with a line about every damaged
-    checkpoint, and about circumstances that differ, such as versions.
+    ``notify`` is called with a line about every damaged checkpoint, and about circumstances that differ, such as
+    versions.
 
     Args:
-        store: The place of the checkpoints, with the values of this run.
-        num_rounds: Rounds of this run.
+        store: The folder of the checkpoints, with the values that identify the run to be continued.
+        num_rounds: Rounds of the run that continues.
         like: A fresh state of this run.
 
     Raises:
@@ -285,7 +291,10 @@ def restore(store: Store, num_rounds: int, like: PyTree) -> RestoredRun:
 
 
 def _record(checkpoint: Path) -> dict[str, Any]:
-    """Returns the record of a checkpoint; ``CheckpointError`` for another format, ``DamagedError`` if incomplete."""
+    """Returns the content of ``record.json`` in a checkpoint's folder.
+
+    Raises ``CheckpointError`` if it has another format, and ``DamagedError`` if it is incomplete or altered.
+    """
     record = files.read_record(checkpoint / RECORD)
     if record.get("format", FORMAT) != FORMAT:
         raise CheckpointError(f"resume: the checkpoint has format {record['format']}, this version reads {FORMAT}")
@@ -325,7 +334,10 @@ def _read(store: Store, path: Path, record: dict[str, Any], like: PyTree) -> Res
 
 
 def _content(store: Store, link: Link) -> bytes:
-    """Returns a segment from its good copy and restores a damaged one; raises ``DamagedError`` if both are damaged."""
+    """Returns the bytes of the segment of the history that ``link`` names from an intact copy; replaces a damaged one.
+
+    Raises ``DamagedError`` if both copies are damaged.
+    """
     content, damaged = None, []
     for place in (store.folder / history / link.name for history in HISTORIES):
         try:
