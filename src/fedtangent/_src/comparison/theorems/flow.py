@@ -330,7 +330,7 @@ def _of_classes(case: Case) -> Case:
 
 
 def _central_flow(option: Option, case: Case, blocks: KernelBlocks, changes: Arguments = NONE) -> Flow:
-    """Builds the flow of centralised training: one client holds all examples and takes a client's steps in each round."""
+    """Builds the flow of centralised training: one client holds all examples and takes ``LOCAL_STEPS`` a round."""
     whole = case._replace(problem=dataclasses.replace(case.problem, partition=consecutive([NUM_EXAMPLES])))
     return option._flow(whole, blocks, {"schedule": schedule.all_clients(1), **changes})
 
