@@ -1,4 +1,4 @@
-"""The standard cases of ``fedtangent compare``, one or more settings each; a new case is a function and its entry."""
+"""The standard cases of ``fedtangent compare``, each with one or more settings; a new one is a function and an entry."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ Build = Callable[[DataDir, str, int], Setting]
 
 @dataclasses.dataclass(frozen=True)
 class CaseEntry(Entry):
-    """A named comparison; ``build(data_dir, scale, seed)`` returns its settings."""
+    """A standard case by name; ``build(data_dir, scale, seed)`` returns its settings."""
 
     by_default: bool = True
     """Whether ``fedtangent compare`` runs the case if the user names no cases."""
@@ -55,7 +55,7 @@ def _sine(name: str, title: str, model: Model, size: Scale, seed: int) -> Settin
 
 
 def _size(widths: tuple[int, ...], draws: int, num_rounds: int) -> Scale:
-    """Returns the size of a case that is evaluated eight times."""
+    """Returns widths, draws and rounds of a case that is evaluated about eight times."""
     return Scale(widths, draws, num_rounds, evaluate_every=max(num_rounds // 8, 1))
 
 
@@ -137,7 +137,7 @@ def _images(name: str, title: str, data_dir: DataDir, scale: str, seed: int) -> 
 
 
 def digits(data_dir: DataDir, scale: str, seed: int) -> Setting:
-    """Builds the setting of scikit-learn's handwritten digits: ten outputs, heterogeneous clients."""
+    """Builds the setting of scikit-learn's handwritten digits, with ten outputs and clients of different classes."""
     return _images("digits", "Digits", data_dir, scale, seed)
 
 

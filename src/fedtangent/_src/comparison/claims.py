@@ -1,4 +1,4 @@
-"""What a user's test claims of a comparison: which verdicts must agree, and how near networks of a width must be."""
+"""Tests that networks follow theory: which verdicts must agree, and how near networks of a width must be to theory."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Nearness = float | Mapping[int, float]
 
 
 class UndecidedWarning(UserWarning):
-    """A warning that verdicts are undecided, in a test in which no verdict fails."""
+    """Warning that some verdicts of a test are undecided, while none of them fails."""
 
 
 def assert_follows_theory(
@@ -65,7 +65,7 @@ def assert_follows_theory(
 def claimed_verdicts(
     compared: Compared, agree: Sequence[str] | None = None, within: Nearness | None = None
 ) -> tuple[Verdict, ...]:
-    """Returns the verdicts that ``assert_follows_theory`` judges.
+    """Returns the verdicts that ``assert_follows_theory`` checks.
 
     Args:
         compared, agree, within: As for ``assert_follows_theory``, whose ``ValueError`` this raises.
@@ -89,7 +89,7 @@ def claimed_verdicts(
 
 
 def _near(compared: Compared, networks: Simulated, gap: Gap, tolerance: float) -> Verdict:
-    """Checks that single networks end near their prediction, and not as near to the prediction of an earlier round."""
+    """Checks that single networks end near their prediction; controls are the predictions of earlier rounds."""
     last = gap.test[-1]
     moved, estimate = last - networks.test[0], _distance(gap.error[-1])
     rivals = []
@@ -103,7 +103,7 @@ def _near(compared: Compared, networks: Simulated, gap: Gap, tolerance: float) -
 
 
 def _distance(errors: np.ndarray) -> Interval:
-    """Estimates the mean error of a network from the errors [K, E]; exact for a single draw, a given start."""
+    """Estimates the mean error of a network, with its interval, from errors [K, E]; exact for a single draw."""
     of_draws = errors.mean(axis=0)
     if len(of_draws) == 1:
         return Interval.about(float(of_draws[0]), 0.0)

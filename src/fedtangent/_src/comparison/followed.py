@@ -1,4 +1,4 @@
-"""How theory follows a run: builds the ``Setting`` of an algorithm and its examples, and rejects runs without theory."""
+"""How theory follows a run: builds its ``Setting`` from algorithm and examples, and rejects runs without a theory."""
 
 from __future__ import annotations
 

@@ -197,7 +197,7 @@ class Setting:
 
     @property
     def followed(self) -> Rule:
-        """The ``Rule`` by which the closed form follows the run; raises ``ValueError`` if it does not follow the algorithm."""
+        """The ``Rule`` by which the closed form follows the run; raises ``ValueError`` if there is none."""
         if isinstance(self.rule, str):
             raise ValueError(f"algorithm: got {self.algorithm.name!r}, which theory does not follow: {self.rule}")
         return self.rule
@@ -230,7 +230,7 @@ class Setting:
         return kernel
 
     def blocks(self, progress: bool | None = False) -> KernelBlocks:
-        """Computes the kernels at the training and test points; kernels of images are kept on disk for the next time."""
+        """Computes the kernels at the training and test points; kernels of images are kept on disk."""
         kernel, x_train, x_test = self.kernel, self.problem.x_train, self.problem.x_test
 
         def compute() -> KernelBlocks:

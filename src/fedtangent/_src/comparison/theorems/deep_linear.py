@@ -171,7 +171,7 @@ class Observed(NamedTuple):
         return self.weights[max(self.weights)]
 
     def _bounded(self, place: str, statement: str, ratio: float, control: str, wrong: float) -> ft.types.Verdict:
-        """Checks that ``ratio``, measured value over bound, is at most 1, and ``wrong``, over a wrong bound, above 1."""
+        """Checks that ``ratio``, measured value over bound, is at most 1, and ``wrong``, over a wrong bound, above."""
         unmet = f"; not met: {', '.join(self.theorem.failing)}" if self.theorem.failing else ""
         sizes = f"{self.size}, {self.size.rounds} rounds{unmet}"
         return bounded_verdict(f"DeepLin {place}", statement, sizes, ratio, control, wrong)
@@ -309,13 +309,8 @@ def _kernels(
 ) -> list[tuple[Float64[np.ndarray, "nC nC"], Float64[np.ndarray, "nC nC"]]]:
     """Computes the kernel P(t, k) and its change P(t, k) - P(0) at every local step k of round t.
 
-    Each matrix has one block of columns for each client.
-
-    Args:
-        initial: Weights at the start of the run.
-        weights: Weights at the start of round t.
-        paths: Local steps of each client in round t.
-        work: Data and local work of the clients.
+    Each matrix has one block of columns for each client. ``initial`` are the weights at the start of the run, and
+    ``weights`` and ``paths`` are the weights and the clients' local steps of round t.
     """
     now, begin = products(weights, work.x), products(initial, work.x)
     first = np.hstack([dense(begin, products(initial, work.of_client(c)[0])) for c in range(work.num_clients)])
@@ -397,14 +392,7 @@ def _moved(before: list[np.ndarray], after: list[np.ndarray]) -> np.ndarray:
 
 
 def _modes(size: Size, widths: tuple[int, ...], draws: int, seed: int) -> list[ft.types.Verdict]:
-    """Checks that wide networks approach FedAvg of a linear model, in every mode of the infinite-width kernel.
-
-    Args:
-        size: Sizes of the problem and the network.
-        widths: Widths of the networks.
-        draws: Number of networks of each width.
-        seed: Seed of data and networks.
-    """
+    """Checks that wide networks approach FedAvg of a linear model, in every mode of the infinite-width kernel."""
     x, y = problem(size, seed, ROUND_SPREAD)
     work = work_of(size, x, y, 1.0)
     work = work._replace(learning_rate=STEP * stable_learning_rate(work, size.depth))

@@ -70,23 +70,15 @@ class Option(NamedTuple):
     lazy: bool = True  # networks approach the flow as their width grows
 
     def _rule(self, case: Case, changes: Arguments = NONE) -> ft.theory.Rule:
-        """Returns the ``Rule`` of the option as its paper defines it, not the rule that the algorithm carries.
-
-        Args:
-            case: Problem and learning rate.
-            changes: Fields of the rule to replace.
-        """
+        """Returns the ``Rule`` of the option as its paper defines it, not as the algorithm has it, with ``changes``."""
         rates = {"local_steps": LOCAL_STEPS, "learning_rate": case.learning_rate}
         return ft.theory.Rule(**{**rates, **self.both, **self.predicted, **changes})
 
     def _flow(self, case: Case, blocks: KernelBlocks, changes: Arguments = NONE) -> Flow:
-        """Builds the flow that predicts training under the option.
+        """Builds the flow that predicts training under the option on ``case``, whose kernels are ``blocks``.
 
-        Args:
-            case: Problem and learning rate.
-            blocks: Kernels at the training and test points.
-            changes: Fields of the ``Rule`` to replace, another "schedule", or "uniform" weights. They make a wrong
-                theory.
+        ``changes`` are fields of the ``Rule`` to replace, another "schedule", or "uniform" weights: they make a wrong
+        theory.
         """
         plan, clients = self.schedule(), case.problem.partition
         weighting = "uniform" if changes.get("uniform", self.uniform) else "examples"
@@ -111,13 +103,9 @@ class Option(NamedTuple):
         return {name: self._flow(case, blocks, changes) for name, changes in wrong.items()}
 
     def _run(self, case: Case, width: int, draws: int, evaluate_every: int = 1) -> Simulated:
-        """Trains networks under the option, and returns their outputs.
+        """Trains networks of ``width`` from ``draws`` initialisations under the option, and returns their outputs.
 
-        Args:
-            case: Problem, model and learning rate.
-            width: Width of the networks.
-            draws: Number of independent initialisations.
-            evaluate_every: Rounds between evaluations; 0: only at the start and at the end.
+        With ``evaluate_every`` 0 they are evaluated only at the start and at the end.
         """
         arguments = {"client_learning_rate": case.learning_rate, **self.both, **self.simulated}
         if "client_optimizer" in arguments:  # a function from the rate
@@ -257,12 +245,7 @@ def _case(
 ) -> Case:
     """Builds the case of all options; its learning rate is half the largest at which every client is stable.
 
-    Args:
-        points: Training inputs, training targets and test inputs.
-        model: Linear model or network.
-        num_rounds: Rounds of a run.
-        seed: Seed of clients, initialisations and schedules.
-        clients: Examples of each client; None: clients of unequal size, drawn from the seed.
+    ``points`` are training inputs, training targets and test inputs; without ``clients`` their sizes are drawn.
     """
     x_train, y_train, x_test = points
     if clients is None:
@@ -424,15 +407,7 @@ def _trainer(model: ft.types.Model, rate: float, width: int) -> Trainer:
 
 
 def _ledger(trainer: Trainer, x: np.ndarray, y: np.ndarray, size: Scale, seed: int) -> ResidualLedger:
-    """Trains K = 2 models and returns the residual ledger of the run.
-
-    Args:
-        trainer: Model and algorithm.
-        x: Inputs, [n, d].
-        y: Targets, [n, C].
-        size: Number of rounds.
-        seed: Seed of the run.
-    """
+    """Trains K = 2 models on inputs ``x`` and targets ``y``, and returns the residual ledger of the run."""
     model, rate, algorithm, width = trainer
     clients = ft.partition.quantity_skew(len(x), CLIENTS, 2.0, SPLIT, min_client_size=2)
     data, rounds = ft.data.federated_data(x, y, clients, dtype=jnp.float64), size.num_rounds
@@ -450,7 +425,7 @@ def _examples(size: Scale) -> int:
 
 
 def _networks(size: Scale, width: int, seed: int) -> list[ResidualLedger]:
-    """Trains networks with erf activation, once for each seed, and returns the residual ledgers of the runs.
+    """Trains erf networks of ``width``, one run for each seed, and returns the residual ledgers of the runs.
 
     The inputs have equal norms, so the kernel's diagonal is constant.
     """
@@ -517,9 +492,7 @@ def _bound_check(size: Scale, networks: dict[int, list[ResidualLedger]]) -> Verd
 def _gap_slope(networks: dict[int, list[ResidualLedger]], factor: float = 1.0) -> Interval:
     """Fits the slope of log gap against log width; the gap is between networks and prediction in the last round.
 
-    Args:
-        networks: Residual ledgers of the runs, by width.
-        factor: Factor of the step size in the prediction; not 1 for a wrong theory.
+    The prediction has the step size times ``factor``, which makes a wrong theory if it is not 1.
     """
     gaps = [
         np.array([of.last_gap(learning_rate=factor * of.federation.rule.learning_rate) for of in same])

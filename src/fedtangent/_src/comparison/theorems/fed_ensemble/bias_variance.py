@@ -238,11 +238,8 @@ def _check_bias_variance(scale: str, seed: int) -> list[Verdict]:
 def _corollary(seed: int, schedules: int, draws: int, ages: int) -> list[Verdict]:
     """Checks Corollary 1 of FE-2024: after many rounds the mean of K models has the variance k(x, x) / K.
 
-    Args:
-        seed: Seed of data, schedules and initialisations.
-        schedules: Number of schedules that are drawn.
-        draws: Number of initialisations under each schedule.
-        ages: Number of rounds for each model.
+    For each K models are trained for ``ages`` rounds a model, under several schedules, from ``draws`` initialisations
+    each.
     """
     problem = spaced_problem(seed, LIMIT_STEPS)
     clients = problem.clients.num_clients

@@ -390,12 +390,9 @@ def _wrong_laws(result: Theorem2) -> dict[str, ModelLaw]:
 
 
 def _law(result: Theorem2, b: np.ndarray, cross: float = 1.0) -> ModelLaw:
-    """Returns the mean and covariance of ``B Y + f0(x) - B f0(X)``, for f0 drawn from the prior.
+    """Returns mean and covariance of ``B Y + f0(x) - B f0(X)``, for f0 drawn from the prior and targets Y.
 
-    Args:
-        result: Kernels and targets Y of the data set.
-        b: The matrix B, [m, n].
-        cross: Factor of the covariance's cross terms; other than 1 it makes a wrong theory.
+    A ``cross`` other than 1 scales the covariance's cross terms, which makes a wrong theory.
     """
     terms = ft.theory.covariance_terms(result.theory.blocks, b)
     cov = terms.prior + terms.propagated - cross * terms.cross

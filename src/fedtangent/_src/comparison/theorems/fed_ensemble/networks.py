@@ -418,11 +418,9 @@ def _lipschitz(points: list[Point]) -> float:
 
 
 def _error(points: list[Point], kernel: np.ndarray) -> float:
-    """Returns the relative root mean square error of the clients' Jacobian norms against ``sqrt(trace kernel_ii)``.
+    """Returns the relative root mean square error of clients' Jacobian norms against ``sqrt(trace kernel_ii)``.
 
-    Args:
-        points: Weights near the start, with their Jacobians.
-        kernel: Kernel of infinite width, [n, n]; ii is the block of client i.
+    ``kernel`` [n, n] is of infinite width, and kernel_ii is its block of client i.
     """
     expected = np.sqrt([np.trace(kernel[rows, rows]) for rows in CLIENTS])
     norms = np.array([[np.linalg.norm(point.jacobian[rows]) for rows in CLIENTS] for point in points])

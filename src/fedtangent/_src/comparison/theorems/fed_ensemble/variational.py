@@ -136,11 +136,7 @@ def fit(posterior: LinearPosterior, num_models: int) -> tuple[GaussianMixture, f
 def _run(x: np.ndarray, y: np.ndarray, scale: float, seed: int) -> list[ft.types.Measurement]:
     """Trains models from draws of the prior on the objective (8) of FE-2024, and returns the evaluations of the run.
 
-    Args:
-        x: Inputs, [n, 2].
-        y: Targets, [n, 1].
-        scale: Standard deviation of a mixture component about each model.
-        seed: Seed of clients, schedule and draws.
+    ``scale`` is the standard deviation of the mixture's component about each model.
     """
     clients = ft.partition.iid(EXAMPLES, CLIENTS, seed=seed)
     data = ft.data.federated_data(x, y, clients, dtype=jnp.float64)

@@ -47,11 +47,7 @@ def _checks(scale: str, seed: int) -> list[Verdict]:
 def _rarely(claim: Claim, fails: Callable[[float], Interval], control: str, wrong: Interval) -> Verdict:
     """Checks that a bound is exceeded in at most a share ``DELTA`` of the draws, and a wrong bound more often.
 
-    Args:
-        claim: Texts of the verdict.
-        fails: Frequency with which the bound times a factor is exceeded.
-        control: Name of the wrong bound.
-        wrong: Frequency with which the wrong bound is exceeded.
+    ``fails`` returns how often the bound times a factor is exceeded; ``wrong`` is how often the wrong bound is.
     """
     limits = 0.0, DELTA
     noticed = next((f for f in FACTORS if fails(f).within(*limits) is False), 0.0)
