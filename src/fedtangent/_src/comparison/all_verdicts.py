@@ -41,11 +41,11 @@ def all_verdicts(
     evolved: tuple[Simulated, ...],
     say: Report = lambda line: None,
 ) -> tuple[Verdict, ...]:
-    """Computes all verdicts that apply to a setting.
+    """Computes all verdicts that apply to a run: comparisons of networks and linear models with theory.
 
     Args:
-        theory: Flow and limit of the setting.
-        networks: Networks trained by the setting's algorithm, one entry for each width.
+        theory: Predictions for the run.
+        networks: Networks trained by its algorithm, one entry for each width.
         evolved: Networks trained by NTK-FL.
         say: Called with a line of text for each step of the work.
     """
@@ -76,8 +76,8 @@ def sampled_verdicts(
     """Computes the verdicts on averages over sampled networks, which have a small chance of being wrong.
 
     Args:
-        theory: Flow and limit of the setting.
-        networks: Networks trained by the setting's algorithm, one entry for each width.
+        theory: Predictions for the run.
+        networks: Networks trained by its algorithm, one entry for each width.
         evolved: Networks trained by NTK-FL.
         wrong: Flows of wrong theories, the negative controls, keyed by the mistake in each.
     """
@@ -369,7 +369,7 @@ def _determined(blocks: KernelBlocks) -> bool:
 
 
 def _fixed_points(theory: Predicted, limit: Gaussian) -> list[Verdict]:
-    """Compares the flow after very many repeated rounds with Theorem 2 of FE-2024, under three schedules."""
+    """Compares the flow after very many rounds with the Gaussian process of FE-2024, Theorem 2; three schedules."""
     clients = theory.setting.problem.partition.num_clients
     schedules: dict[str, Schedule] = {
         "full participation": schedule.all_clients(clients),

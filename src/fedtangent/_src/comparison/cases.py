@@ -1,4 +1,4 @@
-"""The standard cases of ``fedtangent compare``, each with one or more settings; a new one is a function and an entry."""
+"""The standard cases of ``fedtangent compare``, each of one or more settings; a new one is a function and an entry."""
 
 from __future__ import annotations
 

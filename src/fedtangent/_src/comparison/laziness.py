@@ -116,12 +116,12 @@ def watched_draws(setting: Setting) -> int:
 def split(theory: Predicted, networks: Simulated, infinite: Float[np.ndarray, "r K E p C"]) -> Laziness:
     """Splits the distance of networks from infinite width into its parts, at training and some test examples together.
 
-    Only the watched draws of ``networks`` are split. A linearised network follows the federated flow of its whole
-    empirical kernel at its start, which is exact and cheaper than training.
+    Only networks whose initial weights were recorded (``WatchedNetworks``) are split. A linearised network follows the
+    flow of its whole empirical kernel at its start, which is exact and cheaper than training.
 
     Args:
         theory: Setting and cohorts.
-        networks: Networks of one width, some of them watched.
+        networks: Networks of one width, some of them with recorded weights.
         infinite: The flow of infinite width at the points of ``at_points``, [r, K, E, n + some m, C].
     """
     assert networks.watched is not None

@@ -155,7 +155,7 @@ class Scale(NamedTuple):
 
 
 class NTKRuns(NamedTuple):
-    """Runs of NTK-FL beside a standard case, from the initial functions of its networks."""
+    """Settings of the runs of NTK-FL that a standard case of ``fedtangent compare`` adds to its networks."""
 
     times: tuple[int, ...] = NTK_TIMES  # numbers of gradient steps among which NTK-FL chooses
     exact_draws: int = 0  # draws of NTK-FL with the exact kernel, which costs (n C)^3; only for several outputs

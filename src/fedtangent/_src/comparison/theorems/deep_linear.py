@@ -334,7 +334,7 @@ def _norm(matrix: np.ndarray) -> float:
 
 
 def _check_convergence(scale: str, seed: int) -> list[ft.types.Verdict]:
-    """Checks DeepLin's Theorem IV.2, the hypotheses of its proof and its lemmas."""
+    """Checks DeepLin's Theorem IV.2, a bound on the loss by round, and its proof's hypotheses and lemmas."""
     run = _observe(of_scale(scale, *CONVERGENCE_SIZES), seed)
     return [_bound_18(run), *_hypotheses(run), _lemma_1(run), *_local_lemmas(run)]
 

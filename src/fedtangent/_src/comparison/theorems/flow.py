@@ -383,8 +383,8 @@ LEDGER_SIZES = Scale((256, 1024, 4096), 8, 24), Scale((512, 2048, 8192), 16, 48)
 def _check_ledger(scale: str, seed: int) -> list[Verdict]:
     """Checks the residual ledgers of runs, which hold the gap between simulated and predicted residuals.
 
-    The gap is rounding for a linear model, and within the ledger's tolerance for networks. For networks it also falls
-    with the width, at least as width^-1/2.
+    The gap must be rounding for a linear model, and within the ledger's tolerance for networks. For networks it must
+    also fall with the width, at least as width^-1/2.
     """
     size = of_scale(scale, *LEDGER_SIZES)
     networks = {width: _networks(size, width, seed) for width in size.widths}

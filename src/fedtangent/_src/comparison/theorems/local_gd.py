@@ -288,7 +288,7 @@ def _limit(problem: LinearProblem, cohort: int) -> Verdict:
 
 
 def _check_regression(scale: str, seed: int) -> list[Verdict]:
-    """Checks Lemma 1 and Theorem 1 of Local-GD: closed form of every round, many local steps, rate and limit."""
+    """Checks the closed form of every round of Local-GD on a regression, its rate and limit (Lemma 1, Theorem 1)."""
     problem = _regression(of_scale(scale, *SIZES), seed)
     cohorts = problem.size.nodes, problem.size.nodes // 2
     lemma_1, limit = ([check(problem, cohort) for cohort in cohorts] for check in (_lemma_1, _limit))
@@ -480,7 +480,7 @@ def _lemma_4(case: Classified) -> Verdict:
 
 
 def _check_max_margin(scale: str, seed: int) -> list[Verdict]:
-    """Checks Lemmas 2 to 4 and Theorems 2 and 3 of Local-GD on a separable classification problem."""
+    """Checks where Local-GD and projections end on separable classes (Local-GD, Lemmas 2-4, Theorems 2 and 3)."""
     case = _classification(of_scale(scale, *SIZES), seed)
     return [
         *(_simulated_rounds(case, modified) for modified in (False, True)),

@@ -50,7 +50,7 @@ class RandomFederation(NamedTuple):
 
     @property
     def partition(self) -> Partition:
-        """The clients' rows as a ``Partition``."""
+        """The kernel rows of each client as a ``Partition``."""
         offsets = np.cumsum([0] + [len(r) for r in self.rows]).astype(np.int32)
         return Partition(np.concatenate(self.rows).astype(np.int32), offsets)
 
@@ -109,7 +109,7 @@ def _federation(scale: str, seed: int) -> RandomFederation:
 
 
 def _check_second_order(scale: str, seed: int) -> list[Verdict]:
-    """Checks the second-order expansions of FE-2021: Lemmas 9.2 and 9.3, section 9.2, eq. (13) and (14)."""
+    """Checks expansions of FE-2021 to second order in the step size: Lemmas 9.2 and 9.3, eq. (13) and (14)."""
     case = _federation(scale, seed)
     last, first = STEP_SIZES[-1], STEP_SIZES[0]
     where = f"n = {len(case.theta)}, {len(case.rows)} clients, K = {AGE_MODELS}, steps {last:g} .. {first:g}"
@@ -333,7 +333,7 @@ def _edge_case(
 
 
 def _check_convergence(scale: str, seed: int) -> list[Verdict]:
-    """Checks Theorem 1's bounds on the decay of the residual and on the movement of the weights."""
+    """Checks Theorem 1 of FE-2024: bounds on the decay of the residual and on the movement of the weights."""
     parts = _as_proved, _as_stated, _unequal_steps, _rate, _growth, _movement
     return [part(seed) for part in parts]
 
@@ -349,7 +349,7 @@ def _decay(claim: Claim, decay: float, note: str, control: str, factor: float, a
 
 
 def _as_proved(seed: int) -> Verdict:
-    """Checks FE-2021 Theorem 9.1 where all assumptions hold, also those that only the proof makes.
+    """Checks FE-2021 Theorem 9.1's bound on the residual where all assumptions hold, also the proof's further ones.
 
     The second age has half the step size of the first.
     """
@@ -367,7 +367,7 @@ def _as_proved(seed: int) -> Verdict:
 
 
 def _as_stated(seed: int) -> Verdict:
-    """Checks FE-2024 Theorem 1 at the largest step size that it allows (kappa_2 < 1).
+    """Checks FE-2024 Theorem 1's bound on the residual at the largest step size that it allows (kappa_2 < 1).
 
     The proof needs smaller steps (erratum `fe2021.assumptions`).
     """
@@ -387,9 +387,9 @@ def _as_stated(seed: int) -> Verdict:
 
 
 def _unequal_steps(seed: int) -> Verdict:
-    """Checks the decay of FE-2021 Theorem 9.1 if clients take unequal numbers of local steps, which it excludes.
+    """Checks FE-2021 Theorem 9.1's bound on the residual if clients take unequal numbers of steps, which it excludes.
 
-    The theorem's tau is then the least number.
+    The number of local steps in the bound is then the least one.
     """
     case, (least, most) = _edge_case(seed, steps=UNEQUAL_STEPS), (min(UNEQUAL_STEPS), max(UNEQUAL_STEPS))
     rate = INSIDE * case.limit.constants.largest_progress() / most

@@ -1,11 +1,11 @@
 """Checks of Theorem 9.1 and sections 9.3 and 9.4 of FE-2021 on trained networks with one hidden layer.
 
 "fed_ensemble.networks": networks that meet the theorem's assumptions, and its constants (Lemma 9.1, C_i, C_1) over
-widths. The theorem needs kappa_2 < 1, a bound on the residual's growth within an age, and equally many examples in
-every round. An age is the number of rounds in which every client trains each model once. The networks have erf units,
-and few, nearly orthogonal inputs of norm 1, so that the kernel is well conditioned and C_2 small: the largest allowed
-step falls as 1 / C_2^2. Clients of unequal size take turns at the models in fixed groups, and every group has the same
-number of examples.
+widths. The theorem needs equally many examples in every round, and kappa_2 < 1. kappa_2 bounds the residual's growth
+within an age, the number of rounds in which every client trains each model once. The networks have erf units, and few,
+nearly orthogonal inputs of norm 1, so that the kernel is well conditioned and C_2 small: the largest allowed step falls
+as 1 / C_2^2. Clients of unequal size take turns at the models in fixed groups, and every group has the same number of
+examples.
 
 "fed_ensemble.linearisation_gap": the change of the tangent kernel and the gap to linear training, as the width grows.
 Each network and its linearisation start from the same weights and are trained by the same algorithm on the same data

@@ -317,7 +317,7 @@ DOUBLINGS = tuple(2**k for k in range(0, 11, 2))
 
 
 def _check_evolution(scale: str, seed: int) -> list[Verdict]:
-    """Checks eq. (9a) and (9b) of NTK-FL to rounding, and its Remark 1."""
+    """Checks NTK-FL's prediction of outputs after a round, eq. (9a), and how far the network departs from it."""
     width = of_scale(scale, 256, 1024)
     return [_evolution(seed, width), _remark_1(seed, width)]
 
@@ -353,7 +353,7 @@ class _Round(NamedTuple):
 
 
 def _evolution(seed: int, width: int) -> Verdict:
-    """Checks eq. (9a) of NTK-FL at training and new points, in every round of a run."""
+    """Checks NTK-FL's prediction of the outputs after a round, eq. (9a), at training and new points, every round."""
     problem = sphere(seed, width, SIZE, NEW)
     history = _history(problem, TIMES, seed, ROUNDS)
     times = [int(t) for t in np.asarray(history.rounds["time"])[:, 0]]
@@ -426,7 +426,7 @@ STEPS = 300
 
 
 def _check_weight_gap(scale: str, seed: int) -> list[Verdict]:
-    """Checks NTK-FL's Lemma 2, and inequality (25) of its proof, which leaves out a term."""
+    """Checks bounds on how far NTK-FL's weights are from gradient descent's: Lemma 2, and (25) of its proof."""
     sphere_width, width = of_scale(scale, (256, 400), (1024, 1600))
     return [_lemma_2(seed, sphere_width), _part_left_out(seed, width)]
 
@@ -447,7 +447,7 @@ def _ratios(model: Model, params: PyTree, x: np.ndarray, y: np.ndarray, step: fl
 
 
 def _lemma_2(seed: int, width: int) -> Verdict:
-    """Checks NTK-FL's Lemma 2 as stated, and its inequality (25d), with the number of neurons that did switch."""
+    """Checks NTK-FL's Lemma 2, a bound on how far its weights are from gradient descent's, and the sharper (25d)."""
     x, y, model, params, step = sphere(seed, width, 20)
     ratios = _ratios(model, params, x, y[:, None], step)
     ratio, sharp = float(ratios.printed.max()), float(ratios.switched.max())
@@ -465,7 +465,10 @@ def _lemma_2(seed: int, width: int) -> Verdict:
 
 
 def _part_left_out(seed: int, width: int) -> Verdict:
-    """Checks NTK-FL's (25) for one input of equal entries, where (25b) to (25d) are equal (erratum `ntk_fl.lemma2`)."""
+    """Checks the step of Lemma 2's proof in NTK-FL, (25), that leaves out a term (erratum `ntk_fl.lemma2`).
+
+    One input with equal entries makes (25b) to (25d) equalities.
+    """
     model = ft.models.two_layer_relu(EXAMPLE_DIMENSION, width, seed=seed, dtype=jnp.float64)
     params = model.init(jax.random.key(seed))
     x = np.full((1, EXAMPLE_DIMENSION), EXAMPLE_DIMENSION**-0.5)

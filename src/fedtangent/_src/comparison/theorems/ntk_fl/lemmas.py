@@ -33,7 +33,7 @@ def exceeded(within: Bool[np.ndarray, "draws"]) -> Interval:
 
 
 def _checks(scale: str, seed: int) -> list[Verdict]:
-    """Checks Lemmas 1, 3 and 4 of NTK-FL, each on a case in which its bound is nearly reached."""
+    """Checks Lemmas 1, 3 and 4 of NTK-FL on switched neurons and on the kernel, in cases where they are tight."""
     draws = of_scale(scale, 1, 4)
     return [
         _lemma_1(seed, 300_000 * draws),
@@ -55,7 +55,7 @@ def _rarely(claim: Claim, fails: Callable[[float], Interval], control: str, wron
 
 
 def _lemma_1(seed: int, draws: int) -> Verdict:
-    """Checks NTK-FL's Lemma 1 for all examples at once (erratum `ntk_fl.lemma1`), on orthonormal inputs."""
+    """Checks NTK-FL's Lemma 1, a bound on the neurons that may switch at any example (erratum `ntk_fl.lemma1`)."""
     width, num = 4, 2
     nearest = np.abs(np.random.default_rng(seed).standard_normal((draws, width * num))).min(axis=1)
     critical = 0.99 / undecided_bound(1.0, 1.0, DELTA, width, num, "union")
@@ -70,7 +70,7 @@ def _lemma_1(seed: int, draws: int) -> Verdict:
 
 
 def _lemma_1_concentration(seed: int, draws: int) -> Verdict:
-    """Checks NTK-FL's Lemma 1 by Hoeffding's instead of Markov's inequality, if half of the neurons may switch."""
+    """Checks NTK-FL's Lemma 1 on neurons that may switch, with Hoeffding's instead of Markov's inequality."""
     width, num, radius = 100, 2, 0.6745
     z = np.abs(np.random.default_rng(seed).standard_normal((draws, width, num)))
     largest = np.sum(z <= radius, axis=1).max(axis=1)
@@ -87,7 +87,7 @@ def _lemma_1_concentration(seed: int, draws: int) -> Verdict:
 
 
 def _lemma_3(seed: int, draws: int) -> Verdict:
-    """Checks NTK-FL's Lemma 3, by Markov's inequality for a sum over entries (erratum `ntk_fl.lemma3`)."""
+    """Checks NTK-FL's Lemma 3, a bound on the change of the kernel H by moving neurons (erratum `ntk_fl.lemma3`)."""
     norms = _drift_on_arc(seed, draws).operator
     union, printed = (drift_bound(ARC_RADIUS, 1.0, DELTA, ARC_WIDTH, ON_ARC, form) for form in ("union", "printed"))
     statement = "how often neurons that move by R change H by more than Markov's bound for the sum over entries"
@@ -155,7 +155,7 @@ def _drift_on_arc(seed: int, draws: int) -> WeightDrift:
 
 
 def _lemma_4(seed: int, draws: int) -> Verdict:
-    """Checks NTK-FL's Lemma 4 for two close inputs, for which the union bound over entries loses least."""
+    """Checks NTK-FL's Lemma 4, a bound on how far the kernel of random neurons is from its mean, on two inputs."""
     width, num = 200, 2
     x = np.array([[1.0, 0.0], [np.cos(0.05), np.sin(0.05)]])
     v = np.random.default_rng(seed).standard_normal((draws, width, 2))
