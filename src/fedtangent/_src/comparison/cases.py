@@ -83,13 +83,13 @@ def standard_case(
     seed: int,
     ntk_fl: NTKRuns = NTKRuns(),
 ) -> Setting:
-    """Builds the setting of a standard case.
+    """Builds the setting of a standard case, which ``fedtangent compare`` runs by its name.
 
     Args:
         name: Name in tables and of files.
         title: Title of tables and figures.
         problem: Examples and clients.
-        algorithm: Fed-ensemble with full batches, to which Theorem 2 applies.
+        algorithm: Fed-ensemble with full batches, to which Theorem 2 of FE-2024 applies.
         size: Widths, draws and rounds.
         seed: Seed of initialisations and schedule.
         ntk_fl: Runs of NTK-FL from the same initial functions.
@@ -99,7 +99,7 @@ def standard_case(
 
 
 def sine_linear(data_dir: DataDir, scale: str, seed: int) -> Setting:
-    """Builds the papers' sine toy: 50 clients of 1 to 3 points, and a model linear in 100 radial basis functions."""
+    """Builds the sine toy of FE-2024: 50 clients of 1 to 3 points, a model linear in 100 radial basis functions."""
     sizes = {"smoke": _size((100,), 16, 100), "default": _size((100,), 16, 200), "paper": _size((100,), 100, 2000)}
     model = rbf_linear(num_features=100, bandwidth=0.08, sigma=1.0, seed=seed, dtype=jnp.float64)
     title = "Sine toy (FE-2024, section V-A), 1 to 3 points a client: 100 radial basis functions, linear in the weights"

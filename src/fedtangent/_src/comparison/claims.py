@@ -29,19 +29,19 @@ def assert_follows_theory(
 ) -> tuple[Verdict, ...]:
     """Asserts that networks agree with theory, and that wrong theories, the negative controls, do not.
 
-    A test of an algorithm is a comparison and this call. Under pytest a test is skipped if all its verdicts are
-    undecided, and ``-W error::fedtangent.testing.UndecidedWarning`` makes it fail if one is.
+    A test of an algorithm calls ``compare`` and then this function. Under pytest a test is skipped if all its verdicts
+    are undecided, and ``-W error::fedtangent.testing.UndecidedWarning`` makes it fail if one is.
 
     Args:
         compared: Result of ``fedtangent.compare``.
-        agree: Which verdicts are claimed: words that their statements contain, such as "slope" or "linearised network";
+        agree: Which verdicts are checked: words that their statements contain, such as "slope" or "linearised network";
             default: all verdicts.
         within: Largest distance of single networks from their prediction at the last round, relative to how far the
             prediction moved: one number for the widest networks, or one for each width. It adds a verdict for each
             width, whose control is the prediction of an earlier round.
 
     Returns:
-        The claimed verdicts. None of them fails.
+        The checked verdicts. None of them fails.
 
     Raises:
         AssertionError: A verdict fails, or its control passes; the message says by how much, and names the control.

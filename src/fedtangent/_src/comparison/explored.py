@@ -80,7 +80,7 @@ class Explored:
 
     @property
     def num_strata(self) -> int:
-        """The number of strata, all of the same number of clients."""
+        """The number of strata: groups of clients of equal size, from each of which a round draws as many clients."""
         return _num_strata(self.num_clients)
 
     @property
@@ -320,7 +320,7 @@ def _clients(explored: Explored, alpha: float) -> _Clients:
 
 @functools.lru_cache(maxsize=16)
 def _cohorts(explored: Explored, num_models: int) -> Cohort:
-    """Returns the cohorts of all clients, [R, Q, N / Q]; a smaller cohort has the first clients of each stratum."""
+    """Returns the cohorts of all clients, [R, Q, N / Q] for Q strata; a smaller cohort is the first ones of each."""
     size = explored.num_clients // explored.num_strata
     everyone = Controls(clients_per_round=explored.num_clients, num_models=num_models)
     schedule = _schedule(explored.num_clients, everyone)

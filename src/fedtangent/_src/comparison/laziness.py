@@ -93,7 +93,7 @@ class Laziness(NamedTuple):
     drift: Float[np.ndarray, "r K e"]  # see ``WatchedNetworks``
 
     def curves(self) -> dict[str, Float[np.ndarray, "r K e"]]:
-        """Returns the values of ``METRICS`` by name, each [r, K, e]."""
+        """Returns the parts of the distance and the kernel's change by name (``METRICS``), each [r, K, e]."""
         return self.parts._asdict() | {"drift": self.drift}
 
 
@@ -181,7 +181,7 @@ class LinearisedPaths(Protocol):
     def __call__(
         self, seed: Key | int, init: Key | PyTree | None = None, rate_factor: float | None = None
     ) -> Float[np.ndarray, "r K m C"]:
-        """Returns outputs [r, K, m, C] along a run.
+        """Trains the linearised networks, and returns their outputs [r, K, m, C] after each of r rounds.
 
         Args:
             seed: Seed or key of the run.

@@ -161,10 +161,12 @@ class ResidualLedger:
         return ledger
 
     def last_gap(self, **changes: Any) -> float:
-        """Computes the root mean square of the last evaluation's gaps over models and clients, without tolerances.
+        """Computes the root mean square gap of simulated and predicted outputs at the last evaluation, over all models.
+
+        Each client counts alike, and no tolerance is used.
 
         Args:
-            changes: Fields of the rule to replace.
+            changes: Fields of the rule to replace in the prediction.
         """
         ledger, last = self._predicting(None, None, changes), self.snapshots[-1]
         clients = [ledger.federation.rows(int(i)) for i in np.flatnonzero(ledger.federation.partition.sizes)]

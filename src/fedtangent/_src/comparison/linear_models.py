@@ -330,7 +330,10 @@ def _of_the_ensemble(theory: Predicted, simulated: Law, averaged: Float[np.ndarr
 
 
 def _propagated(theory: Predicted, points: np.ndarray, num_rounds: int) -> Simulated:
-    """Trains a linear model with the analytic kernels; returns its C + q outputs at the test points ``points``."""
+    """Trains a linear model with the analytic kernels; returns its outputs at the test points ``points``.
+
+    C outputs start at 0 and learn the targets. The others start at a basis of the initial functions and learn 0.
+    """
     # C outputs start at 0 and become the flow's mean. The q others start as the columns of a factor of the initial
     # covariance and learn 0, as a residual does: their products are the flow's covariance.
     targets = theory.setting.problem.y_train

@@ -78,12 +78,12 @@ class BesidePrediction:
 
     @property
     def seconds(self) -> float:
-        """The time of the comparison: the sum of ``times``."""
+        """The time of the comparison in seconds: the sum of ``times``."""
         return sum(self.times.values())
 
     @property
     def undecided(self) -> tuple[str, ...]:
-        """Names of the verdicts that are undecided; they fail no run."""
+        """Names of the verdicts whose intervals are too wide to decide; they count neither as agreement nor as failure."""
         return undecided(self.verdicts)
 
     def _repr_html_(self) -> str:

@@ -37,7 +37,7 @@ MOST_NUMBERS = 2**24  # of one draw's functions over all rounds
 
 
 class Comparison(NamedTuple):
-    """The simulations, predictions and verdicts of one setting."""
+    """The result of ``compare`` for an algorithm with a closed form: simulations, predictions and verdicts."""
 
     theory: Predicted
     simulated: tuple[Simulated, ...]  # by the setting's algorithm, one per width, ascending
@@ -51,17 +51,17 @@ class Comparison(NamedTuple):
 
     @property
     def seconds(self) -> float:
-        """The time of the comparison: the sum of ``times``."""
+        """The time of the comparison in seconds: the sum of ``times``."""
         return sum(self.times.values())
 
     @property
     def setting(self) -> Setting:
-        """The setting that was compared."""
+        """The compared run: its problem, algorithm and sizes."""
         return self.theory.setting
 
     @property
     def undecided(self) -> tuple[str, ...]:
-        """Names of the verdicts that are undecided; they fail no run."""
+        """Names of the verdicts whose intervals are too wide to decide; they count neither as agreement nor as failure."""
         return undecided(self.verdicts)
 
     def __repr__(self) -> str:

@@ -130,7 +130,7 @@ def networks_row(setting: Setting, networks: Simulated, error: float | None) -> 
 def simulated_row(theory: Predicted, networks: Simulated, flow_error: float | None) -> MethodRow:
     """Builds the table row of networks, with their distance from the predicted mean and variance (``reference``).
 
-    NTK-FL is compared only with Theorem 2's limit of many rounds.
+    NTK-FL is compared only with the limit of many rounds (Theorem 2 of FE-2024).
 
     Args:
         theory: The predictions.

@@ -60,7 +60,7 @@ class Verdict(NamedTuple):
         wrong: tuple[str, str, bool | np.bool | None],
         notices: str = "",
     ) -> Verdict:
-        """Builds a verdict.
+        """Builds a verdict from the measurement of the right theory and the measurement of the control.
 
         Args:
             subject: The theorem or the setting.

@@ -27,7 +27,7 @@ Size = TypeVar("Size")
 
 @runtime_checkable
 class TheoryFunction(Protocol):
-    """A function of ``theory``, known to the documentation by its name."""
+    """Type of a function of ``theory``, to which the documentation links by its name."""
 
     @property
     def __name__(self) -> str: ...

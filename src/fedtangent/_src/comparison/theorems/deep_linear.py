@@ -209,7 +209,10 @@ def _bound_18(run: Observed) -> ft.types.Verdict:
 
 
 def _hypotheses(run: Observed) -> list[ft.types.Verdict]:
-    """Checks the hypotheses B and C of DeepLin's proof at every recorded round; hypothesis A is the bound (18)."""
+    """Checks the hypotheses B and C of DeepLin's proof at every recorded round; hypothesis A is the bound (18).
+
+    B bounds the singular values of the layers' products, and C bounds the layers' distance from the start.
+    """
     looks = [run.theorem.hypotheses(weights, float(run.losses[r]), r) for r, weights in run.weights.items()]
     worst = _largest_ratios(looks)
     narrow = _largest_ratios([theorem.hypotheses(weights, 1.0, 0) for theorem, weights in run.narrow_networks()])
@@ -349,7 +352,7 @@ Coefficients = Float64[np.ndarray, "rounds r C"]  # of residuals, by round, mode
 
 
 def _one_round(size: Size, seed: int) -> list[ft.types.Verdict]:
-    """Checks a simulated round against DeepLin's eq. (6) to (8), and its residual against the terms of eq. (17)."""
+    """Checks a simulated round of FedAvg against DeepLin's eq. (6) to (8), and its residual against eq. (17)'s terms."""
     x, y = problem(size, seed, ROUND_SPREAD)
     work = work_of(size, x, y, 1.0)
     work = work._replace(learning_rate=4 * STEP * stable_learning_rate(work, size.depth))

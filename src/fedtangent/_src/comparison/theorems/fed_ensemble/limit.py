@@ -411,7 +411,7 @@ def _checks(scale: str, seed: int) -> list[Verdict]:
 
 
 def rows(result: Theorem2) -> list[Verdict]:
-    """Computes all verdicts of one data set."""
+    """Computes the verdicts on Theorem 2 of FE-2024 for one data set, from the result of ``compare``."""
     verdicts = sampled_rows(result)
     if result.theory.limit is not None:
         verdicts.insert(0, _reached(result)._replace(sizes=verdicts[0].sizes))

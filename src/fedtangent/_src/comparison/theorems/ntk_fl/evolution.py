@@ -94,7 +94,7 @@ def ntk_fl_run(
 
 
 class AveragedRun(NamedTuple):
-    """A run of FedAvg at E evaluated rounds."""
+    """A run of FedAvg: squared residuals at E evaluated rounds, and uplink bytes."""
 
     rounds: Int[np.ndarray, "E"]
     squared: Float64[np.ndarray, "E"]  # squared residuals
