@@ -320,7 +320,7 @@ def _clients(explored: Explored, alpha: float) -> _Clients:
 
 @functools.lru_cache(maxsize=16)
 def _cohorts(explored: Explored, num_models: int) -> Cohort:
-    """Returns the cohorts of all clients, [R, Q, N / Q] for Q strata; a smaller cohort is the first ones of each."""
+    """Returns the cohorts of all clients, [R, Q, N / Q] for Q strata; smaller cohorts take the first ones of each."""
     size = explored.num_clients // explored.num_strata
     everyone = Controls(clients_per_round=explored.num_clients, num_models=num_models)
     schedule = _schedule(explored.num_clients, everyone)

@@ -83,7 +83,7 @@ class BesidePrediction:
 
     @property
     def undecided(self) -> tuple[str, ...]:
-        """Names of the verdicts whose intervals are too wide to decide; they count neither as agreement nor as failure."""
+        """Names of the verdicts whose intervals are too wide to decide; they count neither as agreement nor failure."""
         return undecided(self.verdicts)
 
     def _repr_html_(self) -> str:

@@ -61,7 +61,7 @@ class Comparison(NamedTuple):
 
     @property
     def undecided(self) -> tuple[str, ...]:
-        """Names of the verdicts whose intervals are too wide to decide; they count neither as agreement nor as failure."""
+        """Names of the verdicts whose intervals are too wide to decide; they count neither as agreement nor failure."""
         return undecided(self.verdicts)
 
     def __repr__(self) -> str:

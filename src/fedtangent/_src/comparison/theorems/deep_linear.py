@@ -352,7 +352,10 @@ Coefficients = Float64[np.ndarray, "rounds r C"]  # of residuals, by round, mode
 
 
 def _one_round(size: Size, seed: int) -> list[ft.types.Verdict]:
-    """Checks a simulated round of FedAvg against DeepLin's eq. (6) to (8), and its residual against eq. (17)'s terms."""
+    """Checks a simulated round of FedAvg against DeepLin's eq. (6) to (8), and its residual against eq. (17).
+
+    Eq. (17) splits the residual after a round into four terms.
+    """
     x, y = problem(size, seed, ROUND_SPREAD)
     work = work_of(size, x, y, 1.0)
     work = work._replace(learning_rate=4 * STEP * stable_learning_rate(work, size.depth))
@@ -395,7 +398,10 @@ def _moved(before: list[np.ndarray], after: list[np.ndarray]) -> np.ndarray:
 
 
 def _modes(size: Size, widths: tuple[int, ...], draws: int, seed: int) -> list[ft.types.Verdict]:
-    """Checks that wide networks approach FedAvg of a linear model, in every mode of the infinite-width kernel."""
+    """Checks that wide networks approach FedAvg of a linear model, in every mode of the infinite-width kernel.
+
+    The distance from the linear model falls with the width at a slope near -1/2.
+    """
     x, y = problem(size, seed, ROUND_SPREAD)
     work = work_of(size, x, y, 1.0)
     work = work._replace(learning_rate=STEP * stable_learning_rate(work, size.depth))
@@ -456,7 +462,7 @@ def _by_mode(
 
 
 def _check_rounds(scale: str, seed: int) -> list[ft.types.Verdict]:
-    """Checks one round of FedAvg and the four terms of its residual exactly, and its modes against the width."""
+    """Checks one round of FedAvg and the four terms of its residual, and how its modes depend on the width."""
     widths, draws = of_scale(scale, *WIDTHS), of_scale(scale, *DRAWS)
     return [*_one_round(of_scale(scale, *ROUND_SIZES), seed), *_modes(of_scale(scale, *MODES), widths, draws, seed)]
 

@@ -243,7 +243,7 @@ def _case(
     seed: int,
     clients: ft.types.Partition | None = None,
 ) -> Case:
-    """Builds the case of all options; its learning rate is half the largest at which every client is stable.
+    """Builds a ``Case`` for all options; its learning rate is half the largest at which every client is stable.
 
     ``points`` are training inputs, training targets and test inputs; without ``clients`` their sizes are drawn.
     """

@@ -160,7 +160,7 @@ def _stochastic(case: AnySteps) -> Verdict:
 
 
 def _check(scale: str, seed: int) -> list[Verdict]:
-    """Checks Local-GD's distance from the centralised model, its direction, its rate in L, and Local-SGD's direction."""
+    """Checks Local-GD's distance from the centralised model, its direction, rate in L, and Local-SGD's direction."""
     case = _any_steps(of_scale(scale, 2**14, 2**16), seed)
     return [_centralised(case), _direction(case), _rate(case), _stochastic(case)]
 

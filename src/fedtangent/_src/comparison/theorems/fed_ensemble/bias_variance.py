@@ -230,7 +230,7 @@ DECOMPOSED, COROLLARY = "FE-2024 eq. (10), FE-2021 eq. (3)", "FE-2024 Corollary 
 
 
 def _check_bias_variance(scale: str, seed: int) -> list[Verdict]:
-    """Checks Corollary 1 of FE-2024 after many rounds, and every term of its eq. (10) after a few rounds."""
+    """Checks an ensemble's variance after many rounds (FE-2024, Corollary 1) and its error's decomposition (eq. 10)."""
     with exact_arithmetic():
         return _corollary(seed, *of_scale(scale, *LIMIT_SIZES)) + _decomposition(seed, *of_scale(scale, *SIZES))
 
@@ -334,7 +334,7 @@ def _decomposition(seed: int, schedules: int, draws: int, num_rounds: int) -> li
 
 
 def _error(problem: ToyProblem, exact: Decomposition, runs: np.ndarray, seed: int, sizes: str) -> Verdict:
-    """Checks that the mean squared error on new labels of new clients is the sum of FE-2024's three terms, eq. (10)."""
+    """Checks that the mean squared error on new labels is noise plus bias plus variance (FE-2024, eq. 10)."""
     rng = np.random.default_rng(seed)
     amplitude, noise = rng.normal(1.0, 0.2, runs.shape), rng.normal(0.0, 0.2, runs.shape)
     errors = np.mean((amplitude * np.sin(2 * np.pi * problem.x_test) + noise - runs) ** 2, axis=(2, 3)).ravel()

@@ -136,7 +136,10 @@ def _rate(claim: Claim, ratio: float, control: str, wrong: float, band: float = 
 
 
 def _evolution_rate(case: AllowedRun, decay: Decay) -> ft.types.Verdict:
-    """Checks NTK-FL's true rate, ``(1 - eta lambda_min(H) / N)^2`` a step: 4 times the exponent of its bound (14)."""
+    """Checks how fast NTK-FL's residual decays against eq. (9a); its bound (14) has a quarter of this rate.
+
+    The squared residual of the slowest mode falls in a step by the factor ``(1 - eta lambda_min(H) / N)^2``.
+    """
     least = float(np.linalg.eigvalsh(case.start.kernel)[0])
     step = -2 * np.log1p(-decay.theorem.constants.learning_rate * least / 2)
     rates = -np.log(decay.ratio) / decay.at / step
@@ -148,7 +151,7 @@ def _evolution_rate(case: AllowedRun, decay: Decay) -> ft.types.Verdict:
 
 
 def _averaging_rate(case: AllowedRun, decay: Decay) -> ft.types.Verdict:
-    """Checks FedAvg's true rate by NTK-FL's eq. (58) at the initial ReLU pattern: 4 times the exponent of (15)."""
+    """Checks how fast FedAvg's residual decays against NTK-FL's eq. (58); its bound (15) has a quarter of this rate."""
     eta, diagonal = decay.theorem.constants.learning_rate, np.diag(case.start.kernel)
 
     def slowest(num_clients: int) -> float:
@@ -163,7 +166,7 @@ def _averaging_rate(case: AllowedRun, decay: Decay) -> ft.types.Verdict:
 
 
 def _remark_2(evolved: Decay, averaged: Decay) -> ft.types.Verdict:
-    """Checks NTK-FL's (16): a round of NTK-FL decays ``eta_1 t M / (eta_2 tau)`` times as fast as FedAvg's round.
+    """Checks NTK-FL's (16): residuals decay ``eta_1 t M / (eta_2 tau)`` times as fast in its rounds as in FedAvg's.
 
     This holds to first order in the steps. eta_1 and t are NTK-FL's step and number of steps, eta_2 and tau are
     FedAvg's, and M is the number of clients.
