@@ -168,10 +168,7 @@ def _averaged(values: Float[np.ndarray, "K E a C"]) -> Float[np.ndarray, "KE"]:
 
 
 def _every_round(theory: Predicted, networks: tuple[Simulated, ...], wrong: dict[str, Flow]) -> list[Verdict]:
-    """Compares networks at every evaluated round with the flow from their initial functions, in three verdicts.
-
-    The verdicts are on the slope of errors against the width, on the mean and on the variance.
-    """
+    """Compares networks at every evaluated round with the flow from their initial functions, in three verdicts."""
     setting, name, rounds = theory.setting, theory.setting.name, theory.setting.size.rounds[1:]
     right = predicted_networks(theory.flow, networks, rounds)
     if not theory.flow.kind.is_linear:
@@ -200,10 +197,7 @@ def _every_round(theory: Predicted, networks: tuple[Simulated, ...], wrong: dict
 def _without_a_law(
     theory: Predicted, networks: tuple[Simulated, ...], right: list[np.ndarray], wrong: dict[str, Flow]
 ) -> list[Verdict]:
-    """Compares networks with the flow under a loss for which mean and variance have no closed form.
-
-    The flow still predicts each network from its initial function.
-    """
+    """Compares networks with the flow under a loss for which only the flow from a known start has a closed form."""
     setting, problem, rounds = theory.setting, theory.setting.problem, theory.setting.size.rounds[1:]
     of_classes = targets_of(problem.loss) == "classes"
     other = np.roll(problem.y_train, 1, axis=1) if of_classes else -problem.y_train
@@ -271,10 +265,7 @@ def _propagated_variance(
 
 
 def _limit(theory: Predicted, networks: tuple[Simulated, ...], limit: Gaussian) -> list[Verdict]:
-    """Compares networks at the last round with Theorem 2 of FE-2024, the Gaussian process after many rounds.
-
-    There are no verdicts if the flow is still far from this limit.
-    """
+    """Compares networks at the last round with Theorem 2 of FE-2024; no verdicts if the flow is far from this limit."""
     name, num_rounds, last = theory.setting.name, theory.setting.size.num_rounds, theory.moments[-1]
     exact_variance = _propagated_variance(theory.blocks, theory.influences[num_rounds])
     law = np.full(len(last.mean), np.trace(limit.cov))
@@ -337,10 +328,7 @@ def _largest(followed: AtRound) -> float:
 
 
 def _evolved(theory: Predicted, networks: tuple[Simulated, ...], share: float = 1.0) -> AtRound:
-    """Pairs NTK-FL's networks with the evolution under the infinite-width kernel, for ``share`` of their steps.
-
-    A share below 1 makes a wrong theory.
-    """
+    """Pairs NTK-FL's networks with the evolution under the infinite-width kernel, for ``share`` of their steps."""
     predicted, variances, laws = [], [], []
     for of_width in networks:
         responses = _responses(theory, of_width, share)

@@ -517,10 +517,7 @@ def _flow_outputs(plan: Plan, flows: Sequence[Flow]) -> _OutputsAtRate:
 
 
 def _feature_outputs(setting: Setting, kernels: KernelBlocks, starts: Starts) -> tuple[Starts, _OutputsAtRate]:
-    """Builds a function that trains on the kernel's features, and returns it with the initial functions.
-
-    Raises ``NotFollowed`` if the kernel does not determine the run.
-    """
+    """Builds a function that trains on the kernel's features, and computes the initial functions that these span."""
     problem, n = setting.problem, len(setting.problem.x_train)
     paths = feature_paths(setting.algorithm, problem.y_train, problem.partition, setting.size.rounds)
     features = kernel_features(kernels, problem.y_train.shape[1])
@@ -670,10 +667,7 @@ def _sent(plan: Plan, infos: dict[str, Any]) -> tuple[Num[np.ndarray, "r"], Num[
 
 
 def _at_limit(setting: Setting, kernels: KernelBlocks | LargeKernel, flow: Flow) -> dict[str, float] | None:
-    """Computes test metrics of the mean of K models after infinitely many rounds (Theorem 2 of FE-2024).
-
-    It returns None if this limit is unknown.
-    """
+    """Computes test metrics of the mean of K models after infinitely many rounds; None if they are unknown."""
     is_constant = np.ptp(np.ravel(setting.followed.learning_rate)) == 0  # a schedule may end before the limit
     if not flow.kind.is_linear or flow.kind.decays or not is_constant:
         return None

@@ -283,10 +283,7 @@ class LazinessDiagnostics:
     seed: int = 0
 
     def __call__(self, algorithm: Algorithm, state: PyTree) -> dict[str, float]:
-        """Returns the metrics in ``METRICS`` by name; without a limit of infinite width, only two of them.
-
-        The two are ``feature_learning`` and ``drift``, the relative change of the tangent kernel.
-        """
+        """Returns the metrics in ``METRICS`` by name; if infinite width has no prediction, only two of the four."""
         of_models = self.parts(state)._asdict() | {"drift": self.kernels.drifts(state)}
         of_models = {name: values for name, values in of_models.items() if values is not None}
         means = {name: float(np.mean(values)) for name, values in of_models.items()}

@@ -161,9 +161,7 @@ class ResidualLedger:
         return ledger
 
     def last_gap(self, **changes: Any) -> float:
-        """Computes the root mean square gap of simulated and predicted outputs at the last evaluation, over all models.
-
-        Each client counts alike, and no tolerance is used.
+        """Computes the root mean square gap of the last evaluation's outputs from their prediction, over all models.
 
         Args:
             changes: Fields of the rule to replace in the prediction.

@@ -114,10 +114,7 @@ def _sorted(cohorts: Cohort) -> Float[np.ndarray, "R S 3"]:
 
 
 def _weighed_otherwise(cohorts: Cohort, partition: Partition, weighting: str) -> Cohort | None:
-    """Returns the cohorts weighted equally instead of by examples, or by examples instead of equally.
-
-    It is None if no client's share in its model changes.
-    """
+    """Returns the cohorts weighted equally instead of by examples, or vice versa; None if this changes no share."""
     sizes = np.asarray(partition.sizes, float)[np.asarray(cohorts.client)]
     weight = np.asarray(cohorts.weight)
     other = weight / np.maximum(sizes, 1) if weighting == "examples" else weight * sizes

@@ -50,10 +50,7 @@ class ModelLaw(NamedTuple):
 
 @dataclass(frozen=True)
 class Predicted:
-    """The predictions for one setting from its analytic kernel: flow, mean and covariance over networks, and limit.
-
-    The limit is the Gaussian process after many rounds (Theorem 2 of FE-2024).
-    """
+    """The predictions for one setting: flow, mean and covariance over networks, and the limit of many rounds."""
 
     setting: Setting
     cohorts: Cohort  # [R, S]

@@ -115,10 +115,7 @@ class Problem:
         return np.asarray(mean_prediction(self.loss, outputs))
 
     def accuracy(self, outputs: Float[np.ndarray, "*networks m C"]) -> Float[np.ndarray, "*networks"]:
-        """Computes the accuracy of ``outputs`` [..., m, C] on the test labels, [...].
-
-        Examples for which ``losses.is_right`` gives NaN make it NaN.
-        """
+        """Computes each network's accuracy on the test labels; NaN if ``losses.is_right`` gives NaN for an example."""
         labels = np.broadcast_to(np.asarray(self.labels_test), outputs.shape[:-1])
         return np.asarray(np.mean(np.asarray(is_right(outputs, labels)), axis=-1))
 

@@ -122,10 +122,7 @@ def summary(verdicts: Sequence[Verdict]) -> str:
 
 
 class Rival(NamedTuple):
-    """A wrong theory that may become a verdict's control, with its distance from the right theory.
-
-    The distance is computed from both theories, without simulation.
-    """
+    """A wrong theory that may become a verdict's control, with its distance from the right theory by calculation."""
 
     name: str
     distance: float  # largest distance from the right theory, in the units of the verdict

@@ -352,10 +352,7 @@ Coefficients = Float64[np.ndarray, "rounds r C"]  # of residuals, by round, mode
 
 
 def _one_round(size: Size, seed: int) -> list[ft.types.Verdict]:
-    """Checks a simulated round of FedAvg against DeepLin's eq. (6) to (8), and its residual against eq. (17).
-
-    Eq. (17) splits the residual after a round into four terms.
-    """
+    """Checks a simulated round of FedAvg (DeepLin, eq. 6 to 8), and its residual against the four terms of eq. (17)."""
     x, y = problem(size, seed, ROUND_SPREAD)
     work = work_of(size, x, y, 1.0)
     work = work._replace(learning_rate=4 * STEP * stable_learning_rate(work, size.depth))
@@ -398,10 +395,7 @@ def _moved(before: list[np.ndarray], after: list[np.ndarray]) -> np.ndarray:
 
 
 def _modes(size: Size, widths: tuple[int, ...], draws: int, seed: int) -> list[ft.types.Verdict]:
-    """Checks that wide networks approach FedAvg of a linear model, in every mode of the infinite-width kernel.
-
-    The distance from the linear model falls with the width at a slope near -1/2.
-    """
+    """Checks that wide networks approach FedAvg of a linear model, in every mode of the infinite-width kernel."""
     x, y = problem(size, seed, ROUND_SPREAD)
     work = work_of(size, x, y, 1.0)
     work = work._replace(learning_rate=STEP * stable_learning_rate(work, size.depth))

@@ -103,10 +103,7 @@ class Option(NamedTuple):
         return {name: self._flow(case, blocks, changes) for name, changes in wrong.items()}
 
     def _run(self, case: Case, width: int, draws: int, evaluate_every: int = 1) -> Simulated:
-        """Trains networks of ``width`` from ``draws`` initialisations under the option, and returns their outputs.
-
-        With ``evaluate_every`` 0 they are evaluated only at the start and at the end.
-        """
+        """Trains networks under the option; with ``evaluate_every`` 0 they are evaluated only at start and end."""
         arguments = {"client_learning_rate": case.learning_rate, **self.both, **self.simulated}
         if "client_optimizer" in arguments:  # a function from the rate
             arguments["client_optimizer"] = arguments["client_optimizer"](arguments.pop("client_learning_rate"))
@@ -258,10 +255,7 @@ def _case(
 
 
 def _largest_error(flow: Flow, run: Simulated) -> float:
-    """Computes the largest distance of a network from the flow, over networks and rounds.
-
-    It is relative to how far the flow moves the function from the start to the end.
-    """
+    """Computes the largest distance of a network from the flow at any round, over the flow's whole movement."""
     predicted = networks(flow, [run], run.rounds)[0]
     return float(np.max(relative_errors(predicted, run.test, predicted[-1:] - predicted[:1])))
 
@@ -425,10 +419,7 @@ def _examples(size: Scale) -> int:
 
 
 def _networks(size: Scale, width: int, seed: int) -> list[ResidualLedger]:
-    """Trains erf networks of ``width``, one run for each seed, and returns the residual ledgers of the runs.
-
-    The inputs have equal norms, so the kernel's diagonal is constant.
-    """
+    """Trains erf networks of ``width``, one run for each seed, and returns the residual ledgers of the runs."""
     model = ft.models.mlp(5, 1, (width,), "erf", dtype=jnp.float64)
     theta = model.kernel(jnp.ones((1, 5)), None, get="ntk")  # type: ignore[misc]
     trainer, ledgers = _trainer(model, 1 / float(theta[0, 0]), width), []
@@ -502,10 +493,7 @@ def _gap_slope(networks: dict[int, list[ResidualLedger]], factor: float = 1.0) -
 
 
 def _slope_check(size: Scale, networks: dict[int, list[ResidualLedger]]) -> Verdict:
-    """Checks that the gap between networks and flow falls with the width, at least as width^-1/2.
-
-    The theory gives an upper bound; with smooth activations the gap may fall faster.
-    """
+    """Checks that the gap between networks and flow falls with the width, at least as width^-1/2."""
     slope, steep = _gap_slope(networks), (-np.inf, SLOPE + BAND)
     for factor in LARGER_STEPS:
         other = _gap_slope(networks, factor)

@@ -144,10 +144,7 @@ NEAR = 1e-11  # a run is compared with its limit when it is as near by theory
 
 
 def _regression(size: Size, seed: int) -> LinearProblem:
-    """Draws the linear regression of Local-GD, section 5.
-
-    One eigenvalue of the averaged projection is well below all others, so that late rounds show the slowest rate.
-    """
+    """Draws the linear regression of Local-GD, section 5, for which one mode converges much later than all others."""
     rng = np.random.default_rng(seed)
     x = rng.standard_normal((size.nodes, size.per_node, size.dimension))
     x[1, 0] = ALIKE * x[0, 0] + np.sqrt(1 - ALIKE**2) * x[1, 0]
@@ -347,10 +344,7 @@ def _classification(size: Size, seed: int) -> Classified:
 
 
 def _simulated_rounds(case: Classified, modified: bool) -> Verdict:
-    """Checks that many local steps on the objective of Local-GD's eq. (12) reach its exact minimisers.
-
-    The algorithm is Local-GD, or algorithm 3 of the paper if ``modified``.
-    """
+    """Checks that many local steps on Local-GD's eq. (12) reach its minimisers; ``modified``: by algorithm 3."""
     size, rounds, log_inverse = case.problem.size, SIMULATED_ROUNDS, float(np.log(1 / LAMBDA))
     stable = 2 / float(np.linalg.svd(np.asarray(case.sets.signed), compute_uv=False).max() ** 2)  # at the start
     descent = Descent(all_clients(size.nodes), STEPS, stable / 4, rounds, seed=case.problem.seed)
@@ -442,10 +436,7 @@ def _lemma_3(case: Classified, from_zero: bool) -> Verdict:
 
 
 def _theorem_2(case: Classified) -> Verdict:
-    """Checks Theorem 2 of Local-GD: its direction tends to the direction where the averaged projections end.
-
-    The control is the direction of the SVM.
-    """
+    """Checks Theorem 2 of Local-GD: its direction tends to where averaged projections end, and not to the SVM's."""
     models = case._weak_models(ROUNDS)
     statement = "distance in direction from the projections' end point, against ln ln(1/lambda) / ln(1/lambda): slope"
     sizes = f"{case.problem.size}, {ROUNDS} rounds, ln(1/lambda) = {LEVELS[0]:.0e} to {LEVELS[-1]:.0e}"
@@ -455,10 +446,7 @@ def _theorem_2(case: Classified) -> Verdict:
 
 
 def _theorem_3(case: Classified) -> Verdict:
-    """Checks Theorem 3 of Local-GD: with eq. (16) the direction tends to the SVM's as 1 / k, k the round.
-
-    The control is the plain average of projections.
-    """
+    """Checks Local-GD's Theorem 3: with eq. (16) the direction tends to the SVM's as 1 / k, k the round."""
     plain, modified = (direction_distance(case._projections(ROUNDS, m)[LATE], case.svm) for m in (False, True))
     statement = "Modified Local-GD's distance in direction from the SVM, against the round: slope"
     claim = Claim("Local-GD Theorem 3", statement, f"{case.problem.size}, rounds {LATE[0]} to {LATE[-1]}")
@@ -466,10 +454,7 @@ def _theorem_3(case: Classified) -> Verdict:
 
 
 def _lemma_4(case: Classified) -> Verdict:
-    """Checks Lemma 4 of Local-GD: eq. (16) converges as 1 / k to the feasible point nearest to its start, k the round.
-
-    The control is the distance to the SVM.
-    """
+    """Checks Local-GD's Lemma 4: eq. (16) tends as 1 / k to the feasible point nearest its start, k the round."""
     nearest = np.asarray(project(case.sets.pooled(), case.start).point[0])
     path = case._projections(ROUNDS, modified=True, start=case.start)[LATE]
     distance, from_svm = (np.linalg.norm(path - point, axis=1) for point in (nearest, case.svm))

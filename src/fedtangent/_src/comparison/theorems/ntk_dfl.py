@@ -125,11 +125,7 @@ def consensus_verdict(seed: int, rounds: int) -> Verdict:
 
 
 def ntk_fl_verdict(seed: int) -> Verdict:
-    """Checks that the mean of NTK-DFL's models on a complete graph is the network that NTK-FL trains.
-
-    Args:
-        seed: Seed of data, clients and network.
-    """
+    """Checks that the mean of NTK-DFL's models on a complete graph is the network that NTK-FL trains."""
     digits = ft.data.load("digits", seed=seed, num_train=60, num_test=20)
     clients = ft.partition.dirichlet(digits.y_train, 5, 0.5, seed=seed, dirichlet_method="per_class")
     model = ft.models.mlp(digits, widths=(32,), dtype=jnp.float64)

@@ -40,10 +40,7 @@ ToyModel = Callable[[int], ft.types.Model]
 
 
 class ToyProblem(NamedTuple):
-    """The sine toy: data, clients, a linear model with its kernels, and the clients' training.
-
-    The C outputs of the linear model do not affect each other.
-    """
+    """The sine toy: data, clients and their training, and a linear model, whose C outputs are independent."""
 
     x: Float[np.ndarray, "n 1"]
     y: Float[np.ndarray, "n 1"]

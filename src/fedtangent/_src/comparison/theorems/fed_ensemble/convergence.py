@@ -117,11 +117,7 @@ def _check_second_order(scale: str, seed: int) -> list[Verdict]:
 
 
 def least_noticed(notices: Callable[[float], bool]) -> float:
-    """Finds the least relative error, up to 1, at which a check fails, to 2 %; inf if it never fails.
-
-    Args:
-        notices: Returns whether the check fails if theory is wrong by a given relative error.
-    """
+    """Finds the least relative error up to 1, to 2 %, for which ``notices(error)`` is true; inf if it never is."""
     low, high = 1e-9, 1.0
     if not notices(high):
         return np.inf
@@ -349,10 +345,7 @@ def _decay(claim: Claim, decay: float, note: str, control: str, factor: float, a
 
 
 def _as_proved(seed: int) -> Verdict:
-    """Checks FE-2021 Theorem 9.1's bound on the residual where all assumptions hold, also the proof's further ones.
-
-    The second age has half the step size of the first.
-    """
+    """Checks FE-2021 Theorem 9.1's bound on the residual where all assumptions hold, also the proof's further ones."""
     case = _edge_case(seed)
     curvature = case.limit.constants.kappa_3(1.0, len(SIZES))
     progress = INSIDE * float(np.linalg.eigvalsh(case.limit.theta)[0]) / 2 / (6 * 3 * curvature)  # of the smaller step
@@ -367,10 +360,7 @@ def _as_proved(seed: int) -> Verdict:
 
 
 def _as_stated(seed: int) -> Verdict:
-    """Checks FE-2024 Theorem 1's bound on the residual at the largest step size that it allows (kappa_2 < 1).
-
-    The proof needs smaller steps (erratum `fe2021.assumptions`).
-    """
+    """Checks FE-2024 Theorem 1's bound on the residual at its largest step size (erratum `fe2021.assumptions`)."""
     case = _edge_case(seed)
     rate = INSIDE * case.limit.constants.largest_progress() / STEPS
     theorem = case.theorem([rate])
@@ -387,10 +377,7 @@ def _as_stated(seed: int) -> Verdict:
 
 
 def _unequal_steps(seed: int) -> Verdict:
-    """Checks FE-2021 Theorem 9.1's bound on the residual if clients take unequal numbers of steps, which it excludes.
-
-    The number of local steps in the bound is then the least one.
-    """
+    """Checks FE-2021 Theorem 9.1's bound on the residual for unequal numbers of local steps, which it excludes."""
     case, (least, most) = _edge_case(seed, steps=UNEQUAL_STEPS), (min(UNEQUAL_STEPS), max(UNEQUAL_STEPS))
     rate = INSIDE * case.limit.constants.largest_progress() / most
     theorem = case.theorem([rate])
@@ -451,10 +438,7 @@ def _growth(seed: int) -> Verdict:
 
 
 def _movement(seed: int) -> Verdict:
-    """Checks the second line of FE-2021, eq. (18): a bound on how far the weights move (erratum `fe2021.18movement`).
-
-    The worst initial residual is measured.
-    """
+    """Checks FE-2021, eq. (18), line 2: a bound on how far the weights move (erratum `fe2021.18movement`)."""
     case, steps, ages = _edge_case(seed, (1, 1, 2), np.array([0, 0, 1]), 3, scale=0.1), 3, 2**15
     rate = 0.1 * case.limit.constants.largest_progress() / steps
     theorem = case.theorem([rate], ages)

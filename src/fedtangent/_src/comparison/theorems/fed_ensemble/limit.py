@@ -38,10 +38,7 @@ Samples = Float[np.ndarray, "K m C"]
 
 
 class Entries(NamedTuple):
-    """One statistic, such as the mean, at all its E entries: measured over K models, predicted, and its standard error.
-
-    The standard error follows from the predicted distribution.
-    """
+    """One statistic, such as the mean, at all its E entries: measured, predicted, and the predicted standard error."""
 
     measured: Float[np.ndarray, "E"]
     predicted: Float[np.ndarray, "E"]
@@ -472,10 +469,7 @@ def _cover(result: Theorem2, wrong: dict[str, ModelLaw]) -> Verdict:
 
 
 def _reached(result: Theorem2) -> Verdict:
-    """Checks that the flow's mean and variance at the last round have reached Theorem 2's limit of many rounds.
-
-    The control is an earlier round, which must not have reached it.
-    """
+    """Checks that the flow's mean and variance are Theorem 2's limit in the last round, but not in an earlier one."""
 
     rounds = result.setting.size.num_rounds
     margins = [f"{REACHED * MEAN_MARGIN:g}", f"{REACHED * COVARIANCE_MARGIN:.1%}"]

@@ -178,10 +178,7 @@ def _weights(params: PyTree, x: np.ndarray) -> tuple[np.ndarray, np.ndarray, flo
 
 
 def own_linearisation(model: Model) -> Model:
-    """Builds the linearisation of ``model`` about whatever initial weights it draws.
-
-    Its parameters keep the initial weights beside the trained ones.
-    """
+    """Builds the linearisation of ``model`` about whatever initial weights it draws; its parameters keep both."""
 
     def init(key: Key) -> PyTree:
         params = model.init(key)
@@ -214,10 +211,7 @@ class FollowedNetworks(NamedTuple):
         return np.linalg.norm(self.kernels - self.kernels[:, :1], 2, axis=(-2, -1))
 
     def theorem(self, draw: int) -> ft.theory.Theorem1:
-        """Evaluates Theorem 1 of FE-2024 (FE-2021 Theorem 9.1) on the K networks of draw number ``draw``.
-
-        It uses the initial kernel that is farthest from the kernel of infinite width.
-        """
+        """Evaluates Theorem 1 of FE-2024 on the K networks of one draw, with the least favourable initial kernel."""
         setting, start, c1 = self.setting, self.kernels[draw, 0], float(self.c1[draw].max())
         x, y, clients = setting.problem.x_train, setting.problem.y_train, setting.problem.partition
         limit = np.asarray(setting.kernel(jnp.asarray(x), None, get="ntk"))
@@ -290,18 +284,12 @@ def _check_networks(scale: str, seed: int) -> list[ft.types.Verdict]:
 
 
 def _decay(scale: str, seed: int) -> ft.types.Verdict:
-    """Checks that residuals of trained networks decay as fast as FE-2021 Theorem 9.1 says, if kappa_2 < 1.
-
-    The verdict names the assumptions of the theorem that fail.
-    """
+    """Checks that residuals of trained networks fall as fast as FE-2021 Theorem 9.1 says, if its kappa_2 is below 1."""
     networks = follow(setting_of(TRAINED, WIDTH, seed), of_scale(scale, 2, 10))
     theorems = [networks.theorem(draw) for draw in range(len(networks.start))]
 
     def least_fall(form: str) -> float:
-        """Returns the least ratio, over networks and ages, of the fall of log residual to the theorem's exponent.
-
-        ``form`` of the exponent is "proof", or "equation_18" for the control.
-        """
+        """Returns the least ratio of the log residual's fall to the exponent ``form``, over networks and ages."""
         falls = []
         for theorem, norms in zip(theorems, networks.residual, strict=True):
             exponent = theorem.exponent(form)[networks.ages[1:], None]

@@ -171,10 +171,7 @@ def _sizes(measured: Measured) -> str:
 
 
 def _divergences(measured: Measured) -> Verdict:
-    """Checks that the evidence minus its bound is the divergence of the mixture, computed by quadrature.
-
-    The control takes the mixture's components as separated.
-    """
+    """Checks that evidence minus bound is the mixture's divergence; control: components taken as separated."""
     mixtures, errors = measured.fitted.values(), measured.of_fitted("standard_error")
     off = measured.gaps - [one.divergence for one in mixtures]
     added = np.array([float(separated_entropy(one.mixture)) for one in mixtures]) - measured.of_fitted("entropy")
@@ -201,10 +198,7 @@ def _below(measured: Measured) -> Verdict:
 
 
 def _slope(measured: Measured) -> Verdict:
-    """Checks that evidence minus bound of fitted mixtures falls faster than 1/K.
-
-    The control is the entropy with the wrong sign.
-    """
+    """Checks that evidence minus bound falls faster than 1/K; the control is the entropy with the wrong sign."""
     gaps, errors = measured.gaps, measured.of_fitted("standard_error")
     line = weighted_line(np.log(list(measured.fitted)), np.log(gaps), (gaps / errors) ** 2)
     steepest = line.slope + ALLOWED * line.standard_error

@@ -269,10 +269,7 @@ def movement(start: PyTree, weights: PyTree) -> dict[str, Array]:
 
 
 class GapBounds(NamedTuple):
-    """Gradient descent on a network of NTK-FL's eq. (12) and on its linearisation, and bounds of their distance.
-
-    The distance is the l1 distance of the weights after each step, [T + 1].
-    """
+    """Gradient descent on a network and on its linearisation, and bounds of their weights' l1 distance by step."""
 
     paths: Descents
     radius: float  # R, measured
@@ -383,20 +380,14 @@ def _evolution(seed: int, width: int) -> Verdict:
 
 
 def _history(problem: Sphere, times: tuple[int, ...], seed: int, rounds: int) -> ft.types.History:
-    """Runs NTK-FL with every client in every round; the history has the weights after each round.
-
-    ``times`` are the numbers of steps among which the server chooses.
-    """
+    """Runs NTK-FL with every client in every round; ``times`` are the numbers of steps that the server tries."""
     task = TwoLayerProblem(problem.x[:SIZE], problem.y[:SIZE], CLIENTS)
     start = Start(problem.model, jax.random.key(seed), problem.params, np.zeros((0, 0)), np.zeros(0))
     return ntk_fl_run(task, start, problem.step, ft.Evolution(times=times, method="eigh"), rounds)
 
 
 def _remark_1(seed: int, width: int) -> Verdict:
-    """Checks Remark 1 of NTK-FL: with more steps t, the predicted residual tends to 0 and the network departs from it.
-
-    The prediction is eq. (9a); the network has the weights of eq. (9b).
-    """
+    """Checks NTK-FL's Remark 1: with more steps, eq. (9a)'s residual tends to 0 and the network departs from it."""
     problem = sphere(seed, width, SIZE)
     x, y, model, params, step = problem
     losses = np.asarray(_history(problem, DOUBLINGS, seed, 1).rounds["losses"])[0, 0]
@@ -465,10 +456,7 @@ def _lemma_2(seed: int, width: int) -> Verdict:
 
 
 def _part_left_out(seed: int, width: int) -> Verdict:
-    """Checks the step of Lemma 2's proof in NTK-FL, (25), that leaves out a term (erratum `ntk_fl.lemma2`).
-
-    One input with equal entries makes (25b) to (25d) equalities.
-    """
+    """Checks (25), a step in NTK-FL's proof of Lemma 2 that leaves out a term (erratum `ntk_fl.lemma2`)."""
     model = ft.models.two_layer_relu(EXAMPLE_DIMENSION, width, seed=seed, dtype=jnp.float64)
     params = model.init(jax.random.key(seed))
     x = np.full((1, EXAMPLE_DIMENSION), EXAMPLE_DIMENSION**-0.5)
