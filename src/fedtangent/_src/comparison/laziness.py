@@ -333,15 +333,15 @@ class LazinessDiagnostics:
 def laziness_diagnostics(built: Built, evaluate_every: int, num_examples: int = 256) -> LazinessDiagnostics:
     """Builds a measure of how lazy a run of ``built.algorithm`` is, for ``Evaluation(evaluate_every, measure)``.
 
-    At every evaluation it measures each of the K models, as the module explains: ``feature_learning``, the
-    distance of the network from its linearisation, trained alike (``linearised_paths``); ``initial_kernel``, the
-    distance of the linearisation from the federated flow of infinite width with the same initial function, cohorts,
-    minibatches and rates; ``total``, the distance of the network from that flow; and the ``drift`` of its tangent
-    kernel (``kernel_diagnostics``), the relative change in the Frobenius norm. Distances are measured together at the
-    training examples of that kernel and ``num_examples`` test examples, drawn at random.
+    At every evaluation it measures each of the K models, as the module explains. ``feature_learning`` is the distance
+    of the network from its linearisation, trained alike (``linearised_paths``). ``initial_kernel`` is the distance of
+    the linearisation from the federated flow of infinite width with the same initial function, cohorts, minibatches and
+    rates. ``total`` is the distance of the network from that flow. ``drift`` is the relative change of its tangent
+    kernel in the Frobenius norm (``kernel_diagnostics``). Distances are measured together at the training examples of
+    that kernel and ``num_examples`` test examples, drawn at random.
 
-    If theory does not follow the run, the network has no limit, or there are more than 4000 training examples (the
-    limit's kernel is a matrix of them), ``initial_kernel`` and ``total`` are left out; ``why_no_limit`` says why.
+    If theory does not follow the run, the network has no infinite-width kernel, or there are more than 4000 training
+    examples (the kernel is a matrix of them), ``initial_kernel`` and ``total`` are left out; ``why_no_limit`` says why.
 
     Args:
         built: The run.
@@ -349,7 +349,7 @@ def laziness_diagnostics(built: Built, evaluate_every: int, num_examples: int = 
         num_examples: Largest number of training and of test examples.
 
     Raises:
-        ValueError: As ``kernel_diagnostics`` raises, or ``jax.jvp`` cannot differentiate the model.
+        ValueError: ``kernel_diagnostics`` rejects the run, or ``jax.jvp`` cannot differentiate the model.
     """
     algorithm, run = built.algorithm, built.description.run
     check_linearisable(built.model, built.data.x[:2], algorithm.schedule)

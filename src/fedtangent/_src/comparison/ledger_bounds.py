@@ -194,8 +194,9 @@ def source(
 def first_order(sources: list[Source], round_: int, client: int, rows: np.ndarray) -> float:
     """Bounds the root mean square gap at one client's examples that the kernel's change causes by ``round_``.
 
-    The bound of a source is the larger of two numbers: the source as it has evolved at these rows, and its initial size
-    without cancellation times the share of the whole source that remains. The bounds of all sources are added.
+    A source is the gap that one interval adds. Its bound is the larger of two numbers: the source as it has evolved at
+    these rows, and its initial size without cancellation times the share of the whole source that remains. The bounds
+    of all sources are added.
 
     Args:
         sources: Gaps added in each interval until ``round_``.

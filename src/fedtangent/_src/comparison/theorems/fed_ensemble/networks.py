@@ -178,7 +178,7 @@ def _weights(params: PyTree, x: np.ndarray) -> tuple[np.ndarray, np.ndarray, flo
 
 
 def own_linearisation(model: Model) -> Model:
-    """Builds the linearisation of ``model`` about whatever initial weights it draws; its parameters keep both."""
+    """Builds ``model`` linearised about its initial weights, which its parameters hold beside the trained ones."""
 
     def init(key: Key) -> PyTree:
         params = model.init(key)
