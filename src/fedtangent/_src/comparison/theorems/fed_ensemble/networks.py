@@ -314,7 +314,7 @@ def _decay(scale: str, seed: int) -> ft.types.Verdict:
 
 
 def _constants(scale: str, seed: int, draws: int) -> list[ft.types.Verdict]:
-    """Checks Lemma 9.1 of FE-2021 (Lipschitz constant and norms of the Jacobian) and C_1, over widths.
+    """Checks FE-2021 Lemma 9.1 (norms and Lipschitz constant of the Jacobian) and C_1, a bound of the Hessian.
 
     They are measured on ``draws`` networks of each width, at initialisation and at points of a ball about it.
     """

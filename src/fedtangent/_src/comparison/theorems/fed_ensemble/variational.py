@@ -171,7 +171,7 @@ def _sizes(measured: Measured) -> str:
 
 
 def _divergences(measured: Measured) -> Verdict:
-    """Checks that evidence minus bound is the mixture's divergence; control: components taken as separated."""
+    """Checks that log evidence minus lower bound is the mixture's divergence; control: separated components."""
     mixtures, errors = measured.fitted.values(), measured.of_fitted("standard_error")
     off = measured.gaps - [one.divergence for one in mixtures]
     added = np.array([float(separated_entropy(one.mixture)) for one in mixtures]) - measured.of_fitted("entropy")
@@ -184,7 +184,7 @@ def _divergences(measured: Measured) -> Verdict:
 
 
 def _below(measured: Measured) -> Verdict:
-    """Checks that no evidence bound is above the evidence; the control is the entropy with the wrong sign."""
+    """Checks that no lower bound is above the log evidence; the control is the entropy with the wrong sign."""
     above = np.append(-measured.gaps, measured.bounds - measured.posterior.log_evidence)
     errors = np.append(measured.of_fitted("standard_error"), measured.errors)
     entropies = np.append(measured.of_fitted("entropy"), measured.entropies)
@@ -198,7 +198,7 @@ def _below(measured: Measured) -> Verdict:
 
 
 def _slope(measured: Measured) -> Verdict:
-    """Checks that evidence minus bound falls faster than 1/K; the control is the entropy with the wrong sign."""
+    """Checks that log evidence minus lower bound falls faster than 1/K; control: entropy with the wrong sign."""
     gaps, errors = measured.gaps, measured.of_fitted("standard_error")
     line = weighted_line(np.log(list(measured.fitted)), np.log(gaps), (gaps / errors) ** 2)
     steepest = line.slope + ALLOWED * line.standard_error

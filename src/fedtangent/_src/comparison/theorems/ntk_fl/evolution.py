@@ -456,7 +456,7 @@ def _lemma_2(seed: int, width: int) -> Verdict:
 
 
 def _part_left_out(seed: int, width: int) -> Verdict:
-    """Checks (25), a step in NTK-FL's proof of Lemma 2 that leaves out a term (erratum `ntk_fl.lemma2`)."""
+    """Checks the proof of NTK-FL's weight bound, whose step (25) leaves out a term (erratum `ntk_fl.lemma2`)."""
     model = ft.models.two_layer_relu(EXAMPLE_DIMENSION, width, seed=seed, dtype=jnp.float64)
     params = model.init(jax.random.key(seed))
     x = np.full((1, EXAMPLE_DIMENSION), EXAMPLE_DIMENSION**-0.5)
