@@ -1,4 +1,4 @@
-"""All verdicts of one setting: which comparisons apply to it, with which wrong theories as controls."""
+"""All verdicts of one setting: which comparisons apply to it, with which wrong theories as negative controls."""
 
 from __future__ import annotations
 
@@ -41,11 +41,11 @@ def all_verdicts(
     evolved: tuple[Simulated, ...],
     say: Report = lambda line: None,
 ) -> tuple[Verdict, ...]:
-    """Computes all verdicts that apply to a setting.
+    """Computes all verdicts that apply to a run: comparisons of networks and linear models with theory.
 
     Args:
-        theory: Flow and limit of the setting.
-        networks: Networks trained by the setting's algorithm, one entry for each width.
+        theory: Predictions for the run.
+        networks: Networks trained by its algorithm, one entry for each width.
         evolved: Networks trained by NTK-FL.
         say: Called with a line of text for each step of the work.
     """
@@ -76,10 +76,10 @@ def sampled_verdicts(
     """Computes the verdicts on averages over sampled networks, which have a small chance of being wrong.
 
     Args:
-        theory: Flow and limit of the setting.
-        networks: Networks trained by the setting's algorithm, one entry for each width.
+        theory: Predictions for the run.
+        networks: Networks trained by its algorithm, one entry for each width.
         evolved: Networks trained by NTK-FL.
-        wrong: Wrong flows, keyed by the mistake in each; the negative controls.
+        wrong: Flows of wrong theories, the negative controls, keyed by the mistake in each.
     """
     outcomes = _starts(theory, networks) if _starts_differ(theory) else []
     if not theory.setting.is_linear:
@@ -94,9 +94,10 @@ def sampled_verdicts(
 
 
 def wrong_flows(theory: Predicted) -> dict[str, Flow]:
-    """Builds wrong flows, keyed by the mistake in each, as negative controls of sampled verdicts.
+    """Builds flows of wrong theories, keyed by the mistake in each, as negative controls of sampled verdicts.
 
-    They are so far from the right flow that networks of finite width can tell them apart.
+    Clients have a smaller learning rate, or some clients are missing. Networks of finite width can tell these flows
+    from the right one.
     """
     setting, cohorts, blocks = theory.setting, theory.cohorts, theory.blocks
     rate = setting.followed.learning_rate
@@ -132,7 +133,7 @@ def _from_zero(flow: Flow) -> Float[np.ndarray, "K m C"]:
 
 
 def _starts_differ(theory: Predicted) -> bool:
-    """Returns whether the models start from random functions; False if all start from zero."""
+    """Returns whether the models start from random functions; False if all start from the zero function."""
     return bool(np.trace(np.asarray(theory.blocks.nngp_test)) > 0)
 
 
@@ -162,12 +163,12 @@ def _starts(theory: Predicted, networks: tuple[Simulated, ...]) -> list[Verdict]
 
 
 def _averaged(values: Float[np.ndarray, "K E a C"]) -> Float[np.ndarray, "KE"]:
-    """Averages over axes and outputs: [K, E, a, C] -> [K E]."""
+    """Averages values [K, E, a, C] over a and C, and flattens the result to [K E]."""
     return np.asarray(values.mean(axis=(2, 3)).ravel())
 
 
 def _every_round(theory: Predicted, networks: tuple[Simulated, ...], wrong: dict[str, Flow]) -> list[Verdict]:
-    """Compares networks with the flow from the same initial functions, at every evaluated round."""
+    """Compares networks at every evaluated round with the flow from their initial functions, in three verdicts."""
     setting, name, rounds = theory.setting, theory.setting.name, theory.setting.size.rounds[1:]
     right = predicted_networks(theory.flow, networks, rounds)
     if not theory.flow.kind.is_linear:
@@ -196,7 +197,7 @@ def _every_round(theory: Predicted, networks: tuple[Simulated, ...], wrong: dict
 def _without_a_law(
     theory: Predicted, networks: tuple[Simulated, ...], right: list[np.ndarray], wrong: dict[str, Flow]
 ) -> list[Verdict]:
-    """Computes verdicts for a loss under which each network's flow is known, but not the law over networks."""
+    """Compares networks with the flow under a loss for which only the flow from a known start has a closed form."""
     setting, problem, rounds = theory.setting, theory.setting.problem, theory.setting.size.rounds[1:]
     of_classes = targets_of(problem.loss) == "classes"
     other = np.roll(problem.y_train, 1, axis=1) if of_classes else -problem.y_train
@@ -214,7 +215,7 @@ def verdicts_from_starts(
     wrong: Mapping[str, Sequence[Float[np.ndarray, "r K E m C"]]],
     source: str,
 ) -> list[Verdict]:
-    """Compares networks with predictions from their initial functions, for a run whose law over networks is unknown.
+    """Compares networks with predictions from their initial functions, if mean and variance have no closed form.
 
     Args:
         setting: The run.
@@ -242,7 +243,10 @@ def _followed(
     exact_variance: Float[np.ndarray, "K"],
     law: Float[np.ndarray, "K"],
 ) -> AtRound:
-    """Pairs the networks at index ``at`` of the evaluated rounds with ``predicted`` [K, E, m, C] of each width."""
+    """Pairs networks at index ``at`` of the evaluated rounds with ``predicted`` [K, E, m, C] of each width.
+
+    ``exact_variance`` [K] is the variance of the predictions, ``law`` [K] the variance that is tested.
+    """
     pairs = tuple(Pair(n.width, n.test[at], p) for n, p in zip(networks, predicted, strict=True))
     moved = predicted[-1] - networks[-1].test[0]
     return AtRound(pairs, exact_variance, law, float(np.sqrt(np.mean(np.sum(moved**2, axis=(-2, -1))))))
@@ -251,14 +255,17 @@ def _followed(
 def _propagated_variance(
     blocks: KernelBlocks, influences: Iterable[Float[np.ndarray, "m n"]]
 ) -> Float[np.ndarray, "K"]:
-    """Computes the variance of ``f0(x) - B f0(X)``, summed over points, for each B: trace of ``[-B, I] K [-B, I]'``."""
+    """Computes the variance of ``f0(x) - B f0(X)``, summed over points, for each matrix B in ``influences``, [K].
+
+    f0 is drawn from the prior, so it is the trace of ``[-B, I] K [-B, I]'`` with the prior's covariance K.
+    """
     prior = joined(blocks.nngp_train, blocks.nngp_test_train, blocks.nngp_test)
     rows = (np.concatenate([-b, np.eye(len(b))], axis=1) for b in influences)
     return np.array([np.sum((a @ prior) * a) for a in rows])
 
 
 def _limit(theory: Predicted, networks: tuple[Simulated, ...], limit: Gaussian) -> list[Verdict]:
-    """Compares networks at the last round with Theorem 2; no verdicts if the flow is still far from the limit."""
+    """Compares networks at the last round with Theorem 2 of FE-2024; no verdicts if the flow is far from this limit."""
     name, num_rounds, last = theory.setting.name, theory.setting.size.num_rounds, theory.moments[-1]
     exact_variance = _propagated_variance(theory.blocks, theory.influences[num_rounds])
     law = np.full(len(last.mean), np.trace(limit.cov))
@@ -278,7 +285,10 @@ def _limit(theory: Predicted, networks: tuple[Simulated, ...], limit: Gaussian) 
 
 
 def _is_reached(theory: Predicted, limit: Gaussian, scale: float) -> bool:
-    """Returns whether the flow's last round is near the limit: within ``REACHED`` times the verdicts' margins."""
+    """Returns whether the flow's mean and variance at the last round are near the limit of many rounds.
+
+    Near means within ``REACHED`` times the verdicts' margins; ``scale`` is how far training changes the functions.
+    """
     last, trace = theory.moments[-1], np.trace(limit.cov)
     if not trace > 0:  # as at the training points: there is no variance to compare
         return False
@@ -288,7 +298,7 @@ def _is_reached(theory: Predicted, limit: Gaussian, scale: float) -> bool:
 
 
 def _evolution(theory: Predicted, networks: tuple[Simulated, ...]) -> list[Verdict]:
-    """Compares NTK-FL's networks with the evolution by the limiting kernel, at the steps that its server chose."""
+    """Compares NTK-FL's networks with its evolution under the infinite-width kernel, for the steps it has chosen."""
     name, method = theory.setting.name, networks[0].method
     times = np.concatenate([np.unique(n.info["time"]) for n in networks])
     when = f"t = {times.min()}..{times.max()}" if times.min() < times.max() else f"t = {times.max()}"
@@ -313,12 +323,12 @@ def _slower(share: float) -> str:
 
 
 def _largest(followed: AtRound) -> float:
-    """Returns the largest error of a network."""
+    """Returns the largest error of a network, its norm taken over points."""
     return float(np.max([np.max(np.linalg.norm(p.simulated - p.predicted, axis=-2)) for p in followed.pairs]))
 
 
 def _evolved(theory: Predicted, networks: tuple[Simulated, ...], share: float = 1.0) -> AtRound:
-    """Pairs NTK-FL's networks with the limiting kernel's evolution for ``share`` of the times that they chose."""
+    """Pairs NTK-FL's networks with the evolution under the infinite-width kernel, for ``share`` of their steps."""
     predicted, variances, laws = [], [], []
     for of_width in networks:
         responses = _responses(theory, of_width, share)
@@ -330,7 +340,10 @@ def _evolved(theory: Predicted, networks: tuple[Simulated, ...], share: float = 
 
 
 def _responses(theory: Predicted, networks: Simulated, share: float = 1.0) -> Float[np.ndarray, "K E m n"]:
-    """Computes ``B`` [K, E, m, n] of networks that evolve with the limiting kernel for ``share`` of their times."""
+    """Computes the matrix B of each network, [K, E, m, n], under the infinite-width kernel for ``share`` of its steps.
+
+    NTK-FL predicts ``f_t(x) = f_0(x) + B (Y - f_0(X))``.
+    """
     step = 0.5 / float(np.linalg.eigvalsh(theory.blocks.ntk_train)[-1])
     times = (networks.info["time"][:, 0, :].T * share).astype(int)  # [E, R = 1, K] -> [K, E]
     response = {int(t): np.asarray(ntk_evolution(theory.blocks, step, int(t))) for t in np.unique(times)}
@@ -338,13 +351,13 @@ def _responses(theory: Predicted, networks: Simulated, share: float = 1.0) -> Fl
 
 
 def _determined(blocks: KernelBlocks) -> bool:
-    """Returns whether the kernel is so well conditioned that float64 finds a fixed point to within ``FIXED_POINT``."""
+    """Returns whether the kernel is so well conditioned that float64 finds a fixed point up to ``FIXED_POINT``."""
     eigenvalues = np.linalg.eigvalsh(blocks.ntk_train)
     return bool(np.finfo(float).eps * eigenvalues[-1] < FIXED_POINT / 10 * eigenvalues[0])
 
 
 def _fixed_points(theory: Predicted, limit: Gaussian) -> list[Verdict]:
-    """Compares the flow's fixed point, its rounds repeated many times, with Theorem 2, under three schedules."""
+    """Compares the flow after very many rounds with the Gaussian process of FE-2024, Theorem 2; three schedules."""
     clients = theory.setting.problem.partition.num_clients
     schedules: dict[str, Schedule] = {
         "full participation": schedule.all_clients(clients),
@@ -371,7 +384,7 @@ def _fixed_point(theory: Predicted, name: str, plan: Schedule, limit: Gaussian) 
 def _repeated(
     flow: Flow, y_train: Float64[np.ndarray, "n C"]
 ) -> tuple[Float64[np.ndarray, "m C"], Float[AnyArray, "m m"]]:
-    """Computes the law of model 0 after 2^30 repetitions of the flow's rounds, by 30 compositions of ``M``."""
+    """Computes mean and covariance of model 0 after 2^30 repetitions of the flow's rounds, by 30 compositions."""
     theta = np.asarray(flow.blocks.ntk_train)
     operator = np.asarray(flow.operator(flow.num_rounds, 0))
     with np.errstate(over="ignore", invalid="ignore"):

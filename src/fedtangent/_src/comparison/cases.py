@@ -1,4 +1,4 @@
-"""The standard cases of ``fedtangent compare``, one or more settings each; a new case is a function and its entry."""
+"""The standard cases of ``fedtangent compare``, each of one or more settings; a new one is a function and an entry."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ Build = Callable[[DataDir, str, int], Setting]
 
 @dataclasses.dataclass(frozen=True)
 class CaseEntry(Entry):
-    """A named comparison; ``build(data_dir, scale, seed)`` returns its settings."""
+    """A standard case by name; ``build(data_dir, scale, seed)`` returns its settings."""
 
     by_default: bool = True
     """Whether ``fedtangent compare`` runs the case if the user names no cases."""
@@ -55,7 +55,7 @@ def _sine(name: str, title: str, model: Model, size: Scale, seed: int) -> Settin
 
 
 def _size(widths: tuple[int, ...], draws: int, num_rounds: int) -> Scale:
-    """Returns the size of a case that is evaluated eight times."""
+    """Returns widths, draws and rounds of a case that is evaluated about eight times."""
     return Scale(widths, draws, num_rounds, evaluate_every=max(num_rounds // 8, 1))
 
 
@@ -83,13 +83,13 @@ def standard_case(
     seed: int,
     ntk_fl: NTKRuns = NTKRuns(),
 ) -> Setting:
-    """Builds the setting of a standard case.
+    """Builds the setting of a standard case, which ``fedtangent compare`` runs by its name.
 
     Args:
         name: Name in tables and of files.
         title: Title of tables and figures.
         problem: Examples and clients.
-        algorithm: Fed-ensemble with full batches, to which Theorem 2 applies.
+        algorithm: Fed-ensemble with full batches, to which Theorem 2 of FE-2024 applies.
         size: Widths, draws and rounds.
         seed: Seed of initialisations and schedule.
         ntk_fl: Runs of NTK-FL from the same initial functions.
@@ -99,7 +99,7 @@ def standard_case(
 
 
 def sine_linear(data_dir: DataDir, scale: str, seed: int) -> Setting:
-    """Builds the papers' sine toy: 50 clients of 1 to 3 points, and a model linear in 100 radial basis functions."""
+    """Builds the sine toy of FE-2024: 50 clients of 1 to 3 points, a model linear in 100 radial basis functions."""
     sizes = {"smoke": _size((100,), 16, 100), "default": _size((100,), 16, 200), "paper": _size((100,), 100, 2000)}
     model = rbf_linear(num_features=100, bandwidth=0.08, sigma=1.0, seed=seed, dtype=jnp.float64)
     title = "Sine toy (FE-2024, section V-A), 1 to 3 points a client: 100 radial basis functions, linear in the weights"
@@ -137,7 +137,7 @@ def _images(name: str, title: str, data_dir: DataDir, scale: str, seed: int) -> 
 
 
 def digits(data_dir: DataDir, scale: str, seed: int) -> Setting:
-    """Builds the setting of scikit-learn's handwritten digits: ten outputs, heterogeneous clients."""
+    """Builds the setting of scikit-learn's handwritten digits, with ten outputs and clients of different classes."""
     return _images("digits", "Digits", data_dir, scale, seed)
 
 

@@ -1,4 +1,4 @@
-"""What a user's test claims of a comparison: which verdicts must agree, and how near networks of a width must be."""
+"""Tests that networks follow theory: which verdicts must agree, and how near networks of a width must be to theory."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Nearness = float | Mapping[int, float]
 
 
 class UndecidedWarning(UserWarning):
-    """A warning that verdicts are undecided, in a test in which no verdict fails."""
+    """Warning that some verdicts of a test are undecided, while none of them fails."""
 
 
 def assert_follows_theory(
@@ -29,19 +29,19 @@ def assert_follows_theory(
 ) -> tuple[Verdict, ...]:
     """Asserts that networks agree with theory, and that wrong theories, the negative controls, do not.
 
-    A test of an algorithm is a comparison and this call. Under pytest a test is skipped if all its verdicts are
-    undecided, and ``-W error::fedtangent.testing.UndecidedWarning`` makes it fail if one is.
+    A test of an algorithm calls ``compare`` and then this function. Under pytest a test is skipped if all its verdicts
+    are undecided, and ``-W error::fedtangent.testing.UndecidedWarning`` makes it fail if one is.
 
     Args:
         compared: Result of ``fedtangent.compare``.
-        agree: Which verdicts are claimed: words that their statements contain, such as "slope" or "linearised network";
+        agree: Which verdicts are checked: words that their statements contain, such as "slope" or "linearised network";
             default: all verdicts.
         within: Largest distance of single networks from their prediction at the last round, relative to how far the
             prediction moved: one number for the widest networks, or one for each width. It adds a verdict for each
             width, whose control is the prediction of an earlier round.
 
     Returns:
-        The claimed verdicts. None of them fails.
+        The checked verdicts. None of them fails.
 
     Raises:
         AssertionError: A verdict fails, or its control passes; the message says by how much, and names the control.
@@ -65,7 +65,7 @@ def assert_follows_theory(
 def claimed_verdicts(
     compared: Compared, agree: Sequence[str] | None = None, within: Nearness | None = None
 ) -> tuple[Verdict, ...]:
-    """Returns the verdicts that ``assert_follows_theory`` judges.
+    """Returns the verdicts that ``assert_follows_theory`` checks.
 
     Args:
         compared, agree, within: As for ``assert_follows_theory``, whose ``ValueError`` this raises.
@@ -89,7 +89,7 @@ def claimed_verdicts(
 
 
 def _near(compared: Compared, networks: Simulated, gap: Gap, tolerance: float) -> Verdict:
-    """Checks that single networks end near their prediction, and not as near to the prediction of an earlier round."""
+    """Checks that single networks end near their prediction; controls are the predictions of earlier rounds."""
     last = gap.test[-1]
     moved, estimate = last - networks.test[0], _distance(gap.error[-1])
     rivals = []
@@ -103,7 +103,7 @@ def _near(compared: Compared, networks: Simulated, gap: Gap, tolerance: float) -
 
 
 def _distance(errors: np.ndarray) -> Interval:
-    """Estimates the mean error of a network from the errors [K, E]; exact for a single draw, a given start."""
+    """Estimates the mean error of a network, with its interval, from errors [K, E]; exact for a single draw."""
     of_draws = errors.mean(axis=0)
     if len(of_draws) == 1:
         return Interval.about(float(of_draws[0]), 0.0)

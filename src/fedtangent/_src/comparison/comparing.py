@@ -1,4 +1,4 @@
-"""``compare`` compares any run with theory: networks of several widths, the flow of the same rounds, the limit."""
+"""``compare``: any run beside theory, that is networks of several widths, the federated flow, and its limit."""
 
 from __future__ import annotations
 
@@ -45,9 +45,9 @@ def compare(
 
     Networks are trained in float64 (``fedtangent.enable_x64()``) from ``draws`` independent initialisations at several
     widths, and compared with the federated flow of infinite width. An algorithm without a closed form is compared with
-    the same run on the features of the kernel, if the kernel determines its runs, which is measured. Otherwise, for a
-    model without an analytic kernel, and with a ``start``, networks are compared with their linearisation at the start:
-    any model and any algorithm.
+    the same run on the features of the kernel, if a measurement shows that the kernel determines its runs. Otherwise,
+    for a model without an analytic kernel, and with a ``start``, networks are compared with their linearisation at the
+    start: any model and any algorithm.
 
     Args:
         algorithm: The algorithm.
@@ -61,7 +61,7 @@ def compare(
             of each, or a typed key to initialise from; None: independent initialisations at every width, or one from
             ``seed`` where theory has to linearise at a start.
         evaluation: Rounds between evaluations (default: a number that makes eight), and progress.
-        widths: Widths of all hidden layers, three or more; without meaning for a linear model.
+        widths: Widths of all hidden layers, three or more; ignored for a linear model.
         draws: Initialisations of the K models at every width, five or more.
 
     Returns:
@@ -82,7 +82,7 @@ def compare(
 
 
 def compared(setting: Setting, progress: bool | None = False, say: Report = lambda line: None) -> Compared:
-    """Simulates and predicts ``setting``, by the first theory that follows it, and compares both.
+    """Simulates the run of ``setting``, predicts it by the first theory that follows it, and compares both.
 
     Args:
         setting: The run.
@@ -113,7 +113,7 @@ def compare_case(
     data_dir: str | os.PathLike[str] | None = None,
     progress: bool | None = None,
 ) -> list[Comparison]:
-    """Compares a standard case of ``fedtangent compare``: Fed-ensemble, NTK-FL and the limit beside theory.
+    """Compares a standard case of ``fedtangent compare`` with theory: networks by Fed-ensemble and by NTK-FL.
 
     Args:
         name: Name of the case, such as "sine" or "digits"; ``fedtangent list cases`` shows all.
@@ -165,7 +165,7 @@ def comparison_of(
 
 
 def check_widths(model: Model, widths: tuple[int, ...]) -> tuple[int, ...]:
-    """Returns the widths in rising order, ``(1,)`` for a linear model.
+    """Returns the widths in rising order, or ``(1,)`` for a linear model; raises ``ValueError`` for fewer than three.
 
     Args:
         model: Network that is compared; it must have an analytic kernel.

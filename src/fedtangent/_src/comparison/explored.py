@@ -1,8 +1,8 @@
-"""Predicted runs of Fed-ensemble for an explorer, computed anew within a fraction of a second as settings change.
+"""Predicted runs of Fed-ensemble for an explorer, computed again within a fraction of a second as settings change.
 
 ``predict`` compiles a program for each shape of clients and cohorts, which takes seconds. Here the same recursion (see
-``theory.flow``) runs in NumPy, which compiles nothing. Kernel, clients' modes, initial functions and cohorts are kept,
-and computed anew only if a setting changes them.
+``theory.flow``) runs in NumPy, which compiles nothing. Kernel, clients' eigenvectors, initial functions and cohorts are
+cached, and computed again only if a setting changes them.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ STEPS = (1, 2, 3, 5, 7, 10, 15, 20, 30, 50, 100)
 
 @dataclasses.dataclass(frozen=True)
 class Controls:
-    """Settings of a run that the explorer changes."""
+    """Settings of a run that the user of the explorer changes."""
 
     learning_rate: float = 1.0
     local_steps: int = 10
@@ -80,7 +80,7 @@ class Explored:
 
     @property
     def num_strata(self) -> int:
-        """The number of strata, all of the same number of clients."""
+        """The number of strata: groups of clients of equal size, from each of which a round draws as many clients."""
         return _num_strata(self.num_clients)
 
     @property
@@ -89,12 +89,12 @@ class Explored:
         return bool(_of_curve(self.data)) and self.plan.setting.problem.y_train.shape[1] == 1
 
     def first(self) -> Controls:
-        """Returns the first controls: half of the rate at which every client is stable, and all clients."""
+        """Returns the first settings: all clients, and half of the largest rate at which every client is stable."""
         rate = float(f"{_clients(self, Controls.alpha).stable / 2:.2g}")
         return Controls(rate, clients_per_round=self.num_clients)
 
     def positions(self) -> dict[str, list[float]]:
-        """Returns the positions of each control."""
+        """Returns the values among which the user of the explorer chooses, for each setting by name."""
         rates = self.first().learning_rate * 10 ** (np.arange(-40, 25) / 20)
         return {
             "learning_rate": sorted({float(f"{rate:.2g}") for rate in rates}),
@@ -108,7 +108,7 @@ class Explored:
 
 
 class Curves(NamedTuple):
-    """A run of K models: errors by round, functions at the test points, and the clients' residuals."""
+    """A run of K models: errors by round, functions at the test points, and residuals of each client."""
 
     rounds: Int[np.ndarray, "r"]
     errors: dict[str, Float[np.ndarray, "E r"]]  # mean squared errors of the models' mean, by split
@@ -118,7 +118,7 @@ class Curves(NamedTuple):
 
 
 class Moved(NamedTuple):
-    """The prediction for one position of the controls."""
+    """The predicted run for one choice of the settings."""
 
     curves: Curves
     before: Float[np.ndarray, "N"]  # the clients' residuals before training
@@ -127,7 +127,7 @@ class Moved(NamedTuple):
 
 
 class _Clients(NamedTuple):
-    """The clients at one heterogeneity."""
+    """The clients for one value of ``alpha``, the concentration of their labels, with eigenvectors of their kernels."""
 
     partition: Partition
     rows: list[Int[np.ndarray, "_"]]
@@ -142,7 +142,7 @@ class _Clients(NamedTuple):
 
 
 def explored(data: Dataset | str, num_clients: int = 20, num_rounds: int = 30, seed: int = 0) -> Explored:
-    """Checks the arguments of ``explore``, loads the data and computes their kernel.
+    """Checks the arguments of ``explore``, loads the data and computes the kernel of its examples.
 
     Args:
         data: A ``Dataset``, or the name of one: 500 training and 200 test examples of it are loaded.
@@ -174,11 +174,11 @@ def explored(data: Dataset | str, num_clients: int = 20, num_rounds: int = 30, s
 
 
 def python_call(explored: Explored, controls: Controls) -> str:
-    """Returns the Python code that predicts and trains the same run.
+    """Returns Python code that predicts the run with ``ft.predict`` and trains it with ``ft.simulate``.
 
     Args:
-        explored: The run.
-        controls: Position of the controls.
+        explored: The data and the parts of the run that do not change.
+        controls: The settings.
     """
     c, n, seed = controls, explored.num_clients, explored.seed
     recipe, options, forecasting = "fed_avg", "", explored.plan.forecasting
@@ -211,11 +211,11 @@ trained = ft.simulate(algorithm, data, clients, **run)
 
 
 def moved(explored: Explored, controls: Controls) -> Moved:
-    """Predicts the run of ``controls``: the numbers of ``ft.predict`` with the call of ``python_call``.
+    """Predicts the run with the settings ``controls``, with the numbers that ``ft.predict`` gives.
 
     Args:
-        explored: The run.
-        controls: Position of the controls.
+        explored: The data and the parts of the run that do not change.
+        controls: The settings.
     """
     clients, rate = _clients(explored, controls.alpha), controls.learning_rate
     factors = np.asarray(response(clients.values, rate, clients.sizes, controls.local_steps))
@@ -234,11 +234,11 @@ def moved(explored: Explored, controls: Controls) -> Moved:
 
 
 def trained(explored: Explored, controls: Controls, report: Reported) -> Curves:
-    """Trains the networks of ``controls``, of their width.
+    """Trains networks with the settings ``controls``, and measures them as a predicted run.
 
     Args:
-        explored: The run.
-        controls: Position of the controls.
+        explored: The data and the parts of the run that do not change.
+        controls: The settings.
         report: Called with each ``Measurement`` of the run.
 
     Raises:
@@ -287,7 +287,7 @@ def _schedule(num_clients: int, controls: Controls) -> Schedule:
 
 
 def _algorithm(data: Dataset, num_clients: int, controls: Controls) -> Algorithm:
-    """Builds the algorithm of ``python_call``."""
+    """Builds the algorithm that ``python_call`` writes as code."""
     model = mlp(data, widths=(controls.width,), **_of_curve(data))
     schedule = _schedule(num_clients, controls)
     options = {"client_learning_rate": controls.learning_rate, "work": Work(controls.local_steps, batch_size=None)}
@@ -309,7 +309,7 @@ def _partition(data: Dataset, num_clients: int, alpha: float, seed: int) -> Part
 
 @functools.lru_cache(maxsize=64)
 def _clients(explored: Explored, alpha: float) -> _Clients:
-    """Returns the clients and the modes of their kernels."""
+    """Returns the clients, with eigenvectors and eigenvalues of each client's kernel."""
     partition = _partition(explored.data, explored.num_clients, alpha, explored.seed)
     rows = [np.asarray(partition.client(i)) for i in range(explored.num_clients)]
     theta = np.asarray(explored.kernels.ntk_train)
@@ -320,7 +320,7 @@ def _clients(explored: Explored, alpha: float) -> _Clients:
 
 @functools.lru_cache(maxsize=16)
 def _cohorts(explored: Explored, num_models: int) -> Cohort:
-    """Returns the cohorts of all clients, [R, Q, N / Q]; a smaller cohort has the first clients of each stratum."""
+    """Returns the cohorts of all clients, [R, Q, N / Q] for Q strata; smaller cohorts take the first ones of each."""
     size = explored.num_clients // explored.num_strata
     everyone = Controls(clients_per_round=explored.num_clients, num_models=num_models)
     schedule = _schedule(explored.num_clients, everyone)
@@ -357,7 +357,8 @@ def _follow(
 ) -> tuple[Float[np.ndarray, "r points D"], Float[np.ndarray, "K points D"]]:
     """Computes the residuals of the models' mean after ``rounds``, and the residuals of each model at the end.
 
-    Client i answers ``answers[i] g`` to the residual g at its examples.
+    If g is the residual at the examples ``rows[i]`` of client i, the client moves its model by ``-theta' answers[i]
+    g``. Every answer is ``staleness`` rounds late, and ``start`` are the initial residuals.
     """
     past, means = deque([start], maxlen=staleness + 1), [start.mean(axis=0)]
     for r, (client, model, weight) in enumerate(zip(*cohorts, strict=True), start=1):
@@ -380,7 +381,10 @@ def _measured(
     means: Float[np.ndarray, "r points E C"],
     models: Float[np.ndarray, "K points E C"],
 ) -> Curves:
-    """Measures the residuals of the models' mean by round, and of the models at the end."""
+    """Computes errors, accuracy and clients' residuals from residuals.
+
+    ``means`` are residuals of the models' mean at ``rounds``, and ``models`` are residuals of each model at the end.
+    """
     problem, squares = explored.plan.setting.problem, (means**2).mean(axis=3)
     n = len(problem.y_train)
     errors = {split: part.mean(axis=1).T for split, part in (("train", squares[:, :n]), ("test", squares[:, n:]))}
@@ -398,7 +402,7 @@ def _residuals(clients: _Clients, mean: Float[np.ndarray, "points E C"]) -> Floa
 
 
 def _remark(controls: Controls, stable: float, errors: Float[np.ndarray, "E r"]) -> str:
-    """Returns in words whether the run is stable."""
+    """Returns in words whether a run is stable; ``stable`` is the largest rate at which every client's steps are."""
     by_round = errors.mean(axis=0)
     if divergence([errors[:, -1]], by_round) or by_round[-1] > by_round[0]:
         return f"unstable: the training error grows at rate {controls.learning_rate:g}"

@@ -1,4 +1,4 @@
-"""How theory follows a run: builds the setting of an algorithm and its examples, and rejects runs without a theory."""
+"""How theory follows a run: builds its ``Setting`` from algorithm and examples, and rejects runs without a theory."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ FUNCTIONS = ("loss", "client_optimizer", "delays")  # fields of a rule that may 
 
 
 class NotFollowed(ValueError):
-    """Error for a run that a theory does not follow, where only computing it shows that."""
+    """Error for a run that no theory predicts, raised where only computing a part of the run shows this."""
 
 
 def setting_of(
@@ -67,8 +67,8 @@ def setting_of(
         start: Parameters of the K models, [K, ...], at which theory linearises; None: independent initialisations.
 
     Raises:
-        ValueError: The clients do not train the model, a learning rate is 0 in every round, or a loss of classes has a
-            single class.
+        ValueError: The clients do not train the model, the schedule has another number of clients, a learning rate is 0
+            in every round, or the labels of a loss for classes have a single class.
     """
     training, clients, model = training_of(algorithm), examples.clients, algorithm.model
     if algorithm.schedule.num_clients != clients.num_clients:
@@ -125,7 +125,7 @@ def rule_of(algorithm: Algorithm, clients: Partition, num_rounds: int, seed: int
 
 
 def _unmeasured(training: Training, num_rounds: int) -> str:
-    """Returns why the steps of the clients' optimiser cannot be measured; empty if they can."""
+    """Returns why the first steps of the clients' optimiser cannot be computed; empty if they can."""
     try:
         _ = None if training.optimizer is None else first_steps(training.optimizer, num_rounds)
     except ValueError as error:
@@ -134,7 +134,7 @@ def _unmeasured(training: Training, num_rounds: int) -> str:
 
 
 def rates_of(training: Training, num_rounds: int) -> ArrayLike:
-    """Returns the clients' learning rate, a number or one for each round [R].
+    """Returns the clients' learning rate, a number or one for each round [R]; raises ``ValueError`` if all are 0.
 
     Args:
         training: Local training of the clients.
@@ -148,7 +148,7 @@ def rates_of(training: Training, num_rounds: int) -> ArrayLike:
 
 
 def training_of(algorithm: Algorithm) -> Training:
-    """Returns the clients' local training; raises ``ValueError`` if the clients do not train."""
+    """Returns the record of the clients' local training; raises ``ValueError`` if the algorithm has none."""
     if algorithm.composition.training is None:
         rule = algorithm.rule if isinstance(algorithm.rule, str) else NO_RULE
         raise ValueError(f"algorithm: got {algorithm.name!r}, which theory does not follow: {rule}")
@@ -156,7 +156,7 @@ def training_of(algorithm: Algorithm) -> Training:
 
 
 def of_fixed_width(algorithm: Algorithm) -> Algorithm:
-    """Returns the algorithm with its model marked as having no other width."""
+    """Returns the algorithm with its model marked as having no other width than the one it was built with."""
     training = training_of(algorithm)
     fixed = training._replace(model=training.model._replace(at_width=None))
     return algorithm._replace(composition=algorithm.composition._replace(training=fixed))
@@ -190,12 +190,12 @@ def followed_rule(algorithm: Algorithm, num_rounds: int) -> dict[str, Any]:
 
 
 def _each_round(schedule: Callable[[Array], ArrayLike], num_rounds: int) -> Float[np.ndarray, "num_rounds"]:
-    """Evaluates a schedule of numbers at every round, [R]."""
+    """Evaluates a schedule of numbers, such as a learning-rate schedule, at every round, [R]."""
     return np.array([float(np.asarray(in_round(schedule, jnp.int32(r)))) for r in range(num_rounds)])
 
 
 def check_evaluation(evaluation: Evaluation) -> None:
-    """Raises ``ValueError`` unless ``evaluation`` is an ``Evaluation`` without settings that only ``simulate`` uses."""
+    """Raises ``ValueError`` if ``evaluation`` is no ``Evaluation``, or has an option that only ``simulate`` uses."""
     instance("evaluation", evaluation, Evaluation)
     for name in ("measure", "report", "stop_on_divergence"):
         if getattr(evaluation, name):
@@ -213,7 +213,10 @@ def evaluated_every(evaluation: Evaluation, num_rounds: int) -> int:
 
 
 def has_limit(model: Model) -> bool:
-    """Returns whether a model has an analytic kernel, which its networks approach with their width or have exactly."""
+    """Returns whether the network has an analytic kernel, so that its infinite width can be predicted.
+
+    Its networks then approach this kernel with their width, or have it exactly.
+    """
     return model.kernel is not None and (model.at_width is not None or model.is_linear)
 
 
@@ -233,7 +236,9 @@ def check_analytic(model: Model) -> None:
 
 
 def check_kernels(model: Model, x: np.ndarray) -> None:
-    """Raises ``ValueError`` for a network without a usable limit: its kernel grows with the width, or its prior is 0.
+    """Raises ``ValueError`` for a network without a usable infinite width.
+
+    Either its kernel grows with the width, or all its initial functions are 0 although it is not linear.
 
     Args:
         model: Network with an analytic kernel.

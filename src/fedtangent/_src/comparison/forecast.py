@@ -1,7 +1,7 @@
-"""``predict``: learning curves, rates, and rounds and bytes to a target of a run, with no network trained.
+"""``predict``: forecasts a run without training a network: its learning curves, best rate, and rounds to a target.
 
 Initial functions are drawn from the network's prior. The federated flow, with the run's kernel, cohorts, minibatches
-and rates, moves them round by round, and they are measured as ``simulate`` measures networks.
+and learning rates, changes them round by round, and they are measured as ``simulate`` measures networks.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ KERNELS = Path("results/kernels")
 
 @dataclasses.dataclass(frozen=True)
 class Forecasting:
-    """Settings of a forecast: its target, its number of initial functions, and whether rates are searched."""
+    """Settings of a forecast: its target, its number of initial functions, and whether learning rates are searched."""
 
     target: float | None = None
     """Also say in how many rounds and bytes this test accuracy (without class labels: this test loss) is reached."""
@@ -112,7 +112,7 @@ class Plan(NamedTuple):
 
     @property
     def how(self) -> str:
-        """The name of the theory that predicts the run, with the reason if it is no closed form."""
+        """The name of the theory that predicts the run, with the reason if it is not the flow."""
         if self.setting.start is not None:
             return from_start.how_at_start(self.setting)
         return "the federated flow" if self.is_flow else how_on_features(self.setting)
@@ -124,18 +124,18 @@ class Plan(NamedTuple):
 
     @property
     def main(self) -> str:
-        """The test metric that ``target`` refers to."""
+        """The name of the test metric to which ``target`` refers: "accuracy", or the loss without class labels."""
         return self.loss if self.examples.train.labels is None else "accuracy"
 
     @property
     def cost(self) -> Cost:
-        """The bytes of a message and of a broadcast."""
+        """The bytes of a client's message and of the server's broadcast."""
         data = self.examples.data
         return self.setting.algorithm.cost(data, engine_for(data, default_mapping()))
 
     @property
     def splits(self) -> dict[str, Split]:
-        """The examples on which metrics are measured; without test examples, "test" is the training examples."""
+        """The examples on which metrics are measured, "train" and "test"; without test examples both are the same."""
         train, test = self.examples.train, self.examples.test
         return {"train": train, "test": train if test is None else test}
 
@@ -178,7 +178,7 @@ class Curve(NamedTuple):
 
 
 class Reached(NamedTuple):
-    """The round in which a run reaches a target, on average over its initial functions."""
+    """The round in which a run reaches a target, on average over its initial functions, and the bytes until then."""
 
     round: int | None  # None: at no evaluated round
     uplink_bytes: int | None
@@ -186,7 +186,7 @@ class Reached(NamedTuple):
 
 
 class Forecast(NamedTuple):
-    """The forecast of a run: learning curves, rates, bytes on the wire and limit."""
+    """The forecast of a run: learning curves, learning rates, bytes on the wire, and metrics after many rounds."""
 
     plan: Plan
     given: Curve  # curve at the run's rate
@@ -247,10 +247,10 @@ class Forecast(NamedTuple):
         return html_of(self)
 
     def reached(self, target: float, curve: Curve) -> Reached:
-        """Finds when ``curve`` reaches ``target`` on the main test metric, and the uplink bytes until then.
+        """Finds when ``curve`` reaches ``target`` on the test metric ``Plan.main``, and the uplink bytes until then.
 
         Args:
-            target: Value of the metric ``Plan.main``.
+            target: Value of the metric.
             curve: One of the curves of this forecast: ``given``, ``best`` or ``fastest``.
         """
         values, rising = curve.mean("test", self.plan.main), self.plan.main == "accuracy"
@@ -261,7 +261,7 @@ class Forecast(NamedTuple):
 
 
 def rounds_to_target(rounds: ArrayLike, values: ArrayLike, target: float, *, rising: bool) -> int | None:
-    """Returns the first of ``rounds`` at which ``values`` reach ``target``; None if they never do (NaN does not).
+    """Returns the first of ``rounds`` at which ``values`` reach ``target``; None if none does (NaN does not).
 
     For instance ``rounds_to_target([0, 5, 10], [0.1, 0.7, 0.9], 0.6, rising=True)`` is 5.
 
@@ -269,7 +269,7 @@ def rounds_to_target(rounds: ArrayLike, values: ArrayLike, target: float, *, ris
         rounds: Round numbers, [r].
         values: The metric after each of these rounds, [r].
         target: The value to reach.
-        rising: Whether the target is reached from below, as by an accuracy; else from above, as by a loss.
+        rising: Whether the metric reaches the target from below, as an accuracy does, or from above, as a loss does.
     """
     at, metric = real_array("rounds", rounds), real_array("values", values)
     if at.ndim != 1 or at.shape != metric.shape:
@@ -292,11 +292,11 @@ def predict(
 ) -> Forecast:
     """Predicts a run without training a network: learning curves, stable and best rate, rounds to a target.
 
-    The network is the algorithm's, at infinite width. Its initial functions are drawn from the prior, for more than
-    8,000 points by initialising networks of the algorithm's width. With a ``start`` the network begins there and is
-    linearised at these weights: any model, of any width. An algorithm without a closed form is run on the features of
-    the kernel, if the kernel determines its runs, which is measured, or else on the network linearised at a start.
-    Predictions are made in float64 (``fedtangent.enable_x64()``).
+    The prediction is of the algorithm's network at infinite width. Its initial functions are drawn from the prior, for
+    more than 8,000 points by initialising networks of the algorithm's width. With a ``start`` the network begins there
+    and is linearised at these weights: any model, of any width. An algorithm without a closed form is run on the
+    features of the kernel if a measurement shows that the kernel determines its runs, otherwise on the network
+    linearised at a start. Predictions are made in float64 (``fedtangent.enable_x64()``).
 
     Args:
         algorithm: The algorithm.
@@ -307,8 +307,8 @@ def predict(
         num_rounds: Communication rounds R.
         seed: Seed of initial functions, schedule and minibatches.
         start: Beginning of the models, as in ``simulate``: parameters, for example pre-trained weights, of one model or
-            of each, or a typed key to initialise from; None: initial functions are drawn from the prior, or weights
-            are initialised from ``seed`` where theory has to linearise at a start.
+            of each, or a typed key to initialise from; None: initial functions are drawn from the prior, or weights are
+            initialised from ``seed`` where theory has to linearise at a start.
         evaluation: Rounds between evaluations (default: 1), and progress.
         forecasting: Target, number of initial functions, and whether rates are searched.
 
@@ -328,10 +328,10 @@ def predict(
 def forecasts(
     plans: Sequence[Plan], progress: bool | None = False, say: Report = lambda line: None
 ) -> Iterator[Forecast]:
-    """Computes the forecast of each plan in turn; the kernels are computed once.
+    """Computes the forecast of each run in turn; the kernels are computed once.
 
     Args:
-        plans: Runs with the same data, network and start.
+        plans: Runs with the same data, network and start; built by ``plan_of``.
         progress: Whether to show progress.
         say: Called with a line of text for each step of the work.
 
@@ -348,7 +348,7 @@ def forecasts(
 
 
 def memory_of(plan: Plan) -> KernelPlan:
-    """Computes the memory that the kernels of a plan need; raises ``ValueError`` if memory and disk have no room."""
+    """Computes the memory that the kernels of a run need; raises ``ValueError`` if memory and disk have no room."""
     memory = plan_kernels(plan.setting, plan.at_once, Path(plan.forecasting.kernel_dir or KERNELS))
     if memory.folder is not None:
         check_file(plan.setting.kernel, plan.setting.problem.x_train, memory.folder)
@@ -356,7 +356,7 @@ def memory_of(plan: Plan) -> KernelPlan:
 
 
 def check_forecasting(forecasting: Forecasting) -> None:
-    """Raises ``ValueError`` for an option out of range."""
+    """Raises ``ValueError`` for a setting of a forecast that has the wrong type or is out of range."""
     instance("forecasting", forecasting, Forecasting)
     whole("draws", forecasting.draws, 2)
     flag("rates", forecasting.rates)
@@ -375,7 +375,7 @@ def plan_of(
     forecasting: Forecasting = Forecasting(),
     start: Key | PyTree | None = None,
 ) -> Plan:
-    """Builds the plan of a run from the arguments of ``predict``; raises ``ValueError`` as ``predict`` does."""
+    """Checks the arguments of ``predict`` and returns the run as a ``Plan``; raises ``ValueError`` like ``predict``."""
     followed.check_evaluation(evaluation)
     check_forecasting(forecasting)
     whole("num_rounds", num_rounds)
@@ -424,7 +424,7 @@ def forecast(
     progress: bool | None = False,
     say: Report = lambda line: None,
 ) -> Forecast:
-    """Computes the forecast of a plan.
+    """Computes the forecast of one run.
 
     Args:
         plan: The run.
@@ -457,12 +457,12 @@ def forecast(
 
 
 def ranked(forecasts: Iterable[Forecast]) -> list[Forecast]:
-    """Sorts forecasts by test loss after the last round, each at the best rate of its algorithm, lowest first."""
+    """Sorts forecasts by test loss after the last round, at the best rate of each algorithm, lowest first."""
     return sorted(forecasts, key=lambda forecast: forecast.loss if np.isfinite(forecast.loss) else np.inf)
 
 
 def _runs_of(plan: Plan, kernels: KernelBlocks | LargeKernel | None, say: Report) -> _Runs:
-    """Builds the initial functions of a plan, and the flow or the training that computes runs from them."""
+    """Draws the initial functions of a run, and builds the flow or the training that predicts the run from them."""
     setting, problem = plan.setting, plan.setting.problem
     if kernels is not None:
         starts = prior_starts(setting, kernels, plan.draws)
@@ -490,10 +490,10 @@ def _runs_of(plan: Plan, kernels: KernelBlocks | LargeKernel | None, say: Report
 
 @runtime_checkable
 class _OutputsAtRate(Protocol):
-    """A function that computes runs from initial functions at a multiple of the clients' learning rate."""
+    """A function that predicts runs from initial functions at a multiple of the clients' learning rate."""
 
     def __call__(self, starts: Starts, rounds: Sequence[int], factor: float | None, /) -> Outputs:
-        """Returns outputs after ``rounds`` from each of the initial functions.
+        """Returns the outputs after ``rounds`` of the run from each initial function.
 
         Args:
             starts: E initial functions of each of the K models.
@@ -503,7 +503,7 @@ class _OutputsAtRate(Protocol):
 
 
 def _flow_outputs(plan: Plan, flows: Sequence[Flow]) -> _OutputsAtRate:
-    """Computes runs by the flow of all models, or by the flow of each."""
+    """Builds a function that predicts runs by a single flow of all models, or by one flow for each model."""
     sample = plan.examples.train_rows
     rows = None if isinstance(sample, slice) else sample
 
@@ -517,7 +517,7 @@ def _flow_outputs(plan: Plan, flows: Sequence[Flow]) -> _OutputsAtRate:
 
 
 def _feature_outputs(setting: Setting, kernels: KernelBlocks, starts: Starts) -> tuple[Starts, _OutputsAtRate]:
-    """Computes runs on the kernel's features; raises ``NotFollowed`` if the kernel does not determine them."""
+    """Builds a function that trains on the kernel's features, and computes the initial functions that these span."""
     problem, n = setting.problem, len(setting.problem.x_train)
     paths = feature_paths(setting.algorithm, problem.y_train, problem.partition, setting.size.rounds)
     features = kernel_features(kernels, problem.y_train.shape[1])
@@ -531,13 +531,13 @@ def _feature_outputs(setting: Setting, kernels: KernelBlocks, starts: Starts) ->
 
 
 def _after(rounds: Sequence[int], setting: Setting, outputs: Outputs) -> Outputs:
-    """Returns the outputs after ``rounds``, some of the setting's evaluated ones."""
+    """Selects from ``outputs`` at all evaluated rounds of a setting the outputs after ``rounds``."""
     places = [setting.size.rounds.index(round_) for round_ in rounds]
     return Outputs(outputs.train[places], outputs.test[places])
 
 
 class _Runs(NamedTuple):
-    """The initial functions of a plan, and a function that computes runs from them at any rate."""
+    """The initial functions of a plan, and a function that predicts runs from them at any learning rate."""
 
     plan: Plan
     flows: tuple[Flow, ...]  # one for all models, or one for each; none for a run on the features of the kernel
@@ -551,7 +551,7 @@ class _Runs(NamedTuple):
 
     @property
     def tried(self) -> int:
-        """The number of initial functions with which rates are tried."""
+        """The number of initial functions on which learning rates are tried."""
         return min(TRIED_DRAWS, self.draws)
 
     def measured(
@@ -580,7 +580,7 @@ class _Runs(NamedTuple):
         return train, test
 
     def curve(self, rate: float, progress: bool | None) -> Curve:
-        """Computes all metrics at all evaluated rounds."""
+        """Computes all metrics at all evaluated rounds of runs at the clients' learning rate ``rate``."""
         setting, step = self.plan.setting, self.plan.at_once
         values: dict[tuple[str, str], list[np.ndarray]] = {}
         with progress_of(self.draws, f"{setting.name}: learning curve", "run", shown=progress) as bar:
@@ -592,7 +592,7 @@ class _Runs(NamedTuple):
 
 
 def _rates(runs: _Runs, first_loss: float, progress: bool | None) -> Rates:
-    """Searches the stable and the best rate; ``first_loss`` is the training loss before any training."""
+    """Searches the largest stable and the best learning rate; ``first_loss`` is the training loss before training."""
     rate, bound, gentle, most = runs.plan.rate, None, LOWEST * runs.plan.rate, np.inf
     for flow in runs.flows[:1]:
         if isinstance(flow.kernels, LargeKernel):  # of which no eigenvalue is known
@@ -639,7 +639,10 @@ def _traffic(plan: Plan, cohorts: Cohort) -> tuple[Num[np.ndarray, "r"], Num[np.
 def _polled_traffic(
     plan: Plan, kernels: KernelBlocks | LargeKernel | None, starts: Starts
 ) -> tuple[Num[np.ndarray, "r"], Num[np.ndarray, "r"]]:
-    """Computes the bytes of a run whose cohorts depend on its models, from the first initial functions."""
+    """Computes uplink and downlink bytes, [r] each, of a run whose schedule asks clients about the models.
+
+    Its cohorts depend on the models, so they are found by training from the first initial functions.
+    """
     setting, problem, start = plan.setting, plan.setting.problem, plan.setting.start
     if start is not None:
         data, model = problem.federated(), linearised(setting.model(1), pytrees.take(start, 0))
@@ -656,7 +659,7 @@ def _polled_traffic(
 
 
 def _sent(plan: Plan, infos: dict[str, Any]) -> tuple[Num[np.ndarray, "r"], Num[np.ndarray, "r"]]:
-    """Computes the bytes until each evaluated round from the infos of all rounds, arrays [R, ...]."""
+    """Computes uplink and downlink bytes until each evaluated round, [r] each, from all rounds' ``infos`` [R, ...]."""
     of_round = [pytrees.take(infos, r) for r in range(plan.setting.size.num_rounds)]
     sent = [at_start(plan.cost), *(charge(plan.cost, info) for info in of_round)]
     up, down = np.cumsum(np.array(sent, np.int64), axis=0)[list(plan.setting.size.rounds)].T
@@ -664,7 +667,7 @@ def _sent(plan: Plan, infos: dict[str, Any]) -> tuple[Num[np.ndarray, "r"], Num[
 
 
 def _at_limit(setting: Setting, kernels: KernelBlocks | LargeKernel, flow: Flow) -> dict[str, float] | None:
-    """Computes the test metrics of the mean of K models in the limit of Theorem 2; None if the limit is unknown."""
+    """Computes test metrics of the mean of K models after infinitely many rounds; None if they are unknown."""
     is_constant = np.ptp(np.ravel(setting.followed.learning_rate)) == 0  # a schedule may end before the limit
     if not flow.kind.is_linear or flow.kind.decays or not is_constant:
         return None

@@ -65,7 +65,7 @@ class FromStart(BesidePrediction):
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Remarks below the table: the theory behind the prediction, its distance, and whether it learns."""
+        """Remarks below the table: which theory predicts the run, the networks' distance from it, whether it learns."""
         apart = float(self.feature_learning[-1].mean())
         notes = [
             f"prediction: {self.how}",
@@ -106,14 +106,14 @@ def compare_from(setting: Setting, progress: bool | None = False, say: Report = 
 
 
 def at_seed(setting: Setting, why: str) -> Setting:
-    """Returns the setting with weights drawn from its seed as the start at which theory linearises.
+    """Returns the setting with weights drawn from its seed, as the start at which theory linearises.
 
     Args:
         setting: The run, with independent initialisations.
         why: Why no theory of infinite width follows it.
 
     Raises:
-        NotFollowed: The algorithm has no global models, or the model has no derivatives forwards.
+        NotFollowed: The algorithm has no global models, or ``jax.jvp`` cannot differentiate the model.
     """
     problem, algorithm = setting.problem, of_fixed_width(setting.algorithm)
     try:
@@ -129,7 +129,7 @@ def at_seed(setting: Setting, why: str) -> Setting:
 def weights_of(
     algorithm: Algorithm, num_clients: int, x: Shaped[AnyArray, "m ..."], seed: int, start: Key | PyTree | None
 ) -> PyTree:
-    """Returns the float64 parameters [K, ...] that the models begin with.
+    """Returns the float64 parameters [K, ...] with which the models begin.
 
     Args:
         algorithm: An algorithm with global models, whose model ``jax.jvp`` can differentiate.
@@ -147,14 +147,14 @@ def weights_of(
 
 
 def how_at_start(setting: Setting) -> str:
-    """Returns the name of the prediction of a run with a start, with the reason if it is not the flow."""
+    """Returns the name of the prediction of a run with a start, with the reason if it is not a flow."""
     if why := linearised_why(setting):
         return f"the linearised network, trained by the same algorithm, since there is no closed form: {why}"
     return "the flow of the tangent kernel at the start"
 
 
 def linearised_why(setting: Setting) -> str:
-    """Returns why the linearised network has to be trained: the run has no closed form; empty if it has one."""
+    """Returns why the linearised network has to be trained; empty if its tangent kernel's flow predicts the run."""
     if isinstance(setting.rule, str):
         return setting.rule
     rows = setting.problem.y_train.size

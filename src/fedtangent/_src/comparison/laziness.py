@@ -1,10 +1,10 @@
-"""How lazy training is: the distance of networks to their prediction, in two parts, over widths and along a run.
+"""How lazy training is: the distance of networks from their prediction, in two parts, over widths and along a run.
 
 A network leaves the prediction of infinite width for two reasons. First, it learns features: it leaves its
 linearisation ``g(w) = f(w_0) + J(w_0) (w - w_0)``, trained from the same start by the same algorithm, cohorts,
-minibatches and keys. Second, the kernel of the linearisation is the empirical one at initialisation, not the limit's.
-As functions the two add up, ``f - f_inf = (f - g) + (g - f_inf)``; their norms obey only the triangle inequality: the
-two may add up to more than the total, and each may be larger than it.
+minibatches and keys. Second, the kernel of the linearisation is the empirical one at initialisation, not that of
+infinite width. As functions the two add up, ``f - f_inf = (f - g) + (g - f_inf)``. Their norms obey only the triangle
+inequality: they may add up to more than the total, and each may be larger than it.
 
 Every distance is a root mean square over examples and outputs, relative to how far training has moved the linearised
 network by then, ``|g_r - f_0|``: one scale for all parts.
@@ -86,19 +86,19 @@ MOST_NUMBERS = 2**22  # of a Jacobian, for networks of unknown structure
 
 
 class Laziness(NamedTuple):
-    """Networks of one width at every evaluated round: distance from theory, in parts, and drift of the kernel."""
+    """Networks of one width at every evaluated round: distance from theory in parts, and tangent kernel's change."""
 
     width: int
     parts: Parts  # each [r, K, e]
     drift: Float[np.ndarray, "r K e"]  # see ``WatchedNetworks``
 
     def curves(self) -> dict[str, Float[np.ndarray, "r K e"]]:
-        """Returns the values of ``METRICS`` by name, each [r, K, e]."""
+        """Returns the parts of the distance and the kernel's change by name (``METRICS``), each [r, K, e]."""
         return self.parts._asdict() | {"drift": self.drift}
 
 
 def watched_draws(setting: Setting) -> int:
-    """Returns how many draws of each width are watched: 1, or 2 if the ensemble has a single model.
+    """Returns for how many draws of each width laziness is measured: 1, or 2 if the ensemble has a single model.
 
     It is 0 for a linear model, which is always lazy, and for networks whose kernel [n C, n C], or the Jacobian that it
     needs [n C, parameters], is too large.
@@ -114,14 +114,14 @@ def watched_draws(setting: Setting) -> int:
 
 
 def split(theory: Predicted, networks: Simulated, infinite: Float[np.ndarray, "r K E p C"]) -> Laziness:
-    """Splits the distance of the watched networks from infinite width, at the training and some test examples together.
+    """Splits the distance of networks from infinite width into its parts, at training and some test examples together.
 
-    The path of a linearised network is the federated flow with the whole empirical kernel at its start: exact, and
-    cheaper than training.
+    Only networks whose initial weights were recorded (``WatchedNetworks``) are split. A linearised network follows the
+    flow of its whole empirical kernel at its start, which is exact and cheaper than training.
 
     Args:
         theory: Setting and cohorts.
-        networks: Networks of one width, some of them watched.
+        networks: Networks of one width, some of them with recorded weights.
         infinite: The flow of infinite width at the points of ``at_points``, [r, K, E, n + some m, C].
     """
     assert networks.watched is not None
@@ -151,17 +151,17 @@ def at_points(
 def linearised_flow(
     theory: Predicted, model: Model, params: PyTree, start: Float[np.ndarray, "p C"], k: int
 ) -> Float[np.ndarray, "r p C"]:
-    """Computes the path of one network, linearised at its initial weights, at the points of ``at_points``.
+    """Computes the outputs of one network, linearised at its initial weights, during training.
 
     Args:
         theory: Setting and cohorts.
         model: The network.
         params: Its initial weights.
-        start: Its initial function, [p, C] at these points.
+        start: Its initial function, [p, C] at the points of ``at_points``.
         k: Number of the network among the K models.
 
     Returns:
-        Outputs at the evaluated rounds, [r, p, C].
+        Outputs at the evaluated rounds and these points, [r, p, C].
     """
     setting, problem = theory.setting, theory.setting.problem
     x = np.concatenate([problem.x_train, problem.x_test[linear_models.some_points(problem)]])
@@ -181,7 +181,7 @@ class LinearisedPaths(Protocol):
     def __call__(
         self, seed: Key | int, init: Key | PyTree | None = None, rate_factor: float | None = None
     ) -> Float[np.ndarray, "r K m C"]:
-        """Returns outputs [r, K, m, C] along a run.
+        """Trains the linearised networks, and returns their outputs [r, K, m, C] after each of r rounds.
 
         Args:
             seed: Seed or key of the run.
@@ -242,7 +242,7 @@ def linearised_paths(
 
 
 def check_linearisable(model: Model, x: Shaped[AnyArray, "m ..."], schedule: Schedule | None = None) -> None:
-    """Raises ``ValueError`` for a model without forward-mode derivatives (``jax.jvp``), or clients that compare models.
+    """Raises ``ValueError`` if a model cannot be linearised: ``jax.jvp`` fails, or clients compare several models.
 
     Args:
         model: The model.
@@ -283,7 +283,7 @@ class LazinessDiagnostics:
     seed: int = 0
 
     def __call__(self, algorithm: Algorithm, state: PyTree) -> dict[str, float]:
-        """Returns the metrics of ``METRICS`` by name; without a limit, ``feature_learning`` and ``drift`` only."""
+        """Returns the metrics in ``METRICS`` by name; if infinite width has no prediction, only two of the four."""
         of_models = self.parts(state)._asdict() | {"drift": self.kernels.drifts(state)}
         of_models = {name: values for name, values in of_models.items() if values is not None}
         means = {name: float(np.mean(values)) for name, values in of_models.items()}
@@ -292,7 +292,7 @@ class LazinessDiagnostics:
         return means
 
     def parts(self, state: PyTree) -> Parts:
-        """Computes the parts of every model's distance, [K]."""
+        """Computes the parts of each model's distance from infinite width, [K]."""
         network, round_ = np.asarray(predict(self.algorithm, state, self.x).members, np.float64), int(state.round)
         if round_ not in self.rounds:
             unknown = np.full(len(network), np.nan)
@@ -308,7 +308,7 @@ class LazinessDiagnostics:
         """The initial functions at ``x`` [K, m, C], and two predictions of how far they move, [r, K, m, C].
 
         The first prediction trains linearised networks; the second is the flow of infinite width (None without a
-        limit). Each subtracts the start as its own program computes it, so that rounding cancels.
+        limit). Each subtracts the start as its program computes it, so that rounding cancels.
         """
         linear, start = self.paths(self.seed), self.algorithm.init(self.seed, self.data.num_clients)
         at_x = np.asarray(predict(self.algorithm, start, self.x).members, np.float64)
@@ -333,15 +333,15 @@ class LazinessDiagnostics:
 def laziness_diagnostics(built: Built, evaluate_every: int, num_examples: int = 256) -> LazinessDiagnostics:
     """Builds a measure of how lazy a run of ``built.algorithm`` is, for ``Evaluation(evaluate_every, measure)``.
 
-    At every evaluation it measures each of the K models, as the module explains: ``feature_learning``, the
-    distance of the network from its linearisation, trained alike (``linearised_paths``); ``initial_kernel``, the
-    distance of the linearisation from the federated flow of infinite width with the same initial function, cohorts,
-    minibatches and rates; ``total``, the distance of the network from that flow; and the ``drift`` of its tangent
-    kernel (``kernel_diagnostics``), the relative change in the Frobenius norm. Distances are measured together at the
-    training examples of that kernel and ``num_examples`` test examples, drawn at random.
+    At every evaluation it measures each of the K models, as the module explains. ``feature_learning`` is the distance
+    of the network from its linearisation, trained alike (``linearised_paths``). ``initial_kernel`` is the distance of
+    the linearisation from the federated flow of infinite width with the same initial function, cohorts, minibatches and
+    rates. ``total`` is the distance of the network from that flow. ``drift`` is the relative change of its tangent
+    kernel in the Frobenius norm (``kernel_diagnostics``). Distances are measured together at the training examples of
+    that kernel and ``num_examples`` test examples, drawn at random.
 
-    If theory does not follow the run, the network has no limit, or there are more than 4000 training examples (the
-    limit's kernel is a matrix of them), ``initial_kernel`` and ``total`` are left out; ``why_no_limit`` says why.
+    If theory does not follow the run, the network has no infinite-width kernel, or there are more than 4000 training
+    examples (the kernel is a matrix of them), ``initial_kernel`` and ``total`` are left out; ``why_no_limit`` says why.
 
     Args:
         built: The run.
@@ -349,7 +349,7 @@ def laziness_diagnostics(built: Built, evaluate_every: int, num_examples: int = 
         num_examples: Largest number of training and of test examples.
 
     Raises:
-        ValueError: As ``kernel_diagnostics`` raises, or ``jax.jvp`` cannot differentiate the model.
+        ValueError: ``kernel_diagnostics`` rejects the run, or ``jax.jvp`` cannot differentiate the model.
     """
     algorithm, run = built.algorithm, built.description.run
     check_linearisable(built.model, built.data.x[:2], algorithm.schedule)

@@ -26,7 +26,10 @@ from fedtangent._src.types import Algorithm, Array, Cohort, FederatedData, Key, 
 
 
 class LedgerRow(NamedTuple):
-    """One client's examples under one model at one evaluation; root mean squares over examples and outputs."""
+    """Gap between simulated and predicted outputs of one model at one client's examples, at one evaluation.
+
+    The three numbers are root mean squares over examples and outputs.
+    """
 
     round: int
     model: int
@@ -38,7 +41,7 @@ class LedgerRow(NamedTuple):
 
 
 class Snapshot(NamedTuple):
-    """Measurements of the K models at one evaluation."""
+    """Measurements of the K models at one evaluation: outputs, tangent kernels' change, and weights."""
 
     round: int
     outputs: Float64[np.ndarray, "K n C"]
@@ -48,7 +51,7 @@ class Snapshot(NamedTuple):
 
 
 class Observer(NamedTuple):
-    """The function that measures a state, and the kernels at the start."""
+    """The function that measures a run's state for the residual ledger, and the tangent kernels at the start."""
 
     look: Callable[[PyTree], tuple[Array, Array, Array, Array]]  # state -> outputs, kernels, travelled, weights
     kernels: np.ndarray  # [K, q, q] at round 0
@@ -59,7 +62,10 @@ class Observer(NamedTuple):
 
 @dataclass(frozen=True)
 class ResidualLedger:
-    """A measure of a run that adds a row per client, model and evaluation to ``rows``; built by ``residual_ledger``."""
+    """A measure for ``Evaluation`` that compares residuals with theory; built by ``residual_ledger``.
+
+    Each evaluation adds to ``rows`` one row for each client and model.
+    """
 
     federation: bounds.Federation
     observer: Observer
@@ -70,11 +76,11 @@ class ResidualLedger:
 
     @property
     def passed(self) -> bool:
-        """Whether there are rows and all have passed."""
+        """Whether there are rows and every gap is within its tolerance."""
         return bool(self.rows) and all(row.passed for row in self.rows)
 
     def __call__(self, algorithm: Algorithm, state: PyTree) -> dict[str, float]:
-        """Adds the rows of this evaluation to the ledger.
+        """Adds the rows of an evaluation to the residual ledger.
 
         Args:
             algorithm: The algorithm of the run.
@@ -147,7 +153,7 @@ class ResidualLedger:
             changes: Fields of the rule to replace.
 
         Returns:
-            A new ledger with the same evaluations.
+            A new residual ledger with the same evaluations.
         """
         ledger = self._predicting(cohorts, models, changes)
         for snapshot in self.snapshots:
@@ -155,10 +161,10 @@ class ResidualLedger:
         return ledger
 
     def last_gap(self, **changes: Any) -> float:
-        """Computes the root mean square of the last evaluation's gaps over models and clients, without tolerances.
+        """Computes the root mean square gap of the last evaluation's outputs from their prediction, over all models.
 
         Args:
-            changes: Fields of the rule to replace.
+            changes: Fields of the rule to replace in the prediction.
         """
         ledger, last = self._predicting(None, None, changes), self.snapshots[-1]
         clients = [ledger.federation.rows(int(i)) for i in np.flatnonzero(ledger.federation.partition.sizes)]
@@ -168,7 +174,7 @@ class ResidualLedger:
     def _predicting(
         self, cohorts: Cohort | None, models: Sequence[int] | None, changes: Mapping[str, Any]
     ) -> ResidualLedger:
-        """Builds a ledger without rows for another prediction, as ``against`` describes it."""
+        """Builds a residual ledger without rows for another prediction; arguments as for ``against``."""
         old = self.federation
         cohorts = old.cohorts if cohorts is None else jax.tree.map(np.asarray, cohorts)
         of = old._replace(cohorts=cohorts, rule=dataclasses.replace(old.rule, **changes))
@@ -275,7 +281,7 @@ def residual_ledger(
 
 
 def _ledger(of: bounds.Federation, observer: Observer, starts: Float64[np.ndarray, "K n C"]) -> ResidualLedger:
-    """Builds a ledger without rows; ``starts`` [K, n, C] are the initial functions."""
+    """Builds a residual ledger without rows, which predicts each model from its initial function ``starts``."""
     paths = tuple(
         bounds.predict_path(of, k, kernel, starts[k], None if observer.along is None else observer.along[k])
         for k, kernel in enumerate(observer.kernels)
@@ -286,7 +292,11 @@ def _ledger(of: bounds.Federation, observer: Observer, starts: Float64[np.ndarra
 def _observer(
     algorithm: Algorithm, model: Model, data: FederatedData, start: PyTree, of: bounds.Federation
 ) -> tuple[Observer, Float64[np.ndarray, "K n C"]]:
-    """Builds the observer of a run's states, and returns it with the initial functions [K, n, C]."""
+    """Builds the observer of a run that begins in the state ``start``; returns it with the initial functions.
+
+    ``of`` holds the parts of the run that all models share. The initial functions are at the training points, [K, n,
+    C].
+    """
     parameters = algorithm.params
     assert parameters is not None
     initial, x = parameters(start), data.x

@@ -1,4 +1,4 @@
-"""The prediction of one model for the residual ledger, and a bound on a network's distance from it."""
+"""For the residual ledger: the prediction of one model at every round, and a bound on a network's distance from it."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Federation(NamedTuple):
         return len(np.asarray(self.cohorts.client))
 
     def rows(self, client: int) -> Int[np.ndarray, "rows"]:
-        """Returns the rows of the kernel that belong to a client's examples."""
+        """Returns the row numbers of the kernel that belong to the examples of ``client``."""
         return np.unique(client_rows(self.partition, client, 1 if self.outputs == "shared" else self.y.shape[1]))
 
     def predict(
@@ -46,7 +46,7 @@ class Federation(NamedTuple):
         along: Float64[np.ndarray, "n C"] | None,
         skip: int = 0,
     ) -> tuple[Float64[np.ndarray, "rounds q D"], Float64[np.ndarray, "rounds n C"]]:
-        """Predicts the path of ``model`` from round ``skip`` on.
+        """Predicts the outputs of ``model`` at the training points from round ``skip`` on, by the flow.
 
         The first ``skip`` rounds are left out, and as many empty rounds are added at the end, so that all predictions
         share one compiled program.
@@ -60,7 +60,7 @@ class Federation(NamedTuple):
             skip: Number of first rounds to leave out.
 
         Returns:
-            Coefficients [R + 1, q, D] and outputs [R + 1, n, C].
+            Coefficients c [R + 1, q, D] and outputs [R + 1, n, C]; outputs move by ``theta @ c``.
         """
         cohorts = Cohort(*(_later(np.asarray(leaf), skip, 0) for leaf in self.cohorts))  # type: ignore[arg-type]
         rates = {name: np.asarray(getattr(self.rule, name)) for name in PER_ROUND}
@@ -88,7 +88,7 @@ def _later(values: np.ndarray, skip: int, fill: ArrayLike) -> np.ndarray:
 
 
 class Path(NamedTuple):
-    """The prediction of one model at every round, from its initial function and kernel."""
+    """The prediction of one model at every round, from its initial function and its tangent kernel at the start."""
 
     outputs: Float64[np.ndarray, "R+1 n C"]
     coefficients: Float64[np.ndarray, "R+1 q D"]  # outputs = (the initial function's share) + theta @ coefficients
@@ -96,7 +96,7 @@ class Path(NamedTuple):
     propagate: Callable[[int, np.ndarray], np.ndarray]  # round r, values [q, D] -> [R + 1 - r, q, D], from round r on
 
     def gap(self, round_: int, outputs: Float64[np.ndarray, "n C"]) -> Float64[np.ndarray, "q D"]:
-        """Returns ``outputs`` less the predicted ones of ``round_``, in the shape of the coefficients."""
+        """Returns ``outputs`` minus the predicted outputs of ``round_``, [q, D] as the coefficients."""
         gap: np.ndarray = (outputs - self.outputs[round_]).reshape(self.coefficients.shape[1:])
         return gap
 
@@ -108,7 +108,7 @@ def predict_path(
     start: Float64[np.ndarray, "n C"],
     along: Float64[np.ndarray, "n C"] | None,
 ) -> Path:
-    """Predicts the path of one model with the flow.
+    """Predicts one model at every round by the flow.
 
     Args:
         of: Targets, clients, cohorts and rule of the run.
@@ -132,7 +132,11 @@ def predict_path(
 def _local_moves(
     of: Federation, model: int, theta: Float64[np.ndarray, "q q"], steps: np.ndarray
 ) -> Float64[np.ndarray, "R"]:
-    """Returns ``max_i |w_i - w|`` in every round, [R]; client i moves the weights by ``J_i' c_i / p_i``."""
+    """Returns the largest distance ``max_i |w_i - w|`` of a client's weights from the server's in every round, [R].
+
+    Client i moves the weights by ``J_i' c_i / p_i``. c_i are the round's ``steps`` of the coefficients at its examples,
+    and p_i is its share in the average.
+    """
     client, trained = np.asarray(of.cohorts.client), np.asarray(of.cohorts.model)
     weight = np.where(trained == model, np.asarray(of.cohorts.weight, np.float64), 0.0)
     rates = np.broadcast_to(np.asarray(of.rule.server_learning_rate, np.float64), (of.num_rounds,))
@@ -146,7 +150,7 @@ def _local_moves(
 
 
 class Source(NamedTuple):
-    """Growth of the gap that the kernel's change in one interval between evaluations causes, at every later round."""
+    """The gap that the kernel's change in one interval between evaluations adds, and its size at every later round."""
 
     round: int  # the end of the interval
     later: np.ndarray  # the growth as the flow evolves it, [R + 1 - round, q, D]
@@ -158,7 +162,9 @@ class Source(NamedTuple):
 def source(
     of: Federation, path: Path, change: Float64[np.ndarray, "q q"], begin: int, end: int, travelled: float
 ) -> Source:
-    """Computes the first-order source of the interval from round ``begin`` to ``end``; see ``residual_ledger``.
+    """Computes the gap that the kernel's change in one interval between evaluations adds, to first order.
+
+    ``residual_ledger`` explains the tolerance that is made of these gaps.
 
     Args:
         of: Targets, clients, cohorts and rule of the run.
@@ -186,13 +192,14 @@ def source(
 
 
 def first_order(sources: list[Source], round_: int, client: int, rows: np.ndarray) -> float:
-    """Bounds the root mean square gap that the sources cause by ``round_`` over a client's ``rows``.
+    """Bounds the root mean square gap at one client's examples that the kernel's change causes by ``round_``.
 
-    The bound of a source is the larger of two numbers: the source as it has evolved at these rows, and its initial size
-    without cancellation times the share of the whole source that remains. The bounds of all sources are added.
+    A source is the gap that one interval adds. Its bound is the larger of two numbers: the source as it has evolved at
+    these rows, and its initial size without cancellation times the share of the whole source that remains. The bounds
+    of all sources are added.
 
     Args:
-        sources: Sources of all intervals until ``round_``.
+        sources: Gaps added in each interval until ``round_``.
         round_: Round of the evaluation.
         client: Number of the client.
         rows: The client's rows of the kernel.

@@ -1,9 +1,9 @@
 """Exact comparisons: models linear in their weights, trained by the setting's algorithm and schedule.
 
 A network is only near its kernel prediction, so an error of a few percent in either goes unnoticed. The prediction of
-the models here is exact, so that the smallest mistake shows: the network linearised at fixed weights, and a linear
-model whose tangent kernel is the setting's analytic one. Each equality has negative controls, flows that are slightly
-wrong (``near_misses``), which must fail.
+the models here is exact, so the smallest mistake shows. The models are the network linearised at fixed weights, and a
+linear model whose tangent kernel is the setting's analytic one. Each equality has negative controls, flows that are
+slightly wrong (``near_misses``), which must fail.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def near_misses(
         cohorts: The right cohorts, [R, S].
         blocks: Kernels at the training and test points.
         last: Number of rounds after which the flows are evaluated.
-        outputs: "shared", or "full" if the kernel couples outputs.
+        outputs: "shared" if all outputs have one kernel, or "full" if the kernel couples outputs.
     """
     rule, partition, weighting = setting.followed, setting.problem.partition, setting.algorithm.composition.weighting
     shifted = jax.tree.map(lambda leaf: np.roll(np.asarray(leaf), 1, axis=0), cohorts)
@@ -97,7 +97,7 @@ def _same_training(
     batches: Int[np.ndarray, "R S T B"] | None,
     other_batches: Int[np.ndarray, "R S T B"] | None,
 ) -> bool:
-    """Returns whether the same clients train on the same minibatches in the same order; empty rounds do not count."""
+    """Returns whether two runs train the same clients on the same minibatches in order; empty rounds do not count."""
     filled, other_filled = (np.flatnonzero(np.any(slots[..., 2] > 0, axis=1)) for slots in (cohorts, others))
     if not np.array_equal(cohorts[filled], others[other_filled]):
         return False
@@ -114,7 +114,7 @@ def _sorted(cohorts: Cohort) -> Float[np.ndarray, "R S 3"]:
 
 
 def _weighed_otherwise(cohorts: Cohort, partition: Partition, weighting: str) -> Cohort | None:
-    """Returns the cohorts weighted equally instead of by examples, or vice versa; None if no client's share changes."""
+    """Returns the cohorts weighted equally instead of by examples, or vice versa; None if this changes no share."""
     sizes = np.asarray(partition.sizes, float)[np.asarray(cohorts.client)]
     weight = np.asarray(cohorts.weight)
     other = weight / np.maximum(sizes, 1) if weighting == "examples" else weight * sizes
@@ -146,7 +146,7 @@ def _absent_once(cohorts: Cohort, last: int) -> Cohort:
 
 
 def linear_verdict(theory: Predicted, networks: Simulated) -> Verdict:
-    """Checks that every model of a linear setting follows the flow at every evaluated round; controls: near misses.
+    """Checks that trained linear models follow the flow at every evaluated round; slightly wrong flows must not.
 
     Args:
         theory: The flow of the setting.
@@ -157,7 +157,7 @@ def linear_verdict(theory: Predicted, networks: Simulated) -> Verdict:
 
 
 def of_kernel_verdict(theory: Predicted) -> Verdict:
-    """Checks that a linear model with the setting's analytic kernels follows the flow; controls: near misses."""
+    """Checks that a linear model with the setting's analytic kernels follows the flow, not slightly wrong flows."""
     points = some_points(theory.setting.problem)
     small, rows = _of_kernels(theory, points)
     model = _two_feature_maps(rows, small.problem.y_train.shape[1], True)
@@ -167,10 +167,10 @@ def of_kernel_verdict(theory: Predicted) -> Verdict:
 
 
 def linearised_verdict(setting: Setting, cohorts: Cohort) -> Verdict:
-    """Checks that K networks, linearised at fixed weights, follow the flow of their kernel; controls: near misses.
+    """Checks that K networks, linearised at fixed weights, follow the flow of their kernel at every round.
 
-    Each network starts from different initial weights. The kernel is the whole empirical one, [n C, n C], which couples
-    the outputs.
+    Slightly wrong flows (``near_misses``) are the controls. Each network starts from different initial weights. The
+    kernel is the whole empirical one, [n C, n C], which couples the outputs.
 
     Args:
         setting: Algorithm, data and rounds.
@@ -214,7 +214,7 @@ def follows(
 ) -> Verdict:
     """Checks that linear models follow the flow from their initial functions at every evaluated round.
 
-    The controls are near misses; for a user's run, a flow with another loss is one more.
+    Slightly wrong flows (``near_misses``) are the controls; for a user's run, a flow with another loss is one more.
 
     Args:
         setting: The run.
@@ -222,7 +222,7 @@ def follows(
         models: Simulated outputs of the models.
         cohorts: Cohorts of the run, [R, S].
         blocks: Kernels of the models.
-        outputs: "shared", or "full" if the kernel couples outputs.
+        outputs: "shared" if all outputs have one kernel, or "full" if the kernel couples outputs.
     """
     flow = predicted.run_flow(setting, blocks, cohorts, outputs=outputs)
     wrong = near_misses(setting, cohorts, blocks, setting.size.num_rounds, outputs)
@@ -274,6 +274,9 @@ def law_verdicts(theory: Predicted) -> list[Verdict]:
     targets give the mean. Outputs that start at a basis of the initial functions and learn 0 give a factor G of the
     covariance ``G G'``. Nothing is sampled.
 
+    Args:
+        theory: Flow, kernels and cohorts of the setting.
+
     Returns:
         A verdict on the K models and, if K > 1, a verdict on their ensemble.
     """
@@ -306,7 +309,7 @@ def _of_each_model(theory: Predicted, simulated: Law, at: int) -> Verdict:
 
 
 def _of_the_ensemble(theory: Predicted, simulated: Law, averaged: Float[np.ndarray, "m C"], round_: int) -> Verdict:
-    """Checks the law of the ensemble; ``averaged`` [m, C] is the algorithm's mean of its K models."""
+    """Checks mean and covariance of the ensemble; ``averaged`` [m, C] is the algorithm's mean of its K models."""
     points, flow, (mean, cov) = some_points(theory.setting.problem), theory.flow, simulated
     num_models = len(mean)
     law = (
@@ -324,7 +327,10 @@ def _of_the_ensemble(theory: Predicted, simulated: Law, averaged: Float[np.ndarr
 
 
 def _propagated(theory: Predicted, points: np.ndarray, num_rounds: int) -> Simulated:
-    """Trains a linear model with the analytic kernels; returns its C + q outputs at the test points ``points``."""
+    """Trains a linear model with the analytic kernels; returns its outputs at the test points ``points``.
+
+    C outputs start at 0 and learn the targets. The others start at a basis of the initial functions and learn 0.
+    """
     # C outputs start at 0 and become the flow's mean. The q others start as the columns of a factor of the initial
     # covariance and learn 0, as a residual does: their products are the flow's covariance.
     targets = theory.setting.problem.y_train
@@ -341,7 +347,10 @@ def _propagated(theory: Predicted, points: np.ndarray, num_rounds: int) -> Simul
 
 
 def _of_kernels(theory: Predicted, points: np.ndarray) -> tuple[Setting, int]:
-    """Returns a setting whose inputs [phi, psi] have the analytic kernels as inner products, and phi's width."""
+    """Returns the setting with other inputs, whose inner products are the analytic kernels, and the size of phi.
+
+    An input is [phi, psi]: features of the tangent kernel, and features of the prior's kernel.
+    """
     setting, problem, blocks = theory.setting, theory.setting.problem, theory.blocks
     n = len(problem.x_train)
     tangent = _factor(blocks.ntk_train, blocks.ntk_test_train, blocks.ntk_test, points)
@@ -352,7 +361,10 @@ def _of_kernels(theory: Predicted, points: np.ndarray) -> tuple[Setting, int]:
 
 
 def _two_feature_maps(rows: int, outputs: int, from_prior: bool) -> Model:
-    """Builds ``phi(x) W + psi(x) W0``: W is trained from 0, W0 stays normal (``from_prior``) or [0, I]."""
+    """Builds the model ``phi(x) W + psi(x) W0`` for inputs x = [phi, psi], each of size ``rows``.
+
+    W is trained from 0. W0 stays fixed: normal if ``from_prior``, else [0, I], which adds ``rows`` outputs.
+    """
     columns = outputs if from_prior else outputs + rows
 
     def init(key: Key) -> PyTree:
@@ -368,14 +380,14 @@ def _two_feature_maps(rows: int, outputs: int, from_prior: bool) -> Model:
 
 
 def _cut(blocks: KernelBlocks, points: np.ndarray) -> KernelBlocks:
-    """Returns the two blocks that the flow of one function needs, with all training points and some test points."""
+    """Returns the kernels that the flow needs, with all training points and the test points ``points``."""
     return KernelBlocks(blocks.ntk_train, np.ascontiguousarray(blocks.ntk_test_train[points]))
 
 
 def _factor(
     train: AnyArray | None, test_train: AnyArray | None, test: AnyArray | None, points: Int[np.ndarray, "p"]
 ) -> Float64[np.ndarray, "q q"]:
-    """Returns ``G``, where ``G G'`` is the kernel of the training points and the test points ``points``."""
+    """Returns a matrix ``G`` for which ``G G'`` is the kernel of the training points and the test points ``points``."""
     cross = np.asarray(test_train)[points]
     eigenvalues, vectors = np.linalg.eigh(joined(train, cross, np.asarray(test)[np.ix_(points, points)]))
     return vectors * np.sqrt(np.maximum(eigenvalues, 0))

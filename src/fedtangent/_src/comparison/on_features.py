@@ -1,4 +1,4 @@
-"""A run without a closed form compared with the same run on the features of its network's analytic kernel (rung 2).
+"""A run without a closed form, compared with the same run on the features of its network's analytic kernel.
 
 ``compare`` uses it for an algorithm without a rule, such as a user's recipe, if ``rotations`` measures that the kernel
 determines its runs. Networks of several widths are compared with the linear model of the kernel's features, trained by
@@ -57,7 +57,7 @@ class OnFeatures(BesidePrediction):
 
     @property
     def noise(self) -> str:
-        """Why single networks are not compared with the features; empty if the kernel determines every run."""
+        """Why single networks are not compared with the features; empty if the same seed gives both the same run."""
         if self.rotations.is_exact:
             return ""
         return "the algorithm's random numbers differ between networks and features, which agree in law"
@@ -72,7 +72,7 @@ class OnFeatures(BesidePrediction):
 
 
 def compare_on_features(setting: Setting, progress: bool | None = False, say: Report = lambda line: None) -> OnFeatures:
-    """Trains networks and the features of their kernel from the same initial functions, and compares them.
+    """Trains networks, and linear models on their kernel's features from the same initial functions; compares both.
 
     Args:
         setting: The run, with widths, draws and evaluated rounds.
@@ -109,7 +109,7 @@ def how_on_features(setting: Setting) -> str:
 def checked_rotations(
     setting: Setting, paths: FeaturePaths, features: KernelFeatures, f0: Float[np.ndarray, "K points C"]
 ) -> RotationTest:
-    """Measures whether the kernel determines the algorithm's runs.
+    """Measures whether the kernel determines the algorithm's runs, by runs on rotated features.
 
     Args:
         setting: The run.
@@ -153,9 +153,9 @@ def feature_verdicts(
     networks: tuple[Simulated, ...],
     predicted: list[Outputs],
 ) -> list[Verdict]:
-    """Checks that networks approach the prediction with growing width, or that a linear model agrees with it.
+    """Checks that networks approach the prediction with growing width, or that a linear model equals it.
 
-    Controls: wrong kernels and a missing client.
+    The controls are wrong kernels and a missing client.
 
     Args:
         setting: The run.

@@ -1,4 +1,4 @@
-"""Distances, curves, table rows and errors by client, for every comparison of networks with a prediction."""
+"""Outcomes of every comparison of networks with a prediction: distances, curves, table rows and errors by client."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def gap_of(
     train: Float[np.ndarray, "r K E n C"],
     test: Float[np.ndarray, "r K E m C"],
 ) -> Gap:
-    """Computes the distance of each network from its prediction, relative to how far the prediction moves.
+    """Computes the distance of each network from its prediction, relative to how far the prediction is from the start.
 
     Args:
         problem: Examples and loss.
@@ -57,7 +57,7 @@ def gap_of(
 
 @dataclass(frozen=True, eq=False)
 class BesidePrediction:
-    """Networks and a prediction of each from its initial function, which is no closed form.
+    """Networks, and a prediction of each from its initial function that is no closed form.
 
     Attributes:
         setting: Data, clients and algorithm.
@@ -78,12 +78,12 @@ class BesidePrediction:
 
     @property
     def seconds(self) -> float:
-        """The time of the comparison: the sum of ``times``."""
+        """The time of the comparison in seconds: the sum of ``times``."""
         return sum(self.times.values())
 
     @property
     def undecided(self) -> tuple[str, ...]:
-        """Names of the verdicts that are undecided; they fail no run."""
+        """Names of the verdicts whose intervals are too wide to decide; they count neither as agreement nor failure."""
         return undecided(self.verdicts)
 
     def _repr_html_(self) -> str:
@@ -110,9 +110,9 @@ class BesidePrediction:
 
 
 def errors_by_client(problem: Problem, networks: Simulated, gap: Gap) -> dict[int, tuple[float, float]]:
-    """Returns each client's final training error (``Problem.left``), predicted and simulated, by the client's number.
+    """Returns each client's training error after the last round, predicted and simulated, by the client's number.
 
-    Clients without examples are left out.
+    ``Problem.left`` defines the training error. Clients without examples are left out.
 
     Args:
         problem: Examples, clients and loss.

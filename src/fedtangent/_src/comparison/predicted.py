@@ -1,4 +1,4 @@
-"""The theory's side of a comparison: the federated kernel flow at every round, Theorem 2's limit, and their memory."""
+"""The theory's side of a comparison: the federated kernel flow, Theorem 2 of FE-2024, and the kernels' memory."""
 
 from __future__ import annotations
 
@@ -36,8 +36,7 @@ AT_ONCE = 2**26  # outputs that ``from_starts`` computes together, half a GiB
 class ModelLaw(NamedTuple):
     """The predicted mean and covariance of each of K independent models at the test points.
 
-    For the squared error the law is Gaussian and the outputs are independent; for other losses these are moments. The
-    covariance is of one output.
+    Under the squared error the outputs are Gaussian and independent of each other. The covariance is of one output.
     """
 
     mean: Float[np.ndarray, "K m C"]
@@ -45,13 +44,13 @@ class ModelLaw(NamedTuple):
 
     @property
     def average_cov(self) -> Float[np.ndarray, "m m"]:
-        """The mean of the covariances over models, [m, m], which the sample covariance about the means estimates."""
+        """The mean of the covariances over models, [m, m]; a sample covariance about the models' means estimates it."""
         return self.cov.mean(axis=0)
 
 
 @dataclass(frozen=True)
 class Predicted:
-    """The predictions for one setting from its analytic kernel: flow, law over networks, and limit."""
+    """The predictions for one setting: flow, mean and covariance over networks, and the limit of many rounds."""
 
     setting: Setting
     cohorts: Cohort  # [R, S]
@@ -101,7 +100,7 @@ class Starts(NamedTuple):
 
 
 class Outputs(NamedTuple):
-    """Outputs of the K models after r rounds, from each of E initial functions."""
+    """Outputs of the K models after each of r rounds, from each of E initial functions."""
 
     train: Float[np.ndarray, "r K E n C"]
     test: Float[np.ndarray, "r K E m C"]
@@ -138,17 +137,17 @@ def from_starts(
 
 
 def at_once(draws: int, of_one: int) -> int:
-    """Returns the number of initial functions whose runs are computed together, a divisor of ``draws``.
+    """Returns how many initial functions' runs are computed together, a divisor of ``draws``.
 
     Args:
         draws: Number of all initial functions.
-        of_one: Number of values in the outputs of one, at all rounds; at most ``AT_ONCE`` values are computed together.
+        of_one: Number of output values of one of them, at all rounds; at most ``AT_ONCE`` values are computed together.
     """
     return max(e for e in range(1, draws + 1) if draws % e == 0 and (e == 1 or e * of_one <= AT_ONCE))
 
 
 def networks(flow: Flow, simulated: Sequence[Simulated], rounds: Sequence[int]) -> list[Float[np.ndarray, "r K E m C"]]:
-    """Predicts each network at the test points with the flow from the network's own initial function.
+    """Predicts each network's outputs at the test points by the flow from its initial function.
 
     Args:
         flow: The flow.
@@ -160,12 +159,12 @@ def networks(flow: Flow, simulated: Sequence[Simulated], rounds: Sequence[int]) 
 
 
 def starts_of(networks: Simulated) -> Starts:
-    """Returns the initial functions of the networks."""
+    """Returns the initial functions of the networks, their outputs before training."""
     return Starts(networks.train[0].swapaxes(0, 1), networks.test[0].swapaxes(0, 1))
 
 
 def limit_of(problem: Problem, kernels: KernelBlocks | LargeKernel) -> tuple[Gaussian | None, str]:
-    """Returns Theorem 2's limit and an empty text, or None and the reason why there is no limit.
+    """Returns the Gaussian process after many rounds (Theorem 2 of FE-2024) and "", or None and why there is none.
 
     Args:
         problem: The problem; training points of no client are left out.
@@ -183,7 +182,7 @@ def limit_of(problem: Problem, kernels: KernelBlocks | LargeKernel) -> tuple[Gau
 
 
 def _of_rows(blocks: KernelBlocks, rows: np.ndarray) -> KernelBlocks:
-    """Returns the blocks of the training points ``rows`` and all test points."""
+    """Returns the kernels of the training points ``rows`` and all test points."""
     square, cross = np.ix_(rows, rows), np.s_[:, rows]
     return blocks._replace(
         ntk_train=np.asarray(blocks.ntk_train)[square],
@@ -220,7 +219,7 @@ def prior_starts(setting: Setting, kernels: KernelBlocks | LargeKernel, draws: i
 
 
 def _sampled_laws(sampled: Float[np.ndarray, "E r K m C"]) -> tuple[ModelLaw, ...]:
-    """Computes mean and covariance (averaged over outputs) over sampled initial functions at every round."""
+    """Computes mean and covariance (averaged over outputs) of outputs from sampled initial functions, every round."""
     first = sampled[0]
     moved = sampled - first  # exactly 0 where all start as the same function, so that their covariance is
     about = moved - moved.mean(axis=0)
@@ -262,7 +261,7 @@ PROGRAM = 3 * 2**29  # bytes of JAX, its compiler and the data
 
 
 class KernelPlan(NamedTuple):
-    """The bytes that a flow will need, predicted before it is computed; built by ``plan_kernels``."""
+    """The bytes of memory that a flow will need, predicted before it is computed; built by ``plan_kernels``."""
 
     kernel: int  # of all points; for a large kernel only of the training points
     clients: int  # the clients' blocks
@@ -288,7 +287,7 @@ class KernelPlan(NamedTuple):
 
 
 def plan_kernels(setting: Setting, draws: int, folder: Path) -> KernelPlan:
-    """Plans the kernels of ``setting`` for ``draws`` initial functions: in memory, or in a file in ``folder``.
+    """Decides whether the kernels of ``setting`` are kept in memory, or in a file in ``folder``.
 
     Args:
         setting: The setting.
@@ -296,7 +295,7 @@ def plan_kernels(setting: Setting, draws: int, folder: Path) -> KernelPlan:
         folder: Folder of the file of a kernel that does not fit in memory.
 
     Raises:
-        ValueError: Neither memory nor disk has room, or memory has none for a pair of images; the message says how
+        ValueError: Neither memory nor disk has room, or memory is too small for a pair of images; the message says how
             much is needed.
     """
     problem, rounds = setting.problem, len(setting.size.rounds)
@@ -327,7 +326,7 @@ def plan_kernels(setting: Setting, draws: int, folder: Path) -> KernelPlan:
 
 
 def planned_kernels(setting: Setting, plan: KernelPlan, progress: bool | None = False) -> KernelBlocks | LargeKernel:
-    """Computes the kernels of ``setting`` as planned.
+    """Computes the kernels of ``setting``, in memory or in a file as ``plan`` says.
 
     Args:
         setting: The setting.

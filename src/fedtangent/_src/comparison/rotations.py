@@ -1,9 +1,9 @@
-"""Runs on a kernel's features (rung 2 of theory): for algorithms without a closed form, if they ignore the basis.
+"""Runs on a kernel's features: theory for algorithms without a closed form, if they ignore the basis of weight space.
 
 A linear model in the features phi of a kernel Theta, ``f_0(x) + phi(x) w`` with ``phi phi' = Theta``, is trained by the
-run's own algorithm. If the algorithm treats all directions of weight space alike, the functions depend on Theta only,
-and are the prediction of the network of this kernel. Whether it does is measured here: the same run on rotated features
-has to give the same functions, or functions of the same law if the algorithm draws random numbers.
+run's algorithm. If the algorithm treats all directions of weight space alike, the functions depend on Theta only, and
+are the prediction of the network of this kernel. Whether it does is measured here: the same run on rotated features has
+to give the same functions, or functions of the same distribution if the algorithm draws random numbers.
 """
 
 from __future__ import annotations
@@ -116,7 +116,7 @@ class RotationTest(NamedTuple):
 
     @property
     def is_refuted(self) -> bool:
-        """Whether the functions on features and on rotated features have different laws."""
+        """Whether the functions on features and on rotated features have different distributions over seeds."""
         if self.is_exact:
             return False
         return not (self.bias <= Z and abs(self.noise_ratio - 1) <= Z * self.noise_error)
@@ -150,8 +150,8 @@ def rotation_test(
     """Measures whether an algorithm's runs on a kernel's features depend on the basis of the features.
 
     The run is repeated on two random rotations of the features. If the functions differ by more than rounding, their
-    laws are compared over up to 128 further seeds: the differences between features and a rotation must have mean zero,
-    and the same variance as the differences between the two rotations.
+    distributions are compared over up to 128 further seeds: the differences between features and a rotation must have
+    mean zero, and the same variance as the differences between the two rotations.
 
     Args:
         paths: Function that trains on features.
@@ -177,7 +177,7 @@ def rotation_test(
 
 
 def _compared(disagreement: float, last: Float[np.ndarray, "seeds 3 K points C"]) -> RotationTest:
-    """Compares the laws of the last functions on features and on two rotations, over seeds."""
+    """Compares the distributions over seeds of the last functions on features and on two rotations of them."""
     seeds, (plain, first, second) = len(last), last.swapaxes(0, 1)
     between = [first - plain, second - plain, second - first]
     errors = [d.std(axis=0, ddof=1) / np.sqrt(seeds) for d in between]

@@ -1,4 +1,4 @@
-"""The setting of a comparison: a problem, an algorithm and a size, which simulation and theory share."""
+"""The setting of a comparison, which simulation and theory share: examples, clients, algorithm and sizes."""
 
 from __future__ import annotations
 
@@ -57,10 +57,10 @@ class Problem:
     def left(
         self, outputs: Float[np.ndarray, "r K E n C"], rows: np.ndarray | slice = slice(None)
     ) -> Float[np.ndarray, "r"]:
-        """Computes the training error of ``outputs`` at a subset of the training examples, for each round.
+        """Computes the training error of ``outputs`` at the training examples, or at some of them, for each round.
 
-        The training error is the root mean square of the residual for the squared error, and the mean over examples for
-        other losses.
+        For the squared error it is the root mean square of the residual, outputs minus targets. For other losses it is
+        the mean loss over examples.
 
         Args:
             outputs: Outputs of K models of E draws at these examples, [r, K, E, n, C].
@@ -89,7 +89,7 @@ class Problem:
 
     @property
     def what_is_left(self) -> str:
-        """The name of the quantity that ``left`` computes."""
+        """The name of the training error that ``left`` computes, for tables and remarks."""
         if targets_of(self.loss) == "numbers":
             return "training residual, root mean square"
         return f"training {words(mean_form(self.loss))}"
@@ -109,18 +109,18 @@ class Problem:
         return np.asarray(np.mean((predictions - targets) ** 2, axis=(-2, -1)))
 
     def ensemble(self, outputs: Float[np.ndarray, "K *networks m C"]) -> Float[np.ndarray, "*networks m C"]:
-        """Returns the prediction of ensembles of K networks, as ``losses.mean_prediction`` averages their outputs."""
+        """Returns the prediction of ensembles of K networks, averaged as ``losses.mean_prediction`` does."""
         if targets_of(self.loss) != "classes":
             return np.asarray(outputs.mean(axis=0))
         return np.asarray(mean_prediction(self.loss, outputs))
 
     def accuracy(self, outputs: Float[np.ndarray, "*networks m C"]) -> Float[np.ndarray, "*networks"]:
-        """Computes the accuracy of ``outputs`` [..., m, C] on the test labels, [...]; NaN where ``is_right`` is NaN."""
+        """Computes each network's accuracy on the test labels; NaN if ``losses.is_right`` gives NaN for an example."""
         labels = np.broadcast_to(np.asarray(self.labels_test), outputs.shape[:-1])
         return np.asarray(np.mean(np.asarray(is_right(outputs, labels)), axis=-1))
 
     def score(self, outputs: Float[np.ndarray, "*networks m C"]) -> Float[np.ndarray, "*networks"]:
-        """Computes ``accuracy`` if the test points have labels, else ``mse``."""
+        """Computes the test accuracy of ``outputs`` if the test points have labels, else their mean squared error."""
         return self.mse(outputs) if self.labels_test is None else self.accuracy(outputs)
 
     def federated(self, dtype: DTypeLike = np.float64) -> FederatedData:
@@ -152,7 +152,7 @@ class Scale(NamedTuple):
 
 
 class NTKRuns(NamedTuple):
-    """Runs of NTK-FL beside a standard case, from the initial functions of its networks."""
+    """Settings of the runs of NTK-FL that a standard case of ``fedtangent compare`` adds to its networks."""
 
     times: tuple[int, ...] = NTK_TIMES  # numbers of gradient steps among which NTK-FL chooses
     exact_draws: int = 0  # draws of NTK-FL with the exact kernel, which costs (n C)^3; only for several outputs
@@ -160,7 +160,7 @@ class NTKRuns(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Setting:
-    """An algorithm on a problem, for networks of one architecture at several widths."""
+    """An algorithm on a problem, for networks of one architecture at several widths: all that a comparison needs."""
 
     name: str  # name in tables and of files
     title: str  # title of tables and figures
@@ -174,7 +174,7 @@ class Setting:
 
     @property
     def is_standard(self) -> bool:
-        """Whether this is a standard case (Fed-ensemble, full batches, so Theorem 2 applies), not a user's run."""
+        """Whether this is a standard case of ``fedtangent compare``, to which Theorem 2 applies, not a user's run."""
         return self.ntk_fl is not None
 
     @property
@@ -194,21 +194,22 @@ class Setting:
 
     @property
     def followed(self) -> Rule:
-        """The rule; raises ``ValueError`` if the closed form does not follow the algorithm."""
+        """The ``Rule`` by which the closed form follows the run; raises ``ValueError`` if there is none."""
         if isinstance(self.rule, str):
             raise ValueError(f"algorithm: got {self.algorithm.name!r}, which theory does not follow: {self.rule}")
         return self.rule
 
     @property
     def dtype(self) -> np.dtype:
-        """Precision of training: float32 for a standard case's networks, which theory follows up to their width.
+        """The floating type of training: float32 for the networks of a standard case, otherwise float64.
 
-        It is float64 for linear models, which theory follows to rounding, and for a user's run.
+        Networks differ from theory by their width anyway. Linear models, which must agree with theory to rounding, and
+        a user's run need float64.
         """
         return np.dtype(np.float32 if self.is_standard and not self.is_linear else np.float64)
 
     def model(self, width: int, dtype: DTypeLike = np.float64) -> Model:
-        """Returns the network of a width; the algorithm's model if its width is fixed.
+        """Returns the network at a width, or the algorithm's model if its width is fixed.
 
         Args:
             width: Width of the hidden layers.
@@ -219,14 +220,14 @@ class Setting:
 
     @property
     def kernel(self) -> Kernel:
-        """The analytic kernel of the largest width; raises ``ValueError`` for a model without one."""
+        """The analytic kernel of the network of the largest width; raises ``ValueError`` for a model without one."""
         kernel = self.model(self.size.largest).kernel
         if kernel is None:
             raise ValueError(f"model: got one without an analytic kernel for {self.name}, must have one")
         return kernel
 
     def blocks(self, progress: bool | None = False) -> KernelBlocks:
-        """Computes the blocks of ``kernel`` at the training and test points; kernels of images are kept on disk."""
+        """Computes the kernels at the training and test points; kernels of images are kept on disk."""
         kernel, x_train, x_test = self.kernel, self.problem.x_train, self.problem.x_test
 
         def compute() -> KernelBlocks:
@@ -244,11 +245,11 @@ def _at_width(at_width: Callable[[int], Model], width: int, dtype: np.dtype) -> 
 
 
 def in_dtype(plain: Model, dtype: DTypeLike = np.float64) -> Model:
-    """Returns the model with initial weights of a type.
+    """Returns the model with initial weights converted to ``dtype``.
 
     Args:
         plain: The model.
-        dtype: The type.
+        dtype: Floating type of the weights.
     """
 
     def init(key: Key) -> PyTree:
@@ -284,9 +285,9 @@ def step_size(problem: Problem, model: Model, fraction: float = 0.5) -> float:
 def standardised(
     train: Num[np.ndarray, "n d"], test: Num[np.ndarray, "m d"]
 ) -> tuple[Float[np.ndarray, "n d"], Float[np.ndarray, "m d"]]:
-    """Centres inputs by the training mean and scales every example to norm sqrt(d), which conditions the kernel well.
+    """Centres inputs by the training mean and scales each to norm sqrt(d), which makes the kernel well conditioned.
 
-    Inputs of one norm are also assumption 2 of NTK-FL's theorems.
+    Inputs of equal norm are also assumption 2 of NTK-FL's theorems.
 
     Args:
         train: Training inputs, [n, d].

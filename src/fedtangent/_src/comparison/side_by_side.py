@@ -1,4 +1,4 @@
-"""The whole comparison of one setting: simulate, predict, compare."""
+"""The whole comparison of one setting: simulates networks, predicts them by the federated flow, and compares both."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ MOST_NUMBERS = 2**24  # of one draw's functions over all rounds
 
 
 class Comparison(NamedTuple):
-    """The simulations, predictions and verdicts of one setting."""
+    """The result of ``compare`` for an algorithm with a closed form: simulations, predictions and verdicts."""
 
     theory: Predicted
     simulated: tuple[Simulated, ...]  # by the setting's algorithm, one per width, ascending
@@ -51,17 +51,17 @@ class Comparison(NamedTuple):
 
     @property
     def seconds(self) -> float:
-        """The time of the comparison: the sum of ``times``."""
+        """The time of the comparison in seconds: the sum of ``times``."""
         return sum(self.times.values())
 
     @property
     def setting(self) -> Setting:
-        """The setting that was compared."""
+        """The compared run: its problem, algorithm and sizes."""
         return self.theory.setting
 
     @property
     def undecided(self) -> tuple[str, ...]:
-        """Names of the verdicts that are undecided; they fail no run."""
+        """Names of the verdicts whose intervals are too wide to decide; they count neither as agreement nor failure."""
         return undecided(self.verdicts)
 
     def __repr__(self) -> str:
@@ -76,7 +76,7 @@ class Comparison(NamedTuple):
     def history(self) -> History:
         """The metrics of the widest networks, means over draws with bands. Its ``predicted`` has the flow's metrics.
 
-        Test metrics use the test points at which laws are compared: the first 500 at most.
+        Test metrics use the test points of the comparison, in a user's run at most 500, sampled at random.
         """
         return history_beside(self.setting.problem, self.simulated[-1], self.gaps[-1].train, self.gaps[-1].test)
 
@@ -89,12 +89,12 @@ class Comparison(NamedTuple):
 
     @property
     def method(self) -> str:
-        """The name of the prediction."""
+        """The name of the theory that predicts the networks."""
         return "federated flow"
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Remarks below the table: the flow's distance to the limit, and how good NTK-FL's averaged kernel is."""
+        """Remarks below the table: how far the flow is from its limit of many rounds, and NTK-FL's kernel error."""
         theory, last = self.theory, self.setting.size.num_rounds
         notes = [f"no limit to compare with, so the flow is the prediction: {theory.why_no_limit.split(';')[0]}"]
         if theory.limit is not None:
@@ -115,7 +115,7 @@ class Comparison(NamedTuple):
 
 
 def _flow_curve(theory: Predicted, networks: Simulated) -> PredictedCurve:
-    """Predicts training error and test score by round, from the networks' initial functions."""
+    """Predicts training error and test score at many rounds, by the flow from the networks' initial functions."""
     problem, last, starts = theory.setting.problem, theory.setting.size.num_rounds, starts_of(networks)
     errors, scores = list[np.ndarray](), list[np.ndarray]()
     many = max(MOST_NUMBERS // sum(part[0].size for part in starts), 1)
@@ -131,10 +131,10 @@ def _flow_curve(theory: Predicted, networks: Simulated) -> PredictedCurve:
 
 
 def run(setting: Setting, progress: bool | None = False, say: Report = lambda line: None) -> Comparison:
-    """Simulates and predicts ``setting`` and compares both.
+    """Simulates the networks of ``setting``, predicts them by the federated flow, and compares both.
 
     Args:
-        setting: The setting.
+        setting: The run, with widths and number of draws.
         progress: Whether to show progress; None: if the work takes some seconds.
         say: Called with a line of text for each step of the work.
 
@@ -143,7 +143,7 @@ def run(setting: Setting, progress: bool | None = False, say: Report = lambda li
 
     Raises:
         ValueError: 64-bit mode is off (``fedtangent.enable_x64()``); or there are fewer than five draws or, unless the
-            model is linear, fewer than three widths: they would decide nothing.
+            model is linear, fewer than three widths, which are too few for a verdict.
     """
     require_float64()
     size, exact_draws = setting.size, 0 if setting.ntk_fl is None else setting.ntk_fl.exact_draws
@@ -176,7 +176,11 @@ def run(setting: Setting, progress: bool | None = False, say: Report = lambda li
 
 
 def _evolutions(setting: Setting, say: Report) -> list[Training]:
-    """Prepares NTK-FL from the same initialisations by the averaged kernel, in standard cases by the exact one too."""
+    """Prepares NTK-FL from the networks' initialisations, with the kernel averaged over outputs.
+
+    Standard cases also run it with the exact kernel. The list is empty for a loss other than the squared error, or if
+    memory is too small.
+    """
     if setting.problem.loss != "squared_error":
         return []
     widths, standard = setting.size.widths, setting.ntk_fl

@@ -1,4 +1,7 @@
-"""The simulated side of a comparison: networks trained by a setting's algorithm, and by NTK-FL from the same start."""
+"""The simulated side of a comparison: networks trained by a setting's algorithm, and by NTK-FL from the same start.
+
+A draw is an independent initialisation of the K models; each draw is one run.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +47,7 @@ WATCHED = 256  # training examples that they are measured on, at most
 
 
 class WatchedNetworks(NamedTuple):
-    """Initial weights and kernel drift of the networks of the first e draws, recorded besides their outputs."""
+    """Initial weights, and changes of the tangent kernels, of the networks of the first e draws of a simulation."""
 
     starts: list[PyTree]  # [e] initial weights of the K networks of a draw, [K, ...]
     drift: Float[np.ndarray, "r K e"]  # relative change of their tangent kernels, in the Frobenius norm
@@ -98,10 +101,10 @@ def _init_key(seed: AnyArray, draw: AnyArray, width: AnyArray) -> Key:
 def network_functions(
     setting: Setting, width: int, count: int, x: Num[np.ndarray, "p ..."]
 ) -> Float[np.ndarray, "count p C"]:
-    """Computes outputs [count, p, C] of ``count`` further random networks at the points ``x``, without training.
+    """Computes outputs of ``count`` further random networks at the points ``x``, without training them.
 
     Args:
-        setting: The setting.
+        setting: The setting, with the seed.
         width: Width of the networks.
         count: Number of networks.
         x: Inputs, [p, ...].
@@ -134,7 +137,7 @@ class Training(NamedTuple):
     start: PyTree | None = None  # parameters [K, ...] that all draws begin with; None: each draw has a key
 
     def run(self, draw: int, stopped: Callable[[], bool] = lambda: False) -> tuple[History, float]:
-        """Trains the K models of one draw; returns their history and the seconds.
+        """Trains the K models of one draw; returns their history and the seconds that this took.
 
         Args:
             draw: Number of the draw.
@@ -210,7 +213,7 @@ def network_training(setting: Setting, width: int, watched: int = 0, start: PyTr
     Args:
         setting: The setting, with E = ``draws``.
         width: Width of the networks.
-        watched: Number of first draws whose initial weights and kernel drift are recorded (``WatchedNetworks``).
+        watched: Number of first draws whose initial weights and kernel changes are recorded (``WatchedNetworks``).
         start: Parameters [K, ...] that all draws begin with; None: each draw has a key.
     """
     model, data = setting.model(width, setting.dtype), setting.problem.federated(setting.dtype)
@@ -226,10 +229,10 @@ def network_training(setting: Setting, width: int, watched: int = 0, start: PyTr
 
 
 def ntk_fl_training(setting: Setting, width: int, kernel: str, draws: int) -> Training:
-    """Prepares one round of NTK-FL with all clients, from the same initialisations as Fed-ensemble.
+    """Prepares one round of NTK-FL with all clients, from the initialisations of the setting's networks.
 
-    The step is half of the largest step at which no mode of the analytic kernel of the pooled data oscillates. A narrow
-    network's empirical kernel may have a several times larger eigenvalue, and be unstable at this step.
+    The step is half of the largest step at which no mode of the analytic kernel of all clients' data oscillates. A
+    narrow network's empirical kernel may have a several times larger eigenvalue, and be unstable at this step.
 
     Args:
         setting: The setting.
@@ -270,8 +273,8 @@ def train(
 ) -> list[Simulated]:
     """Trains all networks, with as many runs at the same time as there are cores and memory for.
 
-    The first draw of each training compiles its program. The second draws of all trainings follow, then the third, so
-    that the share of runs that is done tells the time left.
+    The first draw of each training compiles its program. Then the second draws of all trainings follow, then the third
+    ones, so that the share of finished runs shows the time left.
 
     Args:
         trainings: The networks.
@@ -357,7 +360,7 @@ def _history(
     test: Float[np.ndarray, "r K E m C"],
     ensemble: Float[np.ndarray, "r E m C"],
 ) -> History:
-    """Computes the metrics of outputs, at the rounds and with the bytes of ``networks``."""
+    """Computes the metrics of given outputs as a ``History``, with the rounds and the bytes of ``networks``."""
     labels = None if problem.labels_test is None else np.argmax(problem.y_train, axis=-1)
     splits = {"train": (train, train.mean(axis=1), problem.y_train, labels)}
     if problem.points == "test":
@@ -396,7 +399,7 @@ def _watched(histories: Sequence[History]) -> WatchedNetworks:
 
 
 def cohorts(setting: Setting) -> Cohort:
-    """Draws the cohorts [R, S] of the simulation, with the weights that its algorithm prescribes."""
+    """Draws the cohorts [R, S] of the simulated run, with the weights that its algorithm prescribes."""
     weighting = setting.algorithm.composition.weighting
     return schedule.drawn_cohorts(
         setting.algorithm.schedule, setting.problem.partition, setting.size.num_rounds, setting.seed, weighting

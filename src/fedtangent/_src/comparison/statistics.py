@@ -1,10 +1,10 @@
 """How verdicts judge sampled quantities: estimates at infinite width, their intervals, and three possible answers.
 
-The question. Theory speaks of infinitely wide networks. At width w a network is off by a random O(w^-1/2), and the
-mean and the variance of many networks by O(1/w). So theory itself says that equality at a finite width is false, and
-with enough draws a test of equality would reject the right theory. Every sampled quantity is therefore taken to
-infinite width first: it is fitted as ``a + b / w`` over the widths, and ``a`` is compared with theory. Because terms of
-1/w^2 remain, ``a`` counts as right within a stated margin, far above those terms and below what a wrong theory does.
+The question. Theory speaks of infinitely wide networks. At width w a network is off by a random O(w^-1/2), and the mean
+and the variance of many networks by O(1/w). So theory itself says that equality at a finite width is false, and with
+enough draws a test of equality would reject the right theory. Every sampled quantity is therefore taken to infinite
+width first: it is fitted as ``a + b / w`` over the widths, and ``a`` is compared with theory. Because terms of 1/w^2
+remain, ``a`` counts as right within a stated margin, far above those terms and below the error of a wrong theory.
 
 The answer. Each estimate has an interval that contains the truth except in a share ``LEVEL`` of the cases. Theory
 *holds* if the whole interval is within the margin, and *disagrees* if none of it is; otherwise the answer is
@@ -17,10 +17,10 @@ The power. A theory that is off by more than the margin plus the length of the i
 off by as much: how far they are off is computed from the theories alone, before networks are looked at. Where none is
 far enough the verdict has no control, and is undecided. Lengths fall as the inverse root of the number of draws.
 
-Control variates. A network and the prediction from its own initial function share nearly all of their scatter. So the
+Control variates. A network and the prediction from its initial function share nearly all of their scatter. So the
 networks' mean is estimated by the mean of the differences plus the predictions' exact expectation, and their variance
 by the difference of the two sample variances plus the predictions' exact variance. Separate verdicts check the sampling
-itself: that initial functions have the law that theory says, along the prior's widest axes and summed over points, and
+itself: that initial functions have the predicted variance, along the prior's widest axes and summed over points, and
 are independent. A prior that is wrong only along a narrow axis is not noticed.
 
 Norms. A mean is judged by its norm over all points and outputs, in which noise adds up; the noise's expected square is
@@ -79,7 +79,7 @@ def mean_error(pairs: Sequence[Pair], scale: float, away: Float[np.ndarray, "m C
 
     Args:
         pairs: Networks and predictions for each width.
-        scale: Unit of the norm, for instance how far training moves the functions.
+        scale: Unit of the norm, for instance how far training changes the functions.
         away: Difference [m, C] between the mean that is tested and the mean of the predictions.
     """
     flat = [(p.simulated - p.predicted).reshape(p.simulated.shape[0] * p.simulated.shape[1], -1) for p in pairs]
@@ -155,15 +155,15 @@ def share_beyond(square: float, variances: Float[np.ndarray, "n"], mean: float) 
 
 
 def variance_ratio(pairs: Sequence[Pair], exact: Float[np.ndarray, "K"], law: Float[np.ndarray, "K"]) -> Interval:
-    """Estimates the variance of networks, extrapolated to infinite width, divided by the variance that a law predicts.
+    """Estimates the variance of networks at infinite width, divided by the variance that theory predicts.
 
-    The ratio is 1 if the law is right. Variances are of one output, summed over points. Only the difference of the
+    The ratio is 1 if theory is right. Variances are of one output, summed over points. Only the difference of the
     sample variances of networks and predictions is estimated; ``exact`` is added to it.
 
     Args:
         pairs: Networks and the predictions from their initial functions, for each width; five draws or more.
         exact: Variance of the predictions, known by construction, [K].
-        law: Variance under the law that is tested, [K].
+        law: Variance that is tested, [K].
     """
     values = []
     for p in pairs:
@@ -181,7 +181,7 @@ def _scatter(samples: Float[np.ndarray, "K E m C"]) -> Float[np.ndarray, "K E"]:
 def combined(
     widths: Sequence[int], values: Sequence[Float[np.ndarray, "_"]], by_width: bool = False, means: int = 0
 ) -> Interval:
-    """Estimates the mean of ``values`` at infinite width.
+    """Estimates the mean of ``values`` at infinite width, with its interval.
 
     Args:
         widths: Widths of the networks.
@@ -197,12 +197,12 @@ def combined(
 
 
 def _interval(value: float, parts: Float[np.ndarray, "W"], freedoms: Num[np.ndarray, "W"]) -> Interval:
-    """Builds the interval about ``value``, whose variance is the sum of ``parts`` with these degrees of freedom."""
+    """Builds the interval about ``value``, whose variance is the sum of ``parts``, estimated with ``freedoms`` each."""
     return Interval.about(value, float(_quantile(parts, freedoms) * np.sqrt(parts.sum())))
 
 
 def _quantile(parts: Float[np.ndarray, "W"], freedoms: Num[np.ndarray, "W"]) -> float:
-    """Returns Student's quantile for a sum of estimated variances (Welch, 1947; Satterthwaite, 1946)."""
+    """Returns Student's quantile for a sum of estimated variances ``parts`` (Welch, 1947; Satterthwaite, 1946)."""
     shares = parts / parts.sum() if parts.any() else np.full(len(parts), 1 / len(parts))
     return float(scipy.stats.t.ppf(1 - LEVEL / 2, 1 / np.sum(shares**2 / freedoms)))
 
@@ -226,12 +226,12 @@ def mean_difference_in_errors(
 ) -> float:
     """Computes the mean of ``|sample mean - mean|`` over points, in Monte Carlo standard errors.
 
-    If sample and law agree it is about 0.80, the mean of a standard normal's absolute value.
+    It is about 0.80, the mean of a standard normal's absolute value, if the samples have this mean and variance.
 
     Args:
         samples: Draws, [draws, m, C].
-        mean: Mean under the law, [m, C].
-        variance: Variance of one draw under the law, [m].
+        mean: Predicted mean, [m, C].
+        variance: Predicted variance of one draw, [m].
     """
     error = np.sqrt(np.maximum(variance, 0) / samples.shape[0])[:, None]
     return float(np.mean(np.abs(samples.mean(axis=0) - mean) / error))
@@ -269,7 +269,7 @@ def fitted_slope(widths: Num[np.ndarray, "W"], errors: list[Float[np.ndarray, ".
 
 
 def width_slope(widths: Sequence[int] | Int[np.ndarray, "widths"], errors: list[Float[np.ndarray, "..."]]) -> Interval:
-    """Returns the slope of ``fitted_slope`` without the intercept.
+    """Returns the slope of log error against log width, with its interval: ``fitted_slope`` without the intercept.
 
     Args:
         widths, errors: As for ``fitted_slope``.
@@ -312,11 +312,11 @@ def relative_distance(a: Num[AnyArray, "*shape"], b: Num[AnyArray, "*shape"]) ->
 
 
 def law_distance(law: Sequence[AnyArray], reference: Sequence[AnyArray]) -> float:
-    """Computes the larger of the relative distance between two means and that between two covariances.
+    """Computes the larger of two relative distances: between two means, and between two covariances.
 
     Args:
         law: Mean and covariance of a Gaussian process.
-        reference: Mean and covariance to compare with; each distance is divided by the norm of the reference's.
+        reference: Mean and covariance to compare with; each distance is divided by the norm of the reference's array.
     """
     return float(np.max([relative_distance(a, b) for a, b in zip(law, reference, strict=True)]))
 
@@ -345,7 +345,9 @@ def relative_errors(
 def run_errors(
     predicted: Num[np.ndarray, "r ... m C"], measured: Num[np.ndarray, "r ... m C"], start: Num[np.ndarray, "... m C"]
 ) -> Float[np.ndarray, "..."]:
-    """Computes ``relative_errors`` over all r rounds together, relative to how far the predictions move.
+    """Computes the relative error of predictions over all r rounds together, for each network.
+
+    It is the root mean square of the error over the root mean square of the predicted change from the start.
 
     Args:
         predicted: Predicted outputs at r rounds.

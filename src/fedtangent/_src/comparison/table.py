@@ -19,7 +19,7 @@ MEBIBYTE = 2**20
 
 
 class MethodRow(NamedTuple):
-    """One method on one setting; None marks a measurement that does not apply to the method."""
+    """Measurements of one method on one setting, a row of the table; None if one does not apply to the method."""
 
     setting: str
     method: str
@@ -38,10 +38,10 @@ class MethodRow(NamedTuple):
 def scores(
     mean: Float[np.ndarray, "m C"], variance: Float[np.ndarray, "m C"], y: Float[np.ndarray, "m C"]
 ) -> tuple[float, float]:
-    """Computes the Gaussian NLL per output and the coverage of the 95 % interval, with noise added to the uncertainty.
+    """Computes the Gaussian NLL per output and the coverage of the 95 % interval of a prediction.
 
-    The noise variance, one number for all, is the mean squared residual that ``variance`` does not explain at the even
-    test points; NLL and coverage are measured at the odd ones.
+    A noise variance, one number for all, is added to ``variance``. It is the mean squared residual that ``variance``
+    does not explain at the even test points. NLL and coverage are measured at the odd ones.
 
     Args:
         mean: Predicted mean, [m, C].
@@ -59,7 +59,10 @@ def scores(
 def _scores(
     problem: Problem, mean: np.ndarray, draws: np.ndarray, variance: np.ndarray
 ) -> tuple[float | None, float | None]:
-    """Returns NLL and coverage of a prediction with draws [E, m, C]; for cross entropy, NLL of probabilities."""
+    """Returns NLL and coverage of a prediction with draws [E, m, C], or None where one does not apply.
+
+    Under the cross entropy the NLL is of the mean probabilities, and there is no coverage.
+    """
     if targets_of(problem.loss) == "numbers":
         return scores(mean, variance, problem.y_test)
     if targets_of(problem.loss) != "classes":
@@ -77,7 +80,7 @@ def _accuracy(problem: Problem, mean: Float[np.ndarray, "*draws m C"]) -> float 
 def outputs_row(
     setting: Setting, method: str, members: Float[np.ndarray, "K E m C"], ensembles: Float[np.ndarray, "E m C"]
 ) -> MethodRow:
-    """Builds the row of final outputs at the test points.
+    """Builds the table row of outputs at the test points after the last round.
 
     MSE and accuracy are of the ensemble of K, averaged over the draws. NLL and coverage use mean and variance over all
     networks; a single network has neither.
@@ -107,7 +110,7 @@ def outputs_row(
 
 
 def networks_row(setting: Setting, networks: Simulated, error: float | None) -> MethodRow:
-    """Builds the row of a method that trains networks, as ``outputs_row`` does.
+    """Builds the table row of a method that trains networks, from their outputs after the last round.
 
     Args:
         setting: The setting.
@@ -125,7 +128,9 @@ def networks_row(setting: Setting, networks: Simulated, error: float | None) -> 
 
 
 def simulated_row(theory: Predicted, networks: Simulated, flow_error: float | None) -> MethodRow:
-    """Builds the row of networks beside a law: their distance to ``reference`` (of NTK-FL only to the limit).
+    """Builds the table row of networks, with their distance from the predicted mean and variance (``reference``).
+
+    NTK-FL is compared only with the limit of many rounds (Theorem 2 of FE-2024).
 
     Args:
         theory: The predictions.
@@ -144,9 +149,10 @@ def simulated_row(theory: Predicted, networks: Simulated, flow_error: float | No
 
 
 def reference(theory: Predicted) -> tuple[Float[np.ndarray, "m C"], Float[np.ndarray, "m m"]]:
-    """Returns the mean [m, C] and covariance [m, m] with which rows are compared.
+    """Returns the predicted mean [m, C] and covariance [m, m] with which table rows are compared.
 
-    They are the limit's in a standard case that has a limit, else the flow's at the last round, averaged over models.
+    For a standard case they are Theorem 2's, after many rounds, if this limit exists; else the flow's at the last
+    round, averaged over models.
     """
     if theory.limit is not None and theory.setting.is_standard:
         return np.asarray(theory.limit.mean), np.asarray(theory.limit.cov)
@@ -157,16 +163,17 @@ def reference(theory: Predicted) -> tuple[Float[np.ndarray, "m C"], Float[np.nda
 def theory_row(
     theory: Predicted, method: str, mean: Float[np.ndarray, "m C"], cov: Float[np.ndarray, "m m"], rounds: int | None
 ) -> MethodRow:
-    """Builds the row of a Gaussian process.
+    """Builds the table row of a predicted Gaussian process.
 
-    MSE and accuracy are the expected values for an ensemble of K independent draws, as the simulated rows should show.
+    MSE and accuracy are the expected values for an ensemble of K independent draws, as the rows of networks should
+    show.
 
     Args:
         theory: The predictions.
         method: Name in the table.
         mean: Mean, [m, C].
         cov: Covariance of one draw, [m, m].
-        rounds: Round of the prediction; None for the limit.
+        rounds: Round of the prediction; None for the limit of many rounds.
     """
     setting, problem, num_models = theory.setting, theory.setting.problem, theory.setting.num_models
     variance = np.broadcast_to(np.maximum(np.diag(cov), 0)[:, None], mean.shape)
@@ -208,7 +215,7 @@ def expected_accuracy(problem: Problem, mean: Float[np.ndarray, "m C"], cov: Flo
 def draws_of(
     mean: Float[np.ndarray, "m C"], cov: Float[np.ndarray, "m m"], draws: int = 200
 ) -> Float[np.ndarray, "draws m C"]:
-    """Draws from N(mean, cov) for each output, from a fixed seed, [draws, m, C].
+    """Draws functions from the normal distribution N(mean, cov), each output by itself, with a fixed seed.
 
     Args:
         mean: Mean, [m, C].

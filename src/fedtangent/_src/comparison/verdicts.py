@@ -1,4 +1,4 @@
-"""Do simulation and theory agree? Each verdict has a negative control that must fail the very same check."""
+"""Verdicts: whether simulation and theory agree. Each has a negative control that must fail the very same check."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ CONTROL_WORDS = {True: "fails, as it must", False: "PASSES TOO: inconclusive", N
 
 
 class Verdict(NamedTuple):
-    """One comparison of simulation with theory, and its control: a wrong theory that must fail the same check.
+    """A comparison of simulation with theory, and its control: a wrong theory that must fail the same check.
 
     Every comparison and every theorem check returns this record. Measured and expected values are text for the reader,
     with standard errors and tolerance.
@@ -60,7 +60,7 @@ class Verdict(NamedTuple):
         wrong: tuple[str, str, bool | np.bool | None],
         notices: str = "",
     ) -> Verdict:
-        """Builds a verdict.
+        """Builds a verdict from the measurement of the right theory and the measurement of the control.
 
         Args:
             subject: The theorem or the setting.
@@ -76,20 +76,20 @@ class Verdict(NamedTuple):
 
     @property
     def passed(self) -> bool | None:
-        """Whether the comparison holds and its control fails; None if one is undecided and neither is wrong."""
+        """Whether theory and simulation agree and the control fails; None if undecided and neither is wrong."""
         if self.holds is False or self.control_fails is False:
             return False
         return None if self.holds is None or self.control_fails is None else True
 
     @property
     def finding(self) -> str:
-        """Measured and expected value, and what became of the control, in one line."""
+        """Measured and expected value, and whether the control fails, in one line."""
         control = f"{self.control}: {self.control_measured}, {CONTROL_WORDS[self.control_fails]}"
         return f"measured {self.measured}, expected {self.expected}; control: {control}"
 
 
 def as_rows(verdicts: Sequence[Verdict]) -> list[dict[str, object]]:
-    """Returns the verdicts as rows of result.json."""
+    """Returns the verdicts as dictionaries, as the file ``result.json`` holds them."""
     return [{**v._asdict(), "passed": v.passed} for v in verdicts]
 
 
@@ -122,7 +122,7 @@ def summary(verdicts: Sequence[Verdict]) -> str:
 
 
 class Rival(NamedTuple):
-    """A wrong theory as a negative control, with its distance from the right one, computed from the theories only."""
+    """A wrong theory that may become a verdict's control, with its distance from the right theory by calculation."""
 
     name: str
     distance: float  # largest distance from the right theory, in the units of the verdict
@@ -134,16 +134,17 @@ def judged(
 ) -> Verdict:
     """Checks that all estimates are within ``margin`` of ``target``, with a wrong theory as the negative control.
 
-    A single estimate outside the margin is enough to disagree; the verdict shows the estimate that decides. The control
-    is the nearest rival whose distance exceeds the margin plus the longer of the two intervals (of the estimates, and
-    of the rival), so that the rival's interval must lie outside the margin. Without one the verdict is undecided.
+    A single estimate outside the margin is enough to disagree, and the verdict shows the estimate that decides. The
+    control must be so wrong that its interval lies outside the margin: its distance exceeds the margin plus the longer
+    of two intervals, of the estimates and of the wrong theory. It is the nearest such theory; without one the verdict
+    is undecided.
 
     Args:
         subject: The theorem or the setting.
         statement: Name of the comparison.
         target: Value that theory predicts.
         margin: Allowed deviation from it.
-        estimates: Estimates.
+        estimates: Estimates of the value, for instance one for each round.
         rivals: Wrong theories.
     """
     least = margin + max(e.length for e in estimates)
@@ -163,10 +164,10 @@ def judged(
 
 
 def slope_rival(name: str, widths: Sequence[int], errors: ByWidth, missed: ByWidth, floors: ByWidth) -> Rival:
-    """Builds a wrong theory as the negative control of a verdict on the slope of errors against the width.
+    """Builds a wrong theory as a negative control, for a verdict on the slope of errors against the width.
 
     The errors to a wrong theory cannot fall below the distance between the two theories, so their slope is flatter than
-    -1/2 by a known amount, the ``distance`` of the rival.
+    -1/2 by a known amount, the ``distance`` of the result.
 
     Args:
         name: The mistake in the wrong theory.
@@ -244,7 +245,7 @@ def bounded_verdict(subject: str, statement: str, sizes: str, ratio: float, cont
 
 
 class AtRound(NamedTuple):
-    """Networks of every width at one round, with the predictions from the same initial functions.
+    """Networks of every width at one round, with the predictions from their initial functions and its variances.
 
     Variances are of one output, summed over points, for each model.
     """
@@ -256,12 +257,13 @@ class AtRound(NamedTuple):
 
 
 def initial_verdict(subject: str, widths: Sequence[int], squares: Mapping[str, Sequence[np.ndarray]]) -> Verdict:
-    """Checks that squares of initial functions, in units of the prior's variance, are 1 on average.
+    """Checks that the initial functions of networks have the variance that the prior predicts.
 
     Args:
         subject: The setting.
         widths: Widths of the networks.
-        squares: Squares [n] for each width; one entry for each way to sum over points, by name.
+        squares: Squares of initial functions in units of the prior's variance, [n] for each width; their mean should be
+            1. One entry for each way to sum over points, by name.
     """
     estimates = [combined(widths, values) for values in squares.values()]
     rivals = [
@@ -276,12 +278,13 @@ def initial_verdict(subject: str, widths: Sequence[int], squares: Mapping[str, S
 def independence_verdict(
     subject: str, widths: Sequence[int], products: Mapping[str, Sequence[np.ndarray]], squares: Sequence[np.ndarray]
 ) -> Verdict:
-    """Checks that products of two networks' initial functions, in units of the prior's variance, are 0 on average.
+    """Checks that the initial functions of different networks are independent: products are 0 on average.
 
     Args:
         subject: The setting.
         widths: Widths of the networks.
-        products: Products [n] for each width; one entry for each way to choose the two networks, by name.
+        products: Products of two networks' initial functions in units of the prior's variance, [n] for each width. One
+            entry for each way to choose the two networks, by name.
         squares: Control: if both outputs came from the same network, their products would equal ``squares``.
     """
     estimates = [combined(widths[-len(values) :], values) for values in products.values()]
@@ -293,7 +296,7 @@ def independence_verdict(
 def mean_verdict(
     subject: str, statement: str, rounds: Sequence[AtRound], wrong: Mapping[str, Sequence[np.ndarray]]
 ) -> Verdict:
-    """Checks that the networks' mean, extrapolated to infinite width, is the predictions' mean at every round.
+    """Checks that the networks' mean, extrapolated to infinite width, equals the predicted mean at every round.
 
     Args:
         subject: The setting.
@@ -313,7 +316,7 @@ def mean_verdict(
 def variance_verdict(
     subject: str, statement: str, rounds: Sequence[AtRound], wrong: Mapping[str, np.ndarray]
 ) -> Verdict:
-    """Checks that the networks' variance, extrapolated to infinite width, is the law's at every round.
+    """Checks that the networks' variance, extrapolated to infinite width, equals the predicted one at every round.
 
     Args:
         subject: The setting.

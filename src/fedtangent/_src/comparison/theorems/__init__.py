@@ -1,9 +1,10 @@
 """The theorems checked against simulation; every check also rejects a wrong theory, its negative control.
 
-Each file below checks theorems of one paper and ends with its ``ENTRIES``. A check builds a problem, simulates it,
-measures how far the simulation is from theory, and repeats the measurement with a wrong theory, the control; ``Claim``
-makes the ``Verdict`` of both. To add a theorem, write its function in ``theory/``, its check with an entry in a file
-here, and a test. The command line, ``fedtangent list theorems`` and the index of the documentation read the entries.
+Each file below checks theorems of one paper and ends with its ``ENTRIES``. A check builds a problem, simulates it, and
+measures how far the simulation is from theory. It repeats the measurement with a wrong theory, the control, and
+``Claim`` turns both numbers into a ``Verdict``. To add a theorem, write its function in ``theory/``, its check with an
+entry in a file here, and a test. The command line, ``fedtangent list theorems`` and the documentation's index read the
+entries.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ Size = TypeVar("Size")
 
 @runtime_checkable
 class TheoryFunction(Protocol):
-    """A function of ``theory``, known to the documentation by its name."""
+    """Type of a function of ``theory``, to which the documentation links by its name."""
 
     @property
     def __name__(self) -> str: ...
@@ -58,7 +59,7 @@ def wanted(names: tuple[str, ...], scale: str = "default") -> dict[str, TheoremE
         scale: One of ``SCALES``; "smoke" leaves out the entries that are not quick.
 
     Raises:
-        ValueError: A name that is neither, at this scale.
+        ValueError: A name belongs to no entry and no group at this scale.
     """
     entries: Mapping[str, TheoremEntry] = catalogue("theorems")
     every = {name: entry for name, entry in entries.items() if entry.is_quick or scale != "smoke"}
@@ -84,14 +85,14 @@ def of_scale(scale: str, default: Size, paper: Size) -> Size:
 
 
 class Claim(NamedTuple):
-    """A statement of a theorem, and the sizes of the problem on which it is checked, as texts of a row."""
+    """A statement of a theorem and the sizes of the problem on which it is checked, as texts of a ``Verdict``."""
 
     theorem: str
     statement: str
     sizes: str
 
     def judged(self, right: tuple[str, str, Answer], wrong: tuple[str, str, Answer], notices: str) -> Verdict:
-        """Builds the verdict of a check that has its own test of agreement.
+        """Builds the verdict of a check that has decided by itself whether measurement and theory agree.
 
         Args:
             right: Measured value, expected value, and whether they agree.
@@ -101,7 +102,7 @@ class Claim(NamedTuple):
         return Verdict.of(*self, right, wrong, notices)
 
     def exact(self, error: float, controls: dict[str, float]) -> Verdict:
-        """Checks that ``error`` is at most ``EXACT``, and the errors of all wrong theories far above.
+        """Checks that ``error`` is at most ``EXACT`` (1e-9), and that the errors of all wrong theories are far above.
 
         Args:
             error: Relative error of the theory.
@@ -156,11 +157,11 @@ class Claim(NamedTuple):
         expected: str,
         notices: str,
     ) -> Verdict:
-        """Checks that an interval lies within limits, and the control's outside; else the verdict is undecided.
+        """Checks that an interval lies within limits, and the control's interval outside; otherwise undecided.
 
         Args:
-            estimate: Measured number.
-            control: Name of the wrong theory, and its number.
+            estimate: Measured number with its interval.
+            control: Name of the wrong theory, and its number with its interval.
             limits: Least and largest number that theory allows.
             expected: The limits, as text.
             notices: How large an error of the theory must be for the check to detect it.

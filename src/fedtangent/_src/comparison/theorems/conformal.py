@@ -1,8 +1,8 @@
-"""The coverage of federated conformal prediction (Lu et al., ICML 2023) on many splits of every client's examples.
+"""Checks the coverage of federated conformal prediction (Lu et al., ICML 2023) on many splits of the clients' examples.
 
-Fed-ensemble trains once. Then every client's further examples are split again and again into calibration and test, and
-the mean coverage of the splits must be within the theorem's bounds, by its standard error. Clients differ: in the noise
-of their targets (regression), in their classes (digits).
+Fed-ensemble trains once. Then every client's further examples are split again and again into calibration and test. The
+mean coverage of the splits must be within the theorem's bounds, up to its interval. Clients differ: in the noise of
+their targets (regression), or in their classes (digits).
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ QUIET = 0.2  # control: the noise of calibration examples, relative to that of t
 
 
 class Pool(NamedTuple):
-    """Outputs of the models at examples of all clients that no model was trained on."""
+    """Outputs of the models at examples of all clients on which no model was trained."""
 
     members: Float[np.ndarray, "K n C"]
     targets: Num[np.ndarray, "n *C"]
@@ -45,7 +45,7 @@ class Pool(NamedTuple):
 
 
 class Question(NamedTuple):
-    """A score, the weights of the clients in calibration and test, and the targets that calibration sees."""
+    """A setting of calibration: a score, weights of the clients in calibration and test, and calibration targets."""
 
     score: str
     calibration_weights: Sequence[float] | None = None
@@ -54,7 +54,7 @@ class Question(NamedTuple):
 
 
 def coverages(pool: Pool, question: Question, splits: int, seed: int) -> Float64[np.ndarray, "splits"]:
-    """Measures the coverage over the mixture of clients on random splits into calibration and test.
+    """Measures the coverage of the mixture of clients, on random splits into calibration and test examples.
 
     Args:
         pool: Examples of all clients.
@@ -84,7 +84,7 @@ def coverages(pool: Pool, question: Question, splits: int, seed: int) -> Float64
 def _trained(
     model: Model, loss: str, examples: tuple[np.ndarray, np.ndarray, Partition], points: np.ndarray, seed: int
 ) -> Float[np.ndarray, "K n C"]:
-    """Trains an ensemble by Fed-ensemble, and returns the outputs of its models at ``points``."""
+    """Trains an ensemble by Fed-ensemble on ``examples``, and returns the outputs of its models at ``points``."""
     x, y, clients = examples
     schedule, work = ft.schedules.per_client_permutations(clients.num_clients, MODELS), ft.Work(5, batch_size=None)
     algorithm = ft.fed_ensemble(model, schedule, client_learning_rate=RATES[loss], work=work, loss=loss)
@@ -93,7 +93,7 @@ def _trained(
 
 
 def sine_pool(seed: int) -> tuple[Pool, Float64[np.ndarray, "n 1"]]:
-    """Trains on the sine, and returns fresh examples of every client, with their noise [n, 1].
+    """Trains an ensemble on the sine, and draws new examples of every client; also returns their noise [n, 1].
 
     Args:
         seed: Seed of data and training.
@@ -113,7 +113,7 @@ def sine_pool(seed: int) -> tuple[Pool, Float64[np.ndarray, "n 1"]]:
 
 
 def digits_pool(seed: int) -> Pool:
-    """Trains on digits of clients with different classes, and returns the clients' other examples.
+    """Trains an ensemble on digits of clients with different classes, and returns a pool of their other examples.
 
     Args:
         seed: Seed of data and training.
@@ -133,13 +133,13 @@ def digits_pool(seed: int) -> Pool:
 def verdict(
     pool: Pool, statement: str, right: Question, control: tuple[str, Question], splits: int, seed: int
 ) -> Verdict:
-    """Checks the mean coverage of the splits against the theorem's bounds; the control must be outside.
+    """Checks that the mean coverage of the splits is within the theorem's bounds, and the control's coverage is not.
 
     Args:
         pool: Examples of all clients.
         statement: Name of the comparison.
-        right: The question that the theorem answers.
-        control: Name of a mistake, and the question with it.
+        right: Score and weights, to which the theorem applies.
+        control: Name of a mistake, and the score and weights with it.
         splits: Number of splits.
         seed: Seed of the splits.
     """

@@ -1,8 +1,10 @@
-"""FedAvg on a deep linear network, in DeepLin's notation and normalisation, run by the engine.
+"""Checks of the DeepLin paper: FedAvg on a deep linear network, in the paper's notation, run by the engine.
 
-Theorem IV.2 of DeepLin, the induction hypotheses of its proof and its lemmas, on a run that meets its conditions.
+"deep_linear.convergence": Theorem IV.2, the induction hypotheses of its proof and its lemmas, on a run that meets its
+conditions.
 
-Eq. (6) to (17) of DeepLin: a round of FedAvg, the four terms of its residual, and its modes as the width grows.
+"deep_linear.rounds": eq. (6) to (17), a round of FedAvg, the four terms of its residual, and its modes as the width
+grows.
 """
 
 from __future__ import annotations
@@ -52,13 +54,13 @@ class Size(NamedTuple):
 
 
 def problem(size: Size, seed: int, spread: float, truth: float = 0.5) -> tuple[np.ndarray, np.ndarray]:
-    """Draws inputs X [n, d] with singular values from 1 to ``spread``, and targets ``X W*`` [n, C].
+    """Draws inputs X [n, d] and targets ``X W*`` [n, C].
 
     Args:
         size: Sizes of the problem.
         seed: Seed of the draw.
         spread: Least singular value of X; the largest is 1.
-        truth: Spectral norm of W*.
+        truth: Spectral norm of the true weights W* [d, C].
     """
     rng = np.random.default_rng([seed, size.dimension])
     columns = np.linalg.qr(rng.standard_normal((size.clients * size.held, size.dimension)))[0]
@@ -69,7 +71,7 @@ def problem(size: Size, seed: int, spread: float, truth: float = 0.5) -> tuple[n
 
 
 def work_of(size: Size, x: np.ndarray, y: np.ndarray, learning_rate: float) -> ft.theory.FullBatchWork:
-    """Returns the local work of ``run_of`` in the form that theory needs.
+    """Returns the clients' data and local steps, as ``run_of`` trains with them, in the form that theory needs.
 
     Args:
         size: Sizes of the problem.
@@ -100,7 +102,7 @@ def fed_avg_of(size: Size, learning_rate: float, dtype: str = "float64") -> Algo
 
 
 class Run(NamedTuple):
-    """The recorded models and weights of a run."""
+    """The recorded models and weights of a run of FedAvg; built by ``run_of``."""
 
     models: np.ndarray  # [R + 1, d, C], the network as one matrix after every round
     weights: dict[int, list[np.ndarray]]  # W^1 .. W^L at some rounds, [fan_out, fan_in] as in the paper
@@ -155,7 +157,7 @@ HYPOTHESES = {  # the measured quantity of each
 
 
 class Observed(NamedTuple):
-    """A run with its theorem, the recorded losses and the recorded weights."""
+    """A run of FedAvg with Theorem IV.2 evaluated on it, its losses by round, and recorded weights."""
 
     size: Size
     work: ft.theory.FullBatchWork
@@ -169,13 +171,13 @@ class Observed(NamedTuple):
         return self.weights[max(self.weights)]
 
     def _bounded(self, place: str, statement: str, ratio: float, control: str, wrong: float) -> ft.types.Verdict:
-        """Checks that a measured value over its bound is at most 1, and ``wrong``, over a wrong bound, above 1."""
+        """Checks that ``ratio``, measured value over bound, is at most 1, and ``wrong``, over a wrong bound, above."""
         unmet = f"; not met: {', '.join(self.theorem.failing)}" if self.theorem.failing else ""
         sizes = f"{self.size}, {self.size.rounds} rounds{unmet}"
         return bounded_verdict(f"DeepLin {place}", statement, sizes, ratio, control, wrong)
 
     def narrow_networks(self) -> list[tuple[ft.theory.DeepLinearTheorem, list[np.ndarray]]]:
-        """Draws untrained networks of ``NARROW`` units for the same problem, and returns each with its theorem."""
+        """Draws untrained networks of ``NARROW`` units, which are controls, with the theorem evaluated on each."""
         sizes = (self.size.dimension, *[NARROW] * (self.size.depth - 1), self.size.outputs)
         networks = []
         for draw in range(NARROW_DRAWS):
@@ -186,7 +188,7 @@ class Observed(NamedTuple):
 
 
 def _observe(size: Size, seed: int) -> Observed:
-    """Simulates a run at the largest learning rate that the theorem allows, and evaluates the theorem on it."""
+    """Simulates FedAvg at the largest learning rate that DeepLin's Theorem IV.2 allows, and evaluates the theorem."""
     x, y = problem(size, seed, CONVERGENCE_SPREAD)
     largest = np.linalg.norm(x, 2) ** 2
     kappa = largest / np.linalg.svd(x, compute_uv=False)[-1] ** 2
@@ -199,7 +201,7 @@ def _observe(size: Size, seed: int) -> Observed:
 
 
 def _bound_18(run: Observed) -> ft.types.Verdict:
-    """Checks that the loss is below (18) after every round; the control, (18) without N, is violated."""
+    """Checks that the loss is below DeepLin's bound (18) after every round, and above (18) without N, the control."""
     rounds, constants = np.arange(len(run.losses)), run.theorem.constants
     rates = (c.rate() for c in (constants, constants._replace(num_clients=1)))
     ratio, wrong = (float((run.losses / rate**rounds)[1:].max()) for rate in rates)
@@ -207,7 +209,10 @@ def _bound_18(run: Observed) -> ft.types.Verdict:
 
 
 def _hypotheses(run: Observed) -> list[ft.types.Verdict]:
-    """Checks hypotheses B and C at every recorded round; A is (18)."""
+    """Checks the hypotheses B and C of DeepLin's proof at every recorded round; hypothesis A is the bound (18).
+
+    B bounds the singular values of the layers' products, and C bounds the layers' distance from the start.
+    """
     looks = [run.theorem.hypotheses(weights, float(run.losses[r]), r) for r, weights in run.weights.items()]
     worst = _largest_ratios(looks)
     narrow = _largest_ratios([theorem.hypotheses(weights, 1.0, 0) for theorem, weights in run.narrow_networks()])
@@ -222,7 +227,10 @@ def _hypotheses(run: Observed) -> list[ft.types.Verdict]:
 
 
 def _largest_ratios(looks: Sequence[Sequence[Assumption]]) -> dict[str, float]:
-    """Returns each assumption's largest ratio of measured to required value, or its inverse: above 1 if it fails."""
+    """Returns for each assumption the largest ratio of measured to required value over ``looks``, by name.
+
+    If the assumption requires a least value the ratio is inverted, so it fails if its ratio is above 1.
+    """
     ratios = dict[str, float]()
     for one in itertools.chain.from_iterable(looks):
         if one.relation == "<=":
@@ -234,7 +242,7 @@ def _largest_ratios(looks: Sequence[Sequence[Assumption]]) -> dict[str, float]:
 
 
 def _lemma_1(run: Observed) -> ft.types.Verdict:
-    """Checks Lemma VII.1: the initial singular values are within 0.8 and 1.2 times their limits."""
+    """Checks DeepLin's Lemma VII.1: the initial singular values are within 0.8 and 1.2 times their limits."""
 
     def worst(theorem: ft.theory.DeepLinearTheorem, weights: Sequence[np.ndarray]) -> float:
         low, high = theorem.singular_values(weights)
@@ -246,7 +254,7 @@ def _lemma_1(run: Observed) -> ft.types.Verdict:
 
 
 def _local_lemmas(run: Observed) -> list[ft.types.Verdict]:
-    """Checks Lemmas VII.2 to VII.7 in the run's last round."""
+    """Checks Lemmas VII.2 to VII.7 of DeepLin, on the clients' local steps, in the run's last round."""
     paths, c, work = local_paths(run.last, run.work), run.theorem.constants, run.work
     decays, faster, drifts, moves, from_zero = ratios = tuple(list[float]() for _ in range(5))
     for client, path in enumerate(paths):
@@ -302,7 +310,11 @@ def _kernels(
     paths: Sequence[LocalPath],
     work: ft.theory.FullBatchWork,
 ) -> list[tuple[Float64[np.ndarray, "nC nC"], Float64[np.ndarray, "nC nC"]]]:
-    """Computes P(t, k) and P(t, k) - P(0) at every local step k of round t, one block of columns for each client."""
+    """Computes the kernel P(t, k) and its change P(t, k) - P(0) at every local step k of round t.
+
+    Each matrix has one block of columns for each client. ``initial`` are the weights at the start of the run, and
+    ``weights`` and ``paths`` are the weights and the clients' local steps of round t.
+    """
     now, begin = products(weights, work.x), products(initial, work.x)
     first = np.hstack([dense(begin, products(initial, work.of_client(c)[0])) for c in range(work.num_clients)])
     every = [np.hstack([dense(now, path.before[k]) for path in paths]) for k in range(work.local_steps)]
@@ -312,7 +324,7 @@ def _kernels(
 def _narrow_drift(
     theorem: ft.theory.DeepLinearTheorem, weights: list[np.ndarray], work: ft.theory.FullBatchWork
 ) -> float:
-    """Computes the drift of a narrow network's kernel over the bound of Lemma VII.5: above 1 if it is violated."""
+    """Computes the change of a narrow network's kernel over the bound of DeepLin's Lemma VII.5; above 1 it fails."""
     trained: list[np.ndarray] = weights
     for _ in range(NARROW_ROUNDS):
         trained = averaged(local_paths(trained, work))
@@ -325,7 +337,7 @@ def _norm(matrix: np.ndarray) -> float:
 
 
 def _check_convergence(scale: str, seed: int) -> list[ft.types.Verdict]:
-    """Checks the bound of the theorem, the hypotheses and the lemmas."""
+    """Checks DeepLin's Theorem IV.2, a bound on the loss by round, and its proof's hypotheses and lemmas."""
     run = _observe(of_scale(scale, *CONVERGENCE_SIZES), seed)
     return [_bound_18(run), *_hypotheses(run), _lemma_1(run), *_local_lemmas(run)]
 
@@ -340,7 +352,7 @@ Coefficients = Float64[np.ndarray, "rounds r C"]  # of residuals, by round, mode
 
 
 def _one_round(size: Size, seed: int) -> list[ft.types.Verdict]:
-    """Checks a simulated round against DeepLin's eq. (6) to (8), and its residual against the terms of eq. (17)."""
+    """Checks a simulated round of FedAvg (DeepLin, eq. 6 to 8), and its residual against the four terms of eq. (17)."""
     x, y = problem(size, seed, ROUND_SPREAD)
     work = work_of(size, x, y, 1.0)
     work = work._replace(learning_rate=4 * STEP * stable_learning_rate(work, size.depth))
@@ -348,7 +360,7 @@ def _one_round(size: Size, seed: int) -> list[ft.types.Verdict]:
     sizes = f"{size}, {size.rounds} rounds"
 
     def error(work: ft.theory.FullBatchWork) -> float:
-        """Returns the worst round's distance of eq. (8) from the simulation, relative to the weights' movement."""
+        """Returns the distance of eq. (8) from the simulated round over the weights' movement, for the worst round."""
         moves = (
             (_moved(path[r], averaged(local_paths(path[r], work))), _moved(path[r], path[r + 1]))
             for r in range(size.rounds)
@@ -383,7 +395,7 @@ def _moved(before: list[np.ndarray], after: list[np.ndarray]) -> np.ndarray:
 
 
 def _modes(size: Size, widths: tuple[int, ...], draws: int, seed: int) -> list[ft.types.Verdict]:
-    """Checks that wide networks approach FedAvg of the linear model in every mode of the limit of P(0)."""
+    """Checks that wide networks approach FedAvg of a linear model, in every mode of the infinite-width kernel."""
     x, y = problem(size, seed, ROUND_SPREAD)
     work = work_of(size, x, y, 1.0)
     work = work._replace(learning_rate=STEP * stable_learning_rate(work, size.depth))
@@ -431,7 +443,10 @@ def _modes(size: Size, widths: tuple[int, ...], draws: int, seed: int) -> list[f
 def _by_mode(
     measured: list[Coefficients], predicted: list[Coefficients], right: list[Coefficients]
 ) -> Float64[np.ndarray, "E"]:
-    """Returns each network's error over all rounds: the root mean square over modes, each relative to its movement."""
+    """Returns the error of each of E networks over all rounds, from coefficients by round, mode and output.
+
+    It is the root mean square over modes of the error in a mode relative to the mode's movement under ``right``.
+    """
 
     def norm(coefficients: np.ndarray) -> np.ndarray:
         return np.asarray(np.sqrt(np.sum(coefficients**2, axis=(0, 2))))
@@ -441,7 +456,7 @@ def _by_mode(
 
 
 def _check_rounds(scale: str, seed: int) -> list[ft.types.Verdict]:
-    """Checks a round and its terms exactly, and its modes by width."""
+    """Checks one round of FedAvg and the four terms of its residual, and how its modes depend on the width."""
     widths, draws = of_scale(scale, *WIDTHS), of_scale(scale, *DRAWS)
     return [*_one_round(of_scale(scale, *ROUND_SIZES), seed), *_modes(of_scale(scale, *MODES), widths, draws, seed)]
 

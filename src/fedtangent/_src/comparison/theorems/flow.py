@@ -1,12 +1,14 @@
-"""Checks of the exact federated flow: linear models equal it, and networks approach it as they become wider.
+"""Checks of the federated kernel flow, which predicts the outputs of infinitely wide networks after every round.
 
-Every option of the algorithms is one entry of ``OPTIONS``: the arguments that set it in the simulator and in
-``federated_flow``, and the arguments of a wrong theory that ignores it.
+"flow.exact": linear models equal the flow, and networks approach it as they become wider. Each option of the algorithms
+is one entry of ``OPTIONS``: its arguments for the simulator and for ``federated_flow``, and the arguments of a wrong
+theory that ignores it.
 
-FedAvg and centralised training of infinitely wide networks are equal after equal numbers of steps for one local step,
-and to first order in the rate for several.
+"flow.centralised": FedAvg of infinitely wide networks beside centralised training with as many steps. Both predictions
+are equal for one local step, and equal to first order in the learning rate for several.
 
-The residual ledger on whole runs: each client's residual is the flow's, to rounding or within a network's bound.
+"flow.ledger": the residual ledger of whole runs. Each client's residual, its outputs minus its targets, equals the
+flow's: to rounding for a linear model, and within a measured bound for a network.
 """
 
 from __future__ import annotations
@@ -55,7 +57,7 @@ NONE: Arguments = MappingProxyType({})
 
 
 class Option(NamedTuple):
-    """One option of the algorithms, with its arguments for the simulator and for the theory."""
+    """One option of the algorithms, such as server momentum, with its arguments for simulator and theory."""
 
     name: str
     schedule: Callable[[], ft.types.Schedule]
@@ -68,12 +70,16 @@ class Option(NamedTuple):
     lazy: bool = True  # networks approach the flow as their width grows
 
     def _rule(self, case: Case, changes: Arguments = NONE) -> ft.theory.Rule:
-        """Returns the rule of the option, as the paper states it and not as the algorithm carries it."""
+        """Returns the ``Rule`` of the option as its paper defines it, not as the algorithm has it, with ``changes``."""
         rates = {"local_steps": LOCAL_STEPS, "learning_rate": case.learning_rate}
         return ft.theory.Rule(**{**rates, **self.both, **self.predicted, **changes})
 
     def _flow(self, case: Case, blocks: KernelBlocks, changes: Arguments = NONE) -> Flow:
-        """Builds the flow; ``changes`` of the Rule, "schedule" or "uniform" weights make it a wrong theory."""
+        """Builds the flow that predicts training under the option on ``case``, whose kernels are ``blocks``.
+
+        ``changes`` are fields of the ``Rule`` to replace, another "schedule", or "uniform" weights: they make a wrong
+        theory.
+        """
         plan, clients = self.schedule(), case.problem.partition
         weighting = "uniform" if changes.get("uniform", self.uniform) else "examples"
         followed = changes.get("schedule", plan)
@@ -82,7 +88,11 @@ class Option(NamedTuple):
         return federated_flow(blocks, case.problem.y_train, clients, cohorts, rule, num_models=plan.num_models)
 
     def _wrong_flows(self, case: Case, blocks: KernelBlocks, slower: tuple[float, ...] = (SLOWER,)) -> dict[str, Flow]:
-        """Builds wrong theories: the option ignored, one local step less, and smaller client learning rates."""
+        """Builds flows of wrong theories, keyed by the mistake, as negative controls.
+
+        The mistakes are: the option is ignored, clients take one local step less, or their learning rate is too small
+        by the factors ``slower``.
+        """
         wrong: dict[str, Arguments] = {}
         if self.ignored is None:
             wrong["schedule ignored"] = {"schedule": every_client(self.schedule().num_models)}
@@ -93,7 +103,7 @@ class Option(NamedTuple):
         return {name: self._flow(case, blocks, changes) for name, changes in wrong.items()}
 
     def _run(self, case: Case, width: int, draws: int, evaluate_every: int = 1) -> Simulated:
-        """Trains ``draws`` initialisations under the option; ``evaluate_every`` 0: only at the start and at the end."""
+        """Trains networks under the option; with ``evaluate_every`` 0 they are evaluated only at start and end."""
         arguments = {"client_learning_rate": case.learning_rate, **self.both, **self.simulated}
         if "client_optimizer" in arguments:  # a function from the rate
             arguments["client_optimizer"] = arguments["client_optimizer"](arguments.pop("client_learning_rate"))
@@ -120,12 +130,12 @@ def permuted(num_models: int) -> Callable[[], ft.types.Schedule]:
 
 
 def shrinking(rate: float | jax.Array) -> optax.GradientTransformation:
-    """Builds local gradient descent with steps of ``SHRINKING`` times the rate."""
+    """Builds gradient descent of a client whose local step t has the size ``rate * SHRINKING[t]``."""
     return optax.chain(optax.sgd(rate), optax.scale_by_schedule(lambda step: jnp.asarray(SHRINKING)[step]))
 
 
 def decaying(rate: float | jax.Array) -> optax.GradientTransformation:
-    """Builds local gradient descent with weight decay."""
+    """Builds gradient descent of a client with weight decay ``DECAY`` and step size ``rate``."""
     return optax.chain(optax.add_decayed_weights(DECAY), optax.sgd(rate))
 
 
@@ -208,7 +218,7 @@ class Case(NamedTuple):
 
 
 def _linear_case(seed: int, num_rounds: int) -> Case:
-    """Builds the case of a linear model: 40 radial basis functions, 2 outputs, 24 examples on 5 unequal clients."""
+    """Builds a linear problem: 40 radial basis functions, 2 outputs, 24 examples on 5 clients of unequal size."""
     rng = np.random.default_rng(seed)
     x = rng.uniform(-1, 1, (24, 1))
     y = np.concatenate([np.sin(2 * np.pi * x), np.cos(3 * x)], axis=1) + 0.2 * rng.standard_normal((24, 2))
@@ -217,7 +227,7 @@ def _linear_case(seed: int, num_rounds: int) -> Case:
 
 
 def _network_case(seed: int, num_rounds: int) -> Case:
-    """Builds the case of ReLU networks of one hidden layer: 24 digits, three outputs, 5 unequal clients."""
+    """Builds a problem for ReLU networks of one hidden layer: 24 digits, three outputs, 5 clients of unequal size."""
     digits = cases.digits(None, "smoke", seed).problem
     model = mlp(digits.x_train.shape[1], 3, widths=(64,), activation="relu", w_std=2**0.5, b_std=0.1, dtype=jnp.float64)
     return _case((digits.x_train[:24], digits.y_train[:24, :3], digits.x_test[:20]), model, num_rounds, seed)
@@ -230,7 +240,10 @@ def _case(
     seed: int,
     clients: ft.types.Partition | None = None,
 ) -> Case:
-    """Builds the case of all options; the learning rate is half the largest step at which every client is stable."""
+    """Builds a ``Case`` for all options; its learning rate is half the largest at which every client is stable.
+
+    ``points`` are training inputs, training targets and test inputs; without ``clients`` their sizes are drawn.
+    """
     x_train, y_train, x_test = points
     if clients is None:
         clients = partition.quantity_skew(len(x_train), NUM_CLIENTS, alpha=2.0, seed=seed, min_client_size=2)
@@ -242,13 +255,13 @@ def _case(
 
 
 def _largest_error(flow: Flow, run: Simulated) -> float:
-    """Computes the largest error of any network to the flow at any round, over how far the flow moves the function."""
+    """Computes the largest distance of a network from the flow at any round, over the flow's whole movement."""
     predicted = networks(flow, [run], run.rounds)[0]
     return float(np.max(relative_errors(predicted, run.test, predicted[-1:] - predicted[:1])))
 
 
 def _exact(option: Option, case: Case) -> Verdict:
-    """Checks that the linear model under ``option`` equals the flow at every round, to ``EXACT``."""
+    """Checks that the linear model, trained under ``option``, equals the flow at every round up to ``EXACT``."""
     blocks, run = case.blocks(), option._run(case, 1, 2)
     controls = {name: _largest_error(flow, run) for name, flow in option._wrong_flows(case, blocks).items()}
     sizes = f"n = 24, N = 5, {case.num_rounds} rounds of {LOCAL_STEPS} steps"
@@ -271,7 +284,7 @@ def _network_slope(option: Option, case: Case, widths: tuple[int, ...], num_netw
 
 
 def _check_exact(scale: str, seed: int) -> list[Verdict]:
-    """Checks every option: equality for a linear model, and the slope -1/2 of networks' errors in their width."""
+    """Checks every option: a linear model equals the flow, and networks' errors fall as width^-1/2."""
     size = of_scale(scale, *EXACT_SIZES)
     linear, network = _linear_case(seed, LINEAR_ROUNDS[scale]), _network_case(seed, size.num_rounds)
     verdicts = [_exact(option, linear) for option in OPTIONS]
@@ -285,7 +298,7 @@ FIRST_ORDER = 0.1  # how far the slope may be from 1
 
 
 def _of_classes(case: Case) -> Case:
-    """Divides the examples again among clients of the same sizes, sorted by class."""
+    """Returns the case with its examples sorted by class, divided anew among clients of the same sizes."""
     problem = case.problem
     order = np.argsort(problem.y_train @ np.arange(1, problem.y_train.shape[1] + 1), kind="stable")
     clients = problem.partition._replace(indices=order.astype(np.int32))
@@ -294,20 +307,23 @@ def _of_classes(case: Case) -> Case:
 
 
 def _central_flow(option: Option, case: Case, blocks: KernelBlocks, changes: Arguments = NONE) -> Flow:
-    """Builds the flow of one client that holds all examples, over as many steps as a client of ``case`` takes."""
+    """Builds the flow of centralised training: one client holds all examples and takes ``LOCAL_STEPS`` a round."""
     whole = case._replace(problem=dataclasses.replace(case.problem, partition=consecutive([NUM_EXAMPLES])))
     return option._flow(whole, blocks, {"schedule": schedule.all_clients(1), **changes})
 
 
 def _from_central(option: Option, case: Case, blocks: KernelBlocks, changes: Arguments = NONE) -> float:
-    """Computes the relative distance of the mean prediction under FedAvg from centralised training's, last round."""
+    """Computes the relative distance between the mean predictions of FedAvg and centralised training, last round.
+
+    ``changes`` are fields of the ``Rule`` to replace in both; "uniform" client weights change FedAvg only.
+    """
     central = _central_flow(option, case, blocks, {k: v for k, v in changes.items() if k != "uniform"})
     means = (flow.mean(case.num_rounds) for flow in (option._flow(case, blocks, changes), central))
     return relative_distance(*map(np.asarray, means))
 
 
 def _check_centralised(scale: str, seed: int) -> list[Verdict]:
-    """Checks FedAvg beside centralised training at equal numbers of steps: infinitely wide, and at finite width."""
+    """Compares FedAvg with centralised training of as many steps, for infinitely wide networks and at finite widths."""
     size, option = of_scale(scale, *EXACT_SIZES), OPTIONS[0]
     case = _of_classes(_network_case(seed, FEW_ROUNDS))
     blocks = case.blocks()
@@ -359,9 +375,10 @@ LEDGER_SIZES = Scale((256, 1024, 4096), 8, 24), Scale((512, 2048, 8192), 16, 48)
 
 
 def _check_ledger(scale: str, seed: int) -> list[Verdict]:
-    """Checks that residual ledgers agree to rounding for a linear model, and within their tolerance for networks.
+    """Checks the residual ledgers of runs, which hold the gap between simulated and predicted residuals.
 
-    For networks it also checks that the gap falls with the width, at least as width^-1/2.
+    The gap must be rounding for a linear model, and within the ledger's tolerance for networks. For networks it must
+    also fall with the width, at least as width^-1/2.
     """
     size = of_scale(scale, *LEDGER_SIZES)
     networks = {width: _networks(size, width, seed) for width in size.widths}
@@ -369,7 +386,7 @@ def _check_ledger(scale: str, seed: int) -> list[Verdict]:
 
 
 class Trainer(NamedTuple):
-    """A model and its algorithm, the same objects for all seeds, so that their runs share compiled programs."""
+    """A model and its algorithm; all seeds use the same objects, so that their runs share compiled programs."""
 
     model: ft.types.Model
     rate: float
@@ -384,7 +401,7 @@ def _trainer(model: ft.types.Model, rate: float, width: int) -> Trainer:
 
 
 def _ledger(trainer: Trainer, x: np.ndarray, y: np.ndarray, size: Scale, seed: int) -> ResidualLedger:
-    """Trains K = 2 models and returns the ledger of the run."""
+    """Trains K = 2 models on inputs ``x`` and targets ``y``, and returns the residual ledger of the run."""
     model, rate, algorithm, width = trainer
     clients = ft.partition.quantity_skew(len(x), CLIENTS, 2.0, SPLIT, min_client_size=2)
     data, rounds = ft.data.federated_data(x, y, clients, dtype=jnp.float64), size.num_rounds
@@ -402,7 +419,7 @@ def _examples(size: Scale) -> int:
 
 
 def _networks(size: Scale, width: int, seed: int) -> list[ResidualLedger]:
-    """Returns ledgers of smooth networks; inputs have equal norms, so the kernel's diagonal is constant."""
+    """Trains erf networks of ``width``, one run for each seed, and returns the residual ledgers of the runs."""
     model = ft.models.mlp(5, 1, (width,), "erf", dtype=jnp.float64)
     theta = model.kernel(jnp.ones((1, 5)), None, get="ntk")  # type: ignore[misc]
     trainer, ledgers = _trainer(model, 1 / float(theta[0, 0]), width), []
@@ -464,7 +481,10 @@ def _bound_check(size: Scale, networks: dict[int, list[ResidualLedger]]) -> Verd
 
 
 def _gap_slope(networks: dict[int, list[ResidualLedger]], factor: float = 1.0) -> Interval:
-    """Fits the slope of the last round's gap against the width, to a prediction with the step size times ``factor``."""
+    """Fits the slope of log gap against log width; the gap is between networks and prediction in the last round.
+
+    The prediction has the step size times ``factor``, which makes a wrong theory if it is not 1.
+    """
     gaps = [
         np.array([of.last_gap(learning_rate=factor * of.federation.rule.learning_rate) for of in same])
         for same in networks.values()
@@ -473,7 +493,7 @@ def _gap_slope(networks: dict[int, list[ResidualLedger]], factor: float = 1.0) -
 
 
 def _slope_check(size: Scale, networks: dict[int, list[ResidualLedger]]) -> Verdict:
-    """Checks that the gap falls at least as width^-1/2: an upper bound, which smooth activations may undercut."""
+    """Checks that the gap between networks and flow falls with the width, at least as width^-1/2."""
     slope, steep = _gap_slope(networks), (-np.inf, SLOPE + BAND)
     for factor in LARGER_STEPS:
         other = _gap_slope(networks, factor)

@@ -1,8 +1,8 @@
-"""Local-GD on a linear problem, run by the engine: the global model after every round.
+"""Checks of the Local-GD paper on linear problems, which the engine trains with FedAvg and Modified Local-GD.
 
-Lemma 1 and Theorem 1 of Local-GD: the global model of every round in closed form, its rate and its limit.
+"local_gd.regression": Lemma 1 and Theorem 1. The global model of every round in closed form, its rate and its limit.
 
-Lemmas 2 to 4 and Theorems 2 and 3 of Local-GD: separable classification, and projections onto feasible sets.
+"local_gd.max_margin": Lemmas 2 to 4, Theorems 2 and 3. Separable classification, and projections onto feasible sets.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from fedtangent._src.types import Algorithm, ArrayLike, Partition, Recipe, Sched
 
 
 class Size(NamedTuple):
-    """The sizes of a linear problem."""
+    """The sizes of a linear problem: M nodes (clients), N examples of each, d inputs."""
 
     nodes: int  # M
     per_node: int  # number N of examples of a node
@@ -53,7 +53,7 @@ class Size(NamedTuple):
         return self.nodes * self.per_node
 
     def without_last(self) -> list[float]:
-        """Returns weights [M] of the nodes in a wrong theory that ignores the last one."""
+        """Returns weights [M] of the nodes, 0 for the last one: a wrong theory that ignores this node."""
         return [1.0] * (self.nodes - 1) + [0.0]
 
     def __str__(self) -> str:
@@ -65,7 +65,7 @@ SIZES = Size(4, 6, 60), Size(10, 50, 1500)
 
 
 class LinearProblem(NamedTuple):
-    """The examples of all nodes, whose linear targets differ from node to node, and the seed of the problem's runs."""
+    """The examples of all nodes, whose linear targets differ from node to node, and the seed of the runs on them."""
 
     size: Size
     x: Float64[np.ndarray, "examples d"]
@@ -79,12 +79,12 @@ class LinearProblem(NamedTuple):
 
     @property
     def examples(self) -> tuple[np.ndarray, np.ndarray, Partition]:
-        """Inputs, targets, and the examples of each node."""
+        """Inputs, targets, and the partition of the examples among nodes."""
         return self.x, self.y, self.partition
 
 
 class Descent(NamedTuple):
-    """The schedule and the steps of a run, for any recipe."""
+    """The schedule and the local steps of a run, for any algorithm."""
 
     schedule: Schedule
     steps: int  # L
@@ -98,7 +98,10 @@ class Descent(NamedTuple):
 
 @functools.lru_cache(maxsize=8)
 def _algorithm(recipe: Recipe, size: int, descent: Descent, options: tuple[tuple[str, float | str], ...]) -> Algorithm:
-    """Builds the algorithm, cached so that all seeds share one compiled program."""
+    """Builds the algorithm, cached so that the runs of all seeds share one compiled program.
+
+    ``size`` is the number of inputs; ``options`` are further arguments of the recipe.
+    """
     model, work = (
         linear(size, sigma=descent.scatter, dtype=jnp.float64),
         Work(steps=descent.steps, batch_size=descent.batch),
@@ -117,10 +120,10 @@ def simulated(
     """Simulates a run and returns the global model at the start and after every ``every`` rounds.
 
     Args:
-        recipe: Builds the algorithm.
-        examples: Inputs, targets, and the examples of each node.
-        descent: Schedule and steps.
-        every: Rounds between records.
+        recipe: Function that builds the algorithm, such as ``fed_avg``.
+        examples: Inputs, targets, and the partition of the examples among nodes.
+        descent: Schedule and local steps.
+        every: Rounds between two records of the model.
         options: Further arguments of the recipe.
     """
     x, y, nodes = examples
@@ -141,7 +144,7 @@ NEAR = 1e-11  # a run is compared with its limit when it is as near by theory
 
 
 def _regression(size: Size, seed: int) -> LinearProblem:
-    """Draws the problem of section 5; one eigenvalue of the averaged projection is well below all others."""
+    """Draws the linear regression of Local-GD, section 5, for which one mode converges much later than all others."""
     rng = np.random.default_rng(seed)
     x = rng.standard_normal((size.nodes, size.per_node, size.dimension))
     x[1, 0] = ALIKE * x[0, 0] + np.sqrt(1 - ALIKE**2) * x[1, 0]
@@ -151,7 +154,7 @@ def _regression(size: Size, seed: int) -> LinearProblem:
 
 
 def _learning_rate(problem: LinearProblem) -> float:
-    """Computes half of the largest step at which every node is stable."""
+    """Computes half of the largest learning rate at which the local steps of every node are stable."""
     nodes = problem.x.reshape(problem.size.nodes, problem.size.per_node, -1)
     return problem.size.per_node / float(np.linalg.svd(nodes, compute_uv=False).max() ** 2)
 
@@ -162,9 +165,9 @@ def _theory(
     partition: Partition | None = None,
     weights: ArrayLike = "uniform",
 ) -> LocalRegression:
-    """Builds the closed form of ``steps`` local steps; None for local work until convergence.
+    """Builds the closed form of Local-GD for ``steps`` local steps; None: local work until convergence.
 
-    Negative controls pass a ``partition`` or ``weights`` other than the problem's: their closed form is wrong.
+    A ``partition`` or ``weights`` of the nodes other than the problem's make a wrong theory, a negative control.
     """
     rate = None if steps is None else _learning_rate(problem)
     clients = problem.partition if partition is None else partition
@@ -179,7 +182,11 @@ def _schedule(problem: LinearProblem, cohort: int) -> Schedule:
 def _models(
     problem: LinearProblem, steps: int, rounds: int, cohort: int | None = None, every: int = 1
 ) -> Float64[np.ndarray, "records d"]:
-    """Simulates rounds of all nodes from the model 0, as in Theorem 1, or of ``cohort`` nodes from a random model."""
+    """Simulates FedAvg, and returns the global model at the start and after every ``every`` rounds.
+
+    All nodes take part and the model starts at 0, as in Theorem 1 of Local-GD; or ``cohort`` nodes take part in a
+    round, and it starts at random.
+    """
     full = cohort in (None, problem.size.nodes)
     plan = _schedule(problem, problem.size.nodes if cohort is None else cohort)
     descent = Descent(plan, steps, _learning_rate(problem), rounds, 0.0 if full else 1.0, problem.seed)
@@ -187,7 +194,7 @@ def _models(
 
 
 def _lemma_1(problem: LinearProblem, cohort: int) -> Verdict:
-    """Checks that the simulated global model equals the closed form at every round of ``cohort`` nodes."""
+    """Checks Local-GD's Lemma 1: with ``cohort`` nodes a round, every simulated global model equals the closed form."""
     size, models = problem.size, _models(problem, FEW_STEPS, REGRESSION_ROUNDS, cohort)
     cohorts = schedule.drawn_cohorts(_schedule(problem, cohort), problem.partition, REGRESSION_ROUNDS, problem.seed)
     dealt = np.arange(size.examples, dtype=np.int32).reshape(size.per_node, size.nodes).T.ravel()
@@ -208,12 +215,15 @@ def _lemma_1(problem: LinearProblem, cohort: int) -> Verdict:
 
 
 def _distance(models: np.ndarray, predicted: np.ndarray) -> float:
-    """Returns the largest distance of the two models at any round, relative to the whole movement of ``models``."""
+    """Returns the largest distance between simulated and predicted model at a round, relative to the whole movement."""
     return float(np.linalg.norm(models - predicted, axis=1).max() / np.linalg.norm(models[-1] - models[0]))
 
 
 def _finite_steps(problem: LinearProblem) -> Verdict:
-    """Checks that runs with finite L differ from eq. (6) by at most the sum of their unfinished local work."""
+    """Checks how far finitely many local steps are from Local-GD's eq. (6), which has infinitely many.
+
+    The bound is the sum over rounds of the local work that remains unfinished.
+    """
     exact = _theory(problem)
     models = exact.models(REGRESSION_ROUNDS)
     moves = [np.linalg.norm(exact.local(w) - w, axis=1).mean() for w in models[:-1]]
@@ -230,7 +240,10 @@ def _finite_steps(problem: LinearProblem) -> Verdict:
 
 
 def _rate(problem: LinearProblem) -> Verdict:
-    """Checks that late rounds multiply the distance to the centralised model by one minus the least eigenvalue."""
+    """Checks the rate of Local-GD's Theorem 1: late rounds multiply the distance to the centralised model by a factor.
+
+    The factor is 1 minus the least eigenvalue of the averaged projection.
+    """
     theory = _theory(problem)
     least, following = (float(np.log1p(-value)) for value in theory.eigenvalues[[-1, -2]])
     first = int(np.ceil(SETTLED / (least - following)))
@@ -251,7 +264,7 @@ def _rate(problem: LinearProblem) -> Verdict:
 
 
 def _limit(problem: LinearProblem, cohort: int) -> Verdict:
-    """Checks that a run ends at the solution of all examples nearest to its start, whichever nodes take part."""
+    """Checks Local-GD's Theorem 1: a run ends at the solution of all examples that is nearest to its start."""
     size = problem.size
     full = cohort == size.nodes
     rounds = _theory(problem, FEW_STEPS).rounds_to(NEAR) * (1 if full else 2)
@@ -272,7 +285,7 @@ def _limit(problem: LinearProblem, cohort: int) -> Verdict:
 
 
 def _check_regression(scale: str, seed: int) -> list[Verdict]:
-    """Checks the closed form at every round, its limit of many local steps, and the rate and limit of Theorem 1."""
+    """Checks the closed form of every round of Local-GD on a regression, its rate and limit (Lemma 1, Theorem 1)."""
     problem = _regression(of_scale(scale, *SIZES), seed)
     cohorts = problem.size.nodes, problem.size.nodes // 2
     lemma_1, limit = ([check(problem, cohort) for cohort in cohorts] for check in (_lemma_1, _limit))
@@ -292,7 +305,10 @@ GROWTH_MARGIN = 0.05
 
 
 class Classified(NamedTuple):
-    """A separable problem with its feasible sets and its hard-margin SVM."""
+    """A separable classification problem, the feasible sets of its nodes, and its hard-margin SVM.
+
+    A node's feasible set contains the models that classify its examples with margin 1 or more.
+    """
 
     problem: LinearProblem
     sets: FeasibleSets
@@ -300,16 +316,23 @@ class Classified(NamedTuple):
     start: Float64[np.ndarray, "d"]  # another start than 0, of the SVM's norm
 
     def _projections(self, rounds: int, modified: bool = False, start: ArrayLike | None = None) -> np.ndarray:
-        """Computes the projections' global models at every round, by eq. (13) or the modified eq. (16), [R + 1, d]."""
+        """Returns the global models [R + 1, d] of repeated projection onto the nodes' feasible sets.
+
+        Each round averages the projections (Local-GD, eq. 13), or if ``modified`` also draws the average to the start
+        (eq. 16).
+        """
         return parallel_projections(self.sets, rounds, alpha=halpern(rounds) if modified else None, start=start)
 
     def _weak_models(self, rounds: int) -> Float64[np.ndarray, "levels d"]:
-        """Computes Local-GD's models after ``rounds`` rounds at each weak regularisation ln(1/lambda) of ``LEVELS``."""
+        """Computes Local-GD's model after ``rounds`` rounds for each value of ln(1/lambda) in ``LEVELS``.
+
+        lambda is the weight of the local regularisation, here very small.
+        """
         return np.stack([exponential_models(self.sets, rounds, level)[-1] for level in LEVELS])
 
 
 def _classification(size: Size, seed: int) -> Classified:
-    """Draws Gaussian inputs of norm about 1, with labels by each node's separator, which varies about a common one."""
+    """Draws Gaussian inputs of norm about 1, labelled by each node's separator, which varies about a common one."""
     rng = np.random.default_rng(seed)
     x = rng.standard_normal((size.nodes, size.per_node, size.dimension)) / np.sqrt(size.dimension)
     truths = rng.standard_normal(size.dimension) + SPREAD * rng.standard_normal((size.nodes, size.dimension))
@@ -321,7 +344,7 @@ def _classification(size: Size, seed: int) -> Classified:
 
 
 def _simulated_rounds(case: Classified, modified: bool) -> Verdict:
-    """Checks that ``STEPS`` local steps of Local-GD, or of algorithm 3, on eq. (12) reach its local minimisers."""
+    """Checks that many local steps on Local-GD's eq. (12) reach its minimisers; ``modified``: by algorithm 3."""
     size, rounds, log_inverse = case.problem.size, SIMULATED_ROUNDS, float(np.log(1 / LAMBDA))
     stable = 2 / float(np.linalg.svd(np.asarray(case.sets.signed), compute_uv=False).max() ** 2)  # at the start
     descent = Descent(all_clients(size.nodes), STEPS, stable / 4, rounds, seed=case.problem.seed)
@@ -354,7 +377,10 @@ def _few_rounds(case: Classified) -> str:
 
 
 def _lemma_2_residual(case: Classified) -> Verdict:
-    """Checks that ``w - ln(1/lambda) w_bar`` grows as ``ln ln(1/lambda)``: equally in each decade of the level."""
+    """Checks Lemma 2 of Local-GD: ``w - ln(1/lambda) w_bar`` grows as ``ln ln(1/lambda)``.
+
+    w is Local-GD's model and w_bar the model by projections; the growth is equal in each decade of ln(1/lambda).
+    """
     models, growths = case._weak_models(FEW_ROUNDS), []
     for modified in (False, True):
         bar = case._projections(FEW_ROUNDS, modified)[-1]
@@ -378,14 +404,17 @@ def _power_law(
     control: tuple[str, Float64[np.ndarray, "n"]],
     exponent: float,
 ) -> Verdict:
-    """Checks that log(values) has the slope ``exponent`` against log(over), and the control's values have not."""
+    """Checks that log ``values`` against log ``over`` has the slope ``exponent``, and that the control has another."""
     slope, other = (log_slope(over, v) for v in (values, control[1]))
     notices = f"power x {1 - MARGIN:g}"
     return claim.near(slope, (control[0], other), MARGIN, notices, target=exponent, formats=(".2f", ".2f"))
 
 
 def _lemma_2_direction(case: Classified) -> Verdict:
-    """Checks eq. (14): the distance in direction from the projections falls as ``ln ln(1/lambda) / ln(1/lambda)``."""
+    """Checks Local-GD, eq. (14): its model has nearly the direction of the model by projections.
+
+    The distance between the directions falls as ``ln ln(1/lambda) / ln(1/lambda)``.
+    """
     models = case._weak_models(FEW_ROUNDS)
     plain, modified = (direction_distance(models, case._projections(FEW_ROUNDS, m)[-1]) for m in (False, True))
     statement = "distance in direction from the projections, against ln ln(1/lambda) / ln(1/lambda): slope"
@@ -395,7 +424,7 @@ def _lemma_2_direction(case: Classified) -> Verdict:
 
 
 def _lemma_3(case: Classified, from_zero: bool) -> Verdict:
-    """Checks that the plain mean of projections ends in every feasible set: all margins reach 1, from any start."""
+    """Checks Lemma 3 of Local-GD: averaging projections from any start ends in every feasible set (margins reach 1)."""
     start, violations = None if from_zero else case.start, {}
     for name, weights in (("", "uniform"), ("a node missing", case.problem.size.without_last())):
         end = parallel_projections(case.sets, ROUNDS, start=start, weights=weights)[-1]
@@ -407,7 +436,7 @@ def _lemma_3(case: Classified, from_zero: bool) -> Verdict:
 
 
 def _theorem_2(case: Classified) -> Verdict:
-    """Checks that Local-GD's direction tends to the direction of the projections' end point, not to the SVM's."""
+    """Checks Theorem 2 of Local-GD: its direction tends to where averaged projections end, and not to the SVM's."""
     models = case._weak_models(ROUNDS)
     statement = "distance in direction from the projections' end point, against ln ln(1/lambda) / ln(1/lambda): slope"
     sizes = f"{case.problem.size}, {ROUNDS} rounds, ln(1/lambda) = {LEVELS[0]:.0e} to {LEVELS[-1]:.0e}"
@@ -417,7 +446,7 @@ def _theorem_2(case: Classified) -> Verdict:
 
 
 def _theorem_3(case: Classified) -> Verdict:
-    """Checks that with eq. (16) the direction tends to the SVM's as 1 / k; control: the plain mean."""
+    """Checks Local-GD's Theorem 3: with eq. (16) the direction tends to the SVM's as 1 / k, k the round."""
     plain, modified = (direction_distance(case._projections(ROUNDS, m)[LATE], case.svm) for m in (False, True))
     statement = "Modified Local-GD's distance in direction from the SVM, against the round: slope"
     claim = Claim("Local-GD Theorem 3", statement, f"{case.problem.size}, rounds {LATE[0]} to {LATE[-1]}")
@@ -425,7 +454,7 @@ def _theorem_3(case: Classified) -> Verdict:
 
 
 def _lemma_4(case: Classified) -> Verdict:
-    """Checks that eq. (16) converges as 1 / k to the feasible point nearest to its start; control: the SVM."""
+    """Checks Local-GD's Lemma 4: eq. (16) tends as 1 / k to the feasible point nearest its start, k the round."""
     nearest = np.asarray(project(case.sets.pooled(), case.start).point[0])
     path = case._projections(ROUNDS, modified=True, start=case.start)[LATE]
     distance, from_svm = (np.linalg.norm(path - point, axis=1) for point in (nearest, case.svm))
@@ -436,7 +465,7 @@ def _lemma_4(case: Classified) -> Verdict:
 
 
 def _check_max_margin(scale: str, seed: int) -> list[Verdict]:
-    """Checks eq. (12) by simulation, its weak limit (Lemma 2), and where projections end (the other statements)."""
+    """Checks where Local-GD and projections end on separable classes (Local-GD, Lemmas 2-4, Theorems 2 and 3)."""
     case = _classification(of_scale(scale, *SIZES), seed)
     return [
         *(_simulated_rounds(case, modified) for modified in (False, True)),

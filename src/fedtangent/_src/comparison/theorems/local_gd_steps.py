@@ -1,13 +1,14 @@
-"""What the second version of the Local-GD paper claims of separable classification with any number of local steps.
+"""Checks what the Local-GD paper's second version claims of separable classification, for any number of local steps.
 
 Its abstract (arXiv 2412.07971, 2026) says that Local-GD converges in direction exactly to the centralised model for any
-number L of local steps, at a rate in L, and that this extends to Local-SGD. Its theorems were not at hand. The rate is
-that of descent (Soudry et al., 2018): after k rounds of L steps eta on the mean of M nodes' exponential losses the late
-model is ``ln(eta L k / M) w`` and a constant, where w is the hard-margin support vector machine (eq. 15).
+number L of local steps, at a rate in L, and that this extends to Local-SGD. Its theorems were not at hand. The rate
+checked here is known for gradient descent (Soudry et al., 2018): after k rounds of L steps of size eta on the mean of M
+nodes' exponential losses the late model is ``ln(eta L k / M) w`` plus a constant, where w is the hard-margin support
+vector machine (eq. 15).
 
-Every example is a support vector here. Then the constant has no part outside the span of support vectors, deviations of
-margins fall as ``k^-s`` with s the least eigenvalue of ``D G D`` (G the Gram matrix of signed examples, ``D^2`` their
-dual weights), or as 1 / k, and only problems with s > ``SLOWEST`` are drawn.
+Every example is a support vector here, so the constant is in the span of the support vectors. Deviations of margins
+fall as 1 / k, or as ``k^-s`` with s the least eigenvalue of ``D G D``, where G is the Gram matrix of signed examples
+and ``D^2`` are their dual weights. Only problems with s > ``SLOWEST`` are drawn.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ MARGIN = 0.05  # of a growth
 
 
 class AnySteps(NamedTuple):
-    """A problem of support vectors only, its solution, and the simulated models of each L."""
+    """A problem of support vectors only, its SVM, and the simulated models for each number L of local steps."""
 
     problem: LinearProblem
     sets: FeasibleSets
@@ -44,7 +45,7 @@ class AnySteps(NamedTuple):
     paths: dict[int, np.ndarray]  # by L, [RECORDS + 1, d]
 
     def run(self, steps: int, batch: int | None = None, seed: int = 0) -> np.ndarray:
-        """Simulates Local-GD, or Local-SGD, [RECORDS + 1, d].
+        """Simulates Local-GD or Local-SGD, and returns the model at equal intervals of rounds, [RECORDS + 1, d].
 
         Args:
             steps: Number of local steps L.
@@ -56,11 +57,11 @@ class AnySteps(NamedTuple):
         return _simulated(self.problem.examples, descent)
 
     def centralised(self, steps: int, examples: int) -> np.ndarray:
-        """Simulates descent at one node, under the mean of the nodes' losses, [RECORDS + 1, d].
+        """Simulates gradient descent on the mean of the nodes' losses at one node, [RECORDS + 1, d] as for ``run``.
 
         Args:
             steps: Number of steps in a round.
-            examples: Number of first examples that the node has.
+            examples: The node has this many of the first examples.
         """
         rate = self.rate / self.problem.size.nodes
         data = self.problem.x[:examples], self.problem.y[:examples], consecutive([examples])
@@ -68,7 +69,7 @@ class AnySteps(NamedTuple):
 
     @property
     def sizes(self) -> str:
-        """Sizes, as text."""
+        """The sizes of the problem and of the runs, as text for verdicts."""
         return f"{self.problem.size}, L = {', '.join(map(str, self.paths))}, {self.rounds} rounds"
 
 
@@ -78,7 +79,7 @@ def _simulated(examples: tuple, descent: Descent) -> np.ndarray:
 
 
 def _problem(seed: int) -> LinearProblem:
-    """Draws Gaussian examples and labels until all are support vectors and deviations fall fast enough."""
+    """Draws Gaussian examples and labels until all are support vectors and deviations of margins fall fast enough."""
     rng, examples = np.random.default_rng(seed), SIZE.examples
     while True:
         x = rng.standard_normal((examples, SIZE.dimension)) / np.sqrt(SIZE.dimension)
@@ -100,7 +101,7 @@ def _any_steps(rounds: int, seed: int) -> AnySteps:
 
 
 def _growth(path: np.ndarray) -> np.ndarray:
-    """Returns the model's growth over the last doubling of rounds by ln 2, [d], which tends to the SVM."""
+    """Returns the model's growth over the last doubling of rounds, divided by ln 2, [d]."""
     return np.asarray((path[-1] - path[RECORDS // 2]) / np.log(2))
 
 
@@ -109,7 +110,7 @@ def _off(growth: np.ndarray, expected: np.ndarray) -> float:
 
 
 def _centralised(case: AnySteps) -> Verdict:
-    """Checks that the distance from the centralised model falls as a power of the round, for every L > 1."""
+    """Checks that the distance from centralised descent of as many steps falls as a power of the round, if L > 1."""
 
     def slope(examples: int) -> list[float]:
         pairs = [(case.paths[steps], case.centralised(steps, examples)) for steps in STEPS[1:]]
@@ -127,7 +128,7 @@ def _centralised(case: AnySteps) -> Verdict:
 
 
 def _direction(case: AnySteps) -> Verdict:
-    """Checks that every doubling of the rounds adds ln 2 times the hard-margin SVM, whatever L."""
+    """Checks that every doubling of the rounds adds ln 2 times the hard-margin SVM, for every number of local steps."""
     mean = parallel_projections(case.sets, 1)[-1]
     off = max(_off(_growth(path), case.svm) for path in case.paths.values())
     wrong = min(_off(_growth(path), mean) for path in case.paths.values())
@@ -138,7 +139,7 @@ def _direction(case: AnySteps) -> Verdict:
 
 
 def _rate(case: AnySteps) -> Verdict:
-    """Checks that L local steps add ln L to every support vector's margin."""
+    """Checks that L local steps add ln L to the margin of every support vector."""
     least, most = STEPS[0], STEPS[-1]
     added = case.sets.margins(case.paths[most][-1]) - case.sets.margins(case.paths[least][-1])
     ratio = added / np.log(most / least)
@@ -148,7 +149,7 @@ def _rate(case: AnySteps) -> Verdict:
 
 
 def _stochastic(case: AnySteps) -> Verdict:
-    """Checks ``_direction`` for Local-SGD with minibatches of one example."""
+    """Checks that doubling the rounds adds ln 2 times the SVM in Local-SGD too, with minibatches of one example."""
     steps = STEPS[-1]
     growth = _growth(case.run(steps, batch=1, seed=case.problem.seed))
     mean = parallel_projections(case.sets, 1)[-1]
@@ -159,7 +160,7 @@ def _stochastic(case: AnySteps) -> Verdict:
 
 
 def _check(scale: str, seed: int) -> list[Verdict]:
-    """Checks Local-GD's distance from the centralised model, its direction and rate in L, and Local-SGD's direction."""
+    """Checks Local-GD's distance from the centralised model, its direction, rate in L, and Local-SGD's direction."""
     case = _any_steps(of_scale(scale, 2**14, 2**16), seed)
     return [_centralised(case), _direction(case), _rate(case), _stochastic(case)]
 

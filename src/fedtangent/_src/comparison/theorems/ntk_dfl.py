@@ -1,4 +1,7 @@
-"""NTK-DFL (Thompson et al., ICML 2025): its rounds as powers of a matrix, consensus, and NTK-FL on a complete graph."""
+"""Checks of NTK-DFL (Thompson et al., ICML 2025): rounds as powers of a matrix, consensus, and NTK-FL as a case.
+
+NTK-DFL is decentralised: each client keeps a model, and exchanges weights and Jacobians with its neighbours in a graph.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +28,7 @@ TIME, ROUNDS = 3, 5
 
 
 class LinearProblem(NamedTuple):
-    """Points for a linear model; the first are the clients' examples."""
+    """Points and targets for a linear model, and an initial model of each client; the first points are the clients'."""
 
     x: Float64[np.ndarray, "n d"]
     y: Float64[np.ndarray, "n C"]
@@ -33,11 +36,11 @@ class LinearProblem(NamedTuple):
     rate: float  # eta, for which no step overshoots
 
     def matrix(self, graph: Graph, time: int = TIME) -> Float64[np.ndarray, "Nn Nn"]:
-        """Returns the matrix of a round on a regular graph.
+        """Returns the matrix by which a round on a regular graph multiplies the residuals of all models.
 
         Args:
-            graph: The graph.
-            time: Number of steps.
+            graph: The graph of the clients.
+            time: Number of steps in a round.
         """
         kernel = self.x @ self.x.T
         return neighbourhood_round(kernel, CLIENTS, metropolis_weights(graph), self.rate / OUTPUTS, time)
@@ -58,11 +61,11 @@ def problem_of(seed: int, more: int = 0) -> LinearProblem:
 
 
 def residuals(problem: LinearProblem, graph: Graph, rounds: int, every: int = 1) -> Float64[np.ndarray, "r Nn C"]:
-    """Simulates NTK-DFL, and returns the residuals of all models at all points.
+    """Simulates NTK-DFL, and returns the residuals of all models at all points during training.
 
     Args:
-        problem: The problem.
-        graph: The graph.
+        problem: Points, targets and initial models.
+        graph: The graph of the clients.
         rounds: Number of rounds.
         every: Rounds between two rows of the result; the first row is the start.
     """
@@ -77,7 +80,7 @@ def residuals(problem: LinearProblem, graph: Graph, rounds: int, every: int = 1)
 
 
 def rounds_verdict(seed: int, rounds: int) -> Verdict:
-    """Checks that the residuals of all models are the matrix's powers times those at the start, after every round.
+    """Checks that r rounds of NTK-DFL multiply all models' residuals by the r-th power of ``LinearProblem.matrix``.
 
     Args:
         seed: Seed of the problem.
@@ -122,7 +125,7 @@ def consensus_verdict(seed: int, rounds: int) -> Verdict:
 
 
 def ntk_fl_verdict(seed: int) -> Verdict:
-    """Checks that the mean of the models on a complete graph is the network that NTK-FL trains."""
+    """Checks that the mean of NTK-DFL's models on a complete graph is the network that NTK-FL trains."""
     digits = ft.data.load("digits", seed=seed, num_train=60, num_test=20)
     clients = ft.partition.dirichlet(digits.y_train, 5, 0.5, seed=seed, dirichlet_method="per_class")
     model = ft.models.mlp(digits, widths=(32,), dtype=jnp.float64)

@@ -1,9 +1,10 @@
-"""DP-FedAvg in the kernel regime: the law of its noise, its clipping, and how far networks are from it.
+"""Checks of DP-FedAvg in the kernel regime: the distribution of its noise, its clipping, and the error for networks.
 
-"private.law" trains a linear model many times with other noise: in the coordinates of the predicted law its outputs
-must be standard normal. "private.clipping" clips without noise, which is exact, and compares the expected error with
-both. "private.networks" trains networks with a noise and twice that noise, from the same draws: what is not twice as
-large is quadratic in the noise, which no linear model follows, and its share must grow as the noise at every width.
+"private.law" trains a linear model many times with other noise. Standardised by the predicted mean and covariance, its
+outputs must have mean square 1. "private.clipping" clips without noise, where theory is exact, and compares the
+expected error of clipped and noisy runs. "private.networks" trains networks with a noise and with twice that noise,
+from the same draws. The part of the effect that is not twice as large is quadratic in the noise, which no linear model
+follows. Relative to the linear part it must grow as the noise, at every width.
 """
 
 from __future__ import annotations
@@ -43,14 +44,14 @@ SLOPE_BAND, FLAT_BAND = (0.85, 1.15), (-0.15, 0.15)
 
 
 class PrivateProblem(NamedTuple):
-    """Examples of a linear problem with several clients, all of them in every round."""
+    """Examples of a regression on several clients, all of which take part in every round."""
 
     x: Float64[np.ndarray, "n d"]  # training points, then test points
     y: Float64[np.ndarray, "n C"]
 
     @classmethod
     def drawn(cls, seed: int) -> PrivateProblem:
-        """Draws the examples."""
+        """Draws inputs and targets from ``seed``."""
         rng = np.random.default_rng(seed)
         x = rng.normal(size=(sum(SIZES) + TEST, INPUTS))
         return cls(x, np.sin(x @ rng.normal(size=(INPUTS, OUTPUTS))))
@@ -61,7 +62,7 @@ class PrivateProblem(NamedTuple):
         return self.y[sum(SIZES) :]
 
     def theory(self, clip_norm: float, noise: float) -> PrivateFlow:
-        """Returns the prediction for a linear model that starts at zero.
+        """Returns the prediction of DP-FedAvg for a linear model that starts at zero.
 
         Args:
             clip_norm: Clipping bound.
@@ -76,7 +77,7 @@ class PrivateProblem(NamedTuple):
     def simulated(
         self, model: Model, clip_norm: float, noises: Sequence[float], seeds: Sequence[int]
     ) -> Float64[np.ndarray, "noises seeds m C"]:
-        """Trains a model at several noise multipliers, and returns its outputs at the test points.
+        """Trains a model by DP-FedAvg at several noise multipliers, and returns its outputs at the test points.
 
         Args:
             model: The model.
@@ -128,7 +129,7 @@ def _seeds(scale: str, seed: int, runs: int = 100) -> list[int]:
 def _standardised(
     outputs: Float64[np.ndarray, "E m C"], mean: Float64[np.ndarray, "m C"], cov: Float64[np.ndarray, "m m"]
 ) -> Interval:
-    """Estimates the mean square of outputs in the coordinates of a law, in which it is 1 if the law is right."""
+    """Estimates the mean square of outputs standardised by a mean and a covariance; it is 1 if these are right."""
     values, vectors = known_modes(cov)
     is_possible = values > 0
     z = np.einsum("emc,mk->ekc", outputs - mean, vectors[:, is_possible] / np.sqrt(values[is_possible]))
@@ -138,7 +139,7 @@ def _standardised(
 
 
 def _check_law(scale: str, seed: int) -> list[Verdict]:
-    """Checks mean and covariance of runs in which nothing is clipped."""
+    """Checks the predicted mean and covariance of DP-FedAvg runs in which no update is clipped."""
     of, seeds = PrivateProblem.drawn(seed), _seeds(scale, seed)
     theory = of.theory(LOOSE, QUIET)
     law, (outputs,) = theory.law(), of.simulated(_from_zero(), LOOSE, [QUIET], seeds)
@@ -154,7 +155,7 @@ def _check_law(scale: str, seed: int) -> list[Verdict]:
 
 
 def _check_clipping(scale: str, seed: int) -> list[Verdict]:
-    """Checks clipped runs: exactly without noise, and the expected error with noise."""
+    """Checks runs whose updates are clipped: outputs without noise exactly, and the expected error with noise."""
     of, seeds = PrivateProblem.drawn(seed), _seeds(scale, seed, 300)  # errors scatter more than outputs
     theory, sizes = of.theory(TIGHT, LOUD), f"{len(seeds)} runs, {ROUNDS} rounds"
     quiet, loose = (np.asarray(of.theory(clip, 0.0).runs(1).test) for clip in (TIGHT, LOOSE))
@@ -175,7 +176,7 @@ def _check_clipping(scale: str, seed: int) -> list[Verdict]:
 
 
 def _check_networks(scale: str, seed: int) -> list[Verdict]:
-    """Checks the part of networks' outputs that is quadratic in the noise, by noise and by width."""
+    """Checks the part of networks' outputs that is quadratic in the noise, against the noise and the width."""
     of, seeds = PrivateProblem.drawn(seed), _seeds(scale, seed)[: of_scale(scale, 16, 64)]
     multipliers = [noise * len(SIZES) / LOOSE for noise in (*NOISES, 2 * NOISES[-1])]
     beyond, linear = np.zeros((2, len(WIDTHS), len(NOISES), len(seeds)))

@@ -1,8 +1,8 @@
-"""Rounds with late answers (FedAsync, FedBuff): the flow of the drawn delays, and the largest stable rates by delay.
+"""Checks of FedAsync and FedBuff, whose answers may be late: the flow of given delays, and the largest stable rates.
 
-"stale.rounds" trains linearised networks, which equal the flow of their delays in every round. "stale.stability" runs a
-linear model at rates just below and just above the predicted edge of stability, from 100 random starts each. The rate
-at which a run neither grows nor shrinks is interpolated between its growth below and above.
+"stale.rounds" trains linearised networks, which equal the flow of the same delays in every round. "stale.stability"
+runs a linear model at learning rates just below and just above the predicted edge of stability, from 100 random starts
+each. The rate at which a run neither grows nor shrinks is interpolated between its growth below and above.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ LATE: dict[str, tuple[Schedule, ft.Staleness]] = {
 
 
 def _check_rounds(scale: str, seed: int) -> list[Verdict]:
-    """Checks that linearised networks equal the flow of the delays that their run drew; near misses must differ."""
+    """Checks that linearised networks equal the flow with the delays that their run drew; slightly wrong flows fail."""
     rng, num_rounds, verdicts = np.random.default_rng(seed), of_scale(scale, 12, 60), list[Verdict]()
     x, y = rng.normal(size=(sum(SIZES) + 8, 3)), rng.normal(size=(sum(SIZES) + 8, 2))
     train, test = slice(0, sum(SIZES)), slice(sum(SIZES), None)
@@ -71,7 +71,7 @@ RESAMPLED = 400  # sets of runs
 
 
 class Federation(NamedTuple):
-    """Examples ``y = x w`` of clients that all take part in every round, and the clients' rate."""
+    """Examples ``y = x w`` of clients that all take part in every round, and the clients' learning rate."""
 
     x: Float64[np.ndarray, "n d"]
     w: Float64[np.ndarray, "d 1"]
@@ -79,10 +79,10 @@ class Federation(NamedTuple):
     rate: float
 
     def flow(self, algorithm: str, ages: int) -> Flow:
-        """Returns the flow of one round, whose largest possible delay, ``ages - 1``, is also the delay of its answers.
+        """Returns the flow of one round in which all answers have the largest possible delay, ``ages - 1`` rounds.
 
         Args:
-            algorithm: Algorithm of the rule.
+            algorithm: Name of the algorithm in the ``Rule``: "fed_async" or "fed_buff".
             ages: Number of possible delays.
         """
         rule = ft.theory.Rule(STEPS, self.rate, algorithm=algorithm, delays=ages - 1, delay_weights=np.ones(ages))
@@ -93,11 +93,11 @@ class Federation(NamedTuple):
     def distances(
         self, staleness: ft.Staleness, rates: tuple[float, float], side: float, num_rounds: int, seeds: Sequence[int]
     ) -> Float64[np.ndarray, "seeds 2 5"]:
-        """Computes the log distance of runs from w at every quarter, for a rate below and one above a given rate.
+        """Trains at a rate below and one above a given rate; returns the log distance from w at every quarter.
 
         Args:
-            staleness: Delays; ``buffered`` varies the server's rate, otherwise the clients' rate varies.
-            rates: Server and client rate in the middle.
+            staleness: Delays; the server's rate varies if they are ``buffered``, otherwise the clients' rate.
+            rates: Server and client learning rate in the middle.
             side: Distance of the two rates from the middle one, relative to it.
             num_rounds: Rounds of a run.
             seeds: Seeds of the runs, which draw their starts and delays.
@@ -120,7 +120,7 @@ class Federation(NamedTuple):
 
 
 def _federation(num_clients: int, examples: int, seed: int) -> Federation:
-    """Draws the examples; the clients' rate is half of the rate at which the steepest client is stable."""
+    """Draws the examples; the clients' rate is half of the largest at which every client's local steps are stable."""
     rng, clients = np.random.default_rng(seed), consecutive([examples] * num_clients)
     x, w = rng.normal(size=(num_clients * examples, FEATURES)), rng.normal(size=(FEATURES, 1))
     steepest = max(np.linalg.norm(x[clients.client(i)], 2) ** 2 for i in range(num_clients)) / examples
@@ -128,14 +128,17 @@ def _federation(num_clients: int, examples: int, seed: int) -> Federation:
 
 
 def _crossed(growth: Float64[np.ndarray, "*runs 2"], side: float) -> Float64[np.ndarray, "*runs"]:
-    """Interpolates the rate at which runs neither grow nor shrink, relative to the edge, from both sides of it."""
+    """Interpolates the rate at which a run neither grows nor shrinks, relative to the predicted edge of stability.
+
+    ``growth`` is the growth of a run at the rates ``1 - side`` and ``1 + side`` times the edge.
+    """
     below, above = np.log(1 - side), np.log(1 + side)
     share = -growth[..., 0] / (growth[..., 1] - growth[..., 0])
     return np.asarray(np.exp(below + share * (above - below)))
 
 
 def _constant(of: Federation, seeds: Sequence[int]) -> list[Verdict]:
-    """Checks the server's edge in FedBuff and the clients' edge in FedAsync (server rate 1) under constant delays."""
+    """Checks the largest stable rates under constant delays: the server's in FedBuff, the clients' in FedAsync."""
     added = np.array([of.flow("fed_buff", d + 1).largest_stable_server_rate(np.eye(d + 1)[d]) for d in range(MOST + 2)])
     mixed, wrong = (
         np.array([of.flow(algorithm, d + 1).largest_stable_learning_rate() for d in range(MOST + 1)])
@@ -143,7 +146,7 @@ def _constant(of: Federation, seeds: Sequence[int]) -> list[Verdict]:
     )
 
     def simulated(buffered: bool, delay: int) -> np.ndarray:
-        """Returns the edge of each run."""
+        """Returns the largest stable rate of each run."""
         staleness = ft.Staleness(delay, buffered=buffered, discount="constant")
         rates = (float(added[delay]), of.rate) if buffered else (1.0, float(mixed[delay]))
         distances = of.distances(staleness, rates, SIDE, LONG, seeds)
@@ -151,7 +154,7 @@ def _constant(of: Federation, seeds: Sequence[int]) -> list[Verdict]:
         return crossed * (added if buffered else mixed)[delay]
 
     def off(edges: list[np.ndarray], predicted: np.ndarray) -> float:
-        """Returns the largest distance of a run's edge from the predicted one, in units of ``SIDE``."""
+        """Returns the largest relative distance of a run's stable rate from the predicted one, in units of ``SIDE``."""
         return max(float(np.max(np.abs(of_runs / p - 1))) for of_runs, p in zip(edges, predicted, strict=True)) / SIDE
 
     of_buff, of_async = ([simulated(buffered, d) for d in range(MOST + 1)] for buffered in (True, False))
@@ -172,7 +175,7 @@ def _constant(of: Federation, seeds: Sequence[int]) -> list[Verdict]:
 
 
 def _random(of: Federation, seeds: Sequence[int]) -> Verdict:
-    """Checks FedBuff's edges in mean square if every client draws a delay from 0 to D in every round."""
+    """Checks FedBuff's largest rates, stable in mean square, if each client draws a delay from 0 to D every round."""
     laws = [np.full(most + 1, 1 / (most + 1)) for most in range(1, MOST + 1)]
     edges, latest = (
         np.array([of.flow("fed_buff", len(law)).largest_stable_server_rate(p) for law, p in pairs])
@@ -205,7 +208,7 @@ def _random(of: Federation, seeds: Sequence[int]) -> Verdict:
 
 
 def _check_stability(scale: str, seed: int) -> list[Verdict]:
-    """Checks the largest stable rates against the delay."""
+    """Checks how the largest stable learning rates of FedBuff and FedAsync depend on the delay."""
     runs = of_scale(scale, 100, 1000)
     seeds = ((np.arange(runs) + seed * runs) % 2**32).tolist()
     return [*_constant(_federation(4, 8, seed), seeds), _random(_federation(16, 4, seed), seeds)]

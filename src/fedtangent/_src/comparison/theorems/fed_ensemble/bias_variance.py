@@ -1,18 +1,14 @@
-"""Ensembles trained many times: under many schedules, and for a linear model from many initial functions under each.
+"""Corollaries and bias-variance decomposition of Fed-ensemble, checked on linear models that are trained many times.
 
-The simulation (``simulated``) and the theory of the same schedules (``laws``) share only the data, the learning rate
-and the keys of the schedules.
-
-Corollary 1 and the bias-variance decomposition, on the linear toy: simulation against the closed form.
-
-The toy's model is linear, so theory is exact at its one width: sampled quantities need no extrapolation in the width,
-and must be within a margin of the closed form. Both sides use the same schedules. Each output of a run is an
+"fed_ensemble.bias_variance": Corollary 1 and eq. (10) of FE-2024 on the sine toy. Ensembles are trained under many
+schedules, from many initial functions under each (``simulated``), and compared with closed forms under the same
+schedules (``laws_of``). Both share only the data, the learning rate and the keys of the schedules. The model is linear,
+so theory is exact at its one width: estimates need no extrapolation in the width. Each output of a run is an
 independent initialisation; estimates come from independent batches of them.
 
-Corollary 4.1 of FE-2021 (eq. 5): how often the mean of trained ensembles is far from the limit's mean.
-
-The model is linear, so that Theorem 4.2 has no remainder. Its outputs are independent initialisations, which one run
-trains by one schedule on the same targets.
+"fed_ensemble.ensemble_mean": Corollary 4.1 of FE-2021 (eq. 5), how often the mean of a trained ensemble is far from the
+predicted mean after many rounds. For a linear model Theorem 4.2 of FE-2021 has no remainder. The outputs are
+independent initialisations, which one run trains by one schedule on the same targets.
 """
 
 from __future__ import annotations
@@ -44,7 +40,7 @@ ToyModel = Callable[[int], ft.types.Model]
 
 
 class ToyProblem(NamedTuple):
-    """Data, a model and its kernels, and the clients' training; the C outputs of a linear model are independent."""
+    """The sine toy: data, clients and their training, and a linear model, whose C outputs are independent."""
 
     x: Float[np.ndarray, "n 1"]
     y: Float[np.ndarray, "n 1"]
@@ -67,7 +63,7 @@ def sine_problem(
     num_clients: int = 50,
     points_per_client: int = 2,
 ) -> ToyProblem:
-    """Builds the toy of FE-2024, section V-A (FE-2021, section 5), in float64.
+    """Builds the sine toy of FE-2024, section V-A (FE-2021, section 5), in float64.
 
     The paper gives neither learning rate nor local steps. The rate here is ``1 / max_x Theta(x, x)``, half of the
     largest that is stable for any data. The 100 centres are the same for every ``seed``.
@@ -111,10 +107,10 @@ def _blocks(model: ToyModel, x: np.ndarray, x_test: np.ndarray) -> ft.kernels.Ke
 
 
 def spaced_problem(seed: int, local_steps: int) -> ToyProblem:
-    """Builds the toy with a gap on three unequal clients, with eight points that are more than a bandwidth apart.
+    """Builds the sine toy with a gap: eight examples, more than a bandwidth apart, on three unequal clients.
 
-    On the papers' points Theta is nearly singular and no run comes near Theorem 2's limit; here a hundred rounds
-    suffice for any seed.
+    On the papers' examples the kernel is nearly singular, and no run comes near Theorem 2's limit of many rounds. Here
+    a hundred rounds suffice for any seed.
 
     Args:
         seed: Seed of the data.
@@ -129,7 +125,7 @@ def spaced_problem(seed: int, local_steps: int) -> ToyProblem:
 
 @functools.cache
 def permutations(num_clients: int, num_models: int) -> ft.types.Schedule:
-    """Returns ``per_client_permutations``, cached so that all runs share a compiled program.
+    """Builds the schedule ``per_client_permutations``, cached so that all runs share a compiled program.
 
     Args:
         num_clients: Clients N.
@@ -153,15 +149,18 @@ def seeds_of(num_models: int, count: int, first: int = 0) -> range:
 def laws_of(
     problem: ToyProblem, schedule: ft.types.Schedule, rounds: Sequence[int], seeds: Sequence[int]
 ) -> list[tuple[EnsembleLaw, ...]]:
-    """Computes the ensemble's exact law after each of ``rounds`` under each seed's schedule, ``[schedule][round]``.
+    """Computes mean and variance of the ensemble after each of ``rounds`` in closed form, for each seed's schedule.
 
     Clients are weighted by their examples.
 
     Args:
         problem: Data, kernels and training.
         schedule: The schedule, drawn with each seed.
-        rounds: Rounds of the laws.
+        rounds: Numbers of finished rounds.
         seeds: Seeds of the runs.
+
+    Returns:
+        A list with one entry for each seed: the results for each of ``rounds``.
     """
     last = max(rounds)
     longer = max(256, 1 << (last - 1).bit_length())  # one compiled program serves runs of many lengths
@@ -204,7 +203,7 @@ def power_law(variances: Mapping[int, Estimate]) -> Slope:
     """Fits the slope of log variance against log K, weighted by relative standard errors (equally if they are 0).
 
     Args:
-        variances: Variance at each of two or more K, all positive.
+        variances: Variance at each of two or more ensemble sizes K, all positive.
     """
     k, value = np.array(list(variances), float), np.array([v.value for v in variances.values()])
     if len(k) < 2 or not np.all(value > 0):
@@ -228,13 +227,17 @@ DECOMPOSED, COROLLARY = "FE-2024 eq. (10), FE-2021 eq. (3)", "FE-2024 Corollary 
 
 
 def _check_bias_variance(scale: str, seed: int) -> list[Verdict]:
-    """Checks Corollary 1 at its limit, and every term of eq. (10) / (3) after a few rounds."""
+    """Checks an ensemble's variance after many rounds (FE-2024, Corollary 1) and its error's decomposition (eq. 10)."""
     with exact_arithmetic():
         return _corollary(seed, *of_scale(scale, *LIMIT_SIZES)) + _decomposition(seed, *of_scale(scale, *SIZES))
 
 
 def _corollary(seed: int, schedules: int, draws: int, ages: int) -> list[Verdict]:
-    """Checks Corollary 1 for every K: the mean of K models has the variance k(x, x) / K."""
+    """Checks Corollary 1 of FE-2024: after many rounds the mean of K models has the variance k(x, x) / K.
+
+    For each K models are trained for ``ages`` rounds a model, under several schedules, from ``draws`` initialisations
+    each.
+    """
     problem = spaced_problem(seed, LIMIT_STEPS)
     clients = problem.clients.num_clients
     ratios: dict[int, np.ndarray] = {}
@@ -276,19 +279,19 @@ def _corollary(seed: int, schedules: int, draws: int, ages: int) -> list[Verdict
 
 
 def _mean(values: np.ndarray) -> Interval:
-    """Returns the mean of independent ``values`` [n] with its interval; the model has one width."""
+    """Returns the mean of independent ``values`` [n] with its interval."""
     return combined((1,), (values,))
 
 
 def _judged(claim: Claim, margin: float, values: list[np.ndarray], rivals: list[Rival]) -> Verdict:
-    """Checks that the mean of each of ``values`` is 1 to ``margin``."""
+    """Checks that the mean of each array in ``values`` is 1 up to ``margin``, with ``rivals`` as negative controls."""
     estimates = [_mean(ratios) for ratios in values]
     verdict = judged(claim.theorem, claim.statement, 1.0, margin, estimates, rivals)
     return verdict._replace(sizes=claim.sizes, notices=f"{margin + max(e.length for e in estimates):.1%}")
 
 
 def _decomposition(seed: int, schedules: int, draws: int, num_rounds: int) -> list[Verdict]:
-    """Checks every term of the decomposition for ``LAST`` models against its closed form under the same schedules."""
+    """Checks every term of FE-2024, eq. (10), for ``LAST`` models against its closed form under the same schedules."""
     problem = sine_problem(seed, local_steps=STEPS, num_clients=CLIENTS)
     schedule, seeds = permutations(CLIENTS, LAST), seeds_of(LAST, schedules, seed)
 
@@ -309,7 +312,10 @@ def _decomposition(seed: int, schedules: int, draws: int, num_rounds: int) -> li
     )
 
     def part(name: str, margin: float, more: Mapping[str, float]) -> Verdict:
-        """Checks one term; ``more`` are wrong values of it, by name, in addition to ``other``."""
+        """Checks the term ``name``, with ``margin`` relative to its closed form.
+
+        ``more`` are wrong values of the term by name, besides those of ``other``.
+        """
         wrong = {mistake: getattr(terms, name).value for mistake, terms in other.items()} | dict(more)
         values, right = np.array([getattr(b, name).value for b in batches]), getattr(exact, name).value
         rivals = [Rival(mistake, abs(right / by - 1), partial(_mean, values / by)) for mistake, by in wrong.items()]
@@ -325,7 +331,7 @@ def _decomposition(seed: int, schedules: int, draws: int, num_rounds: int) -> li
 
 
 def _error(problem: ToyProblem, exact: Decomposition, runs: np.ndarray, seed: int, sizes: str) -> Verdict:
-    """Checks that ``E (y - h)^2`` on fresh labels of fresh clients equals the sum of the three terms in closed form."""
+    """Checks that the mean squared error on new labels is noise plus bias plus variance (FE-2024, eq. 10)."""
     rng = np.random.default_rng(seed)
     amplitude, noise = rng.normal(1.0, 0.2, runs.shape), rng.normal(0.0, 0.2, runs.shape)
     errors = np.mean((amplitude * np.sin(2 * np.pi * problem.x_test) + noise - runs) ** 2, axis=(2, 3)).ravel()
@@ -341,7 +347,7 @@ def _error(problem: ToyProblem, exact: Decomposition, runs: np.ndarray, seed: in
 
 
 def _schedules(seed: int, schedules: int, num_rounds: int) -> Verdict:
-    """Checks the schedules' part of the variance to rounding; models start at 0 and differ only by schedule."""
+    """Checks the variance that random schedules alone add, up to rounding; all models start at the zero function."""
     problem = sine_problem(seed, local_steps=STEPS, sigma=0.0, num_clients=CLIENTS)
     schedule, seeds = permutations(CLIENTS, LAST), seeds_of(LAST, schedules, seed)
     laws = laws_of(problem, schedule, (num_rounds,), seeds)
@@ -368,7 +374,7 @@ SHARE_MARGIN = 0.05  # of the probability itself
 
 
 def _check_ensemble_mean(scale: str, seed: int) -> list[Verdict]:
-    """Checks eq. (5), and the probability that it bounds, which is known for a Gaussian limit."""
+    """Checks FE-2021 eq. (5), a bound on a probability, and the probability itself, which a Gaussian limit gives."""
     draws = of_scale(scale, 2000, 20000)
     limit, means, residual = _trained(seed, draws)
     epsilon = FAR * np.sqrt(np.diag(limit.cov) / MEAN_MODELS)
@@ -399,7 +405,12 @@ def _check_ensemble_mean(scale: str, seed: int) -> list[Verdict]:
 
 
 def _trained(seed: int, draws: int) -> tuple[ft.types.Gaussian, Float64[np.ndarray, "m draws"], float]:
-    """Trains ``draws`` ensembles in one run; returns limit, test means, and last over first training residual."""
+    """Trains ``draws`` ensembles in one run.
+
+    Returns:
+        Theorem 2's limit of many rounds, the ensembles' means at the test points, and the ratio of the last training
+        residual to the first.
+    """
     rng, n = np.random.default_rng(seed), sum(CLIENT_SIZES)
     points = rng.standard_normal((n + NUM_POINTS, NUM_FEATURES))
     x, y = points[:n], rng.standard_normal((n, 1))

@@ -1,14 +1,18 @@
-"""Lemmas 9.2 and 9.3 and eq. (13)-(14) of FE-2021: the order of each error in the step size, by fitted slopes.
+"""Theorem 1 of FE-2024 (9.1 of FE-2021) on linear models, and the second-order expansions behind its proof.
 
-Theorem 1's bounds and the measured decay of linear models that meet its assumptions (``networks``: of networks).
+"fed_ensemble.second_order": Lemmas 9.2 and 9.3 and eq. (13) and (14) of FE-2021. Slopes of errors against the step size
+show the order of each error.
 
+"fed_ensemble.convergence": the theorem's bounds beside the measured decay of linear models that meet its assumptions
+(the file ``networks`` checks networks). An age is the number of rounds in which every client trains each model once.
 The bounds hold for all initial residuals, so the worst one is measured: the operator norm of one age's effect on the
 residual, computed client by client (``RandomFederation.true_age``). With the steps that the theorem allows the residual
-takes thousands to millions of ages to fall; operator norms multiply, so the norm of one age bounds them all.
+takes thousands to millions of ages to fall. Operator norms multiply, so the norm of one age bounds them all.
 
-The proof lets the network's empirical kernel differ from the limit by a third of the least eigenvalue, which the factor
-1/3 in the exponent allows for. The models here have such a kernel: the limit less that third in its weakest direction.
-A constant kernel can come no nearer to the bound: it decays with twice the bound's exponent.
+The proof lets the network's empirical kernel differ from the infinite-width kernel by a third of the least eigenvalue,
+which the factor 1/3 in the exponent allows for. The models here have such a kernel: the infinite-width kernel less that
+third in its weakest direction. A constant kernel can come no nearer to the bound: it decays with twice the bound's
+exponent.
 """
 
 from __future__ import annotations
@@ -37,7 +41,7 @@ Operators = list[np.ndarray]  # [n, n], one for each of STEPS
 
 
 class RandomFederation(NamedTuple):
-    """A kernel, clients of unequal sizes and steps, and which model each of them trains in the rounds of an age."""
+    """A kernel, clients with unequal sizes and local steps, and the model that each trains in each round of an age."""
 
     theta: Float64[np.ndarray, "n n"]
     rows: tuple[Int[np.ndarray, "_"], ...]  # kernel rows of each client
@@ -46,7 +50,7 @@ class RandomFederation(NamedTuple):
 
     @property
     def partition(self) -> Partition:
-        """The clients' rows as a ``Partition``."""
+        """The kernel rows of each client as a ``Partition``."""
         offsets = np.cumsum([0] + [len(r) for r in self.rows]).astype(np.int32)
         return Partition(np.concatenate(self.rows).astype(np.int32), offsets)
 
@@ -59,16 +63,16 @@ class RandomFederation(NamedTuple):
 
     @property
     def constants(self) -> Curvature:
-        """The constants of Theorem 9.1; C_2 is the sum over clients of C_i = sqrt(trace Theta_ii)."""
+        """The constants of FE-2021 Theorem 9.1; C_2 is the sum over clients of ``C_i = sqrt(trace Theta_ii)``."""
         return Curvature(float(sum(np.sqrt(np.trace(self.theta[np.ix_(r, r)])) for r in self.rows)))
 
     def true_age(
         self, rate: float, dynamics: str = "gradient_descent", trained_model: int = 0
     ) -> Float64[np.ndarray, "n n"]:
-        """Computes the matrix that takes a model's residual from the start to the end of an age, without ``theory``.
+        """Computes the matrix that takes a model's residual from the start to the end of an age, [n, n].
 
-        An age is the K rounds in which every client trains every model once. The clients' matrices are multiplied round
-        by round.
+        An age is the K rounds in which every client trains every model once. The matrix is the product of the rounds'
+        matrices, each of which is computed client by client, without functions of ``theory``.
 
         Args:
             rate: Learning rate of the clients.
@@ -94,7 +98,7 @@ class RandomFederation(NamedTuple):
 
 
 def _federation(scale: str, seed: int) -> RandomFederation:
-    """Draws a federation of clients of unequal sizes, with the kernel of random features."""
+    """Draws clients of unequal sizes and local steps, and the kernel of ``NUM_FEATURES`` random features."""
     sizes = of_scale(scale, (3, 1, 5, 2, 3), (8, 3, 12, 6, 9, 2, 10))
     rng = np.random.default_rng(seed)
     n = sum(sizes)
@@ -105,7 +109,7 @@ def _federation(scale: str, seed: int) -> RandomFederation:
 
 
 def _check_second_order(scale: str, seed: int) -> list[Verdict]:
-    """Checks every statement on second-order terms."""
+    """Checks expansions of FE-2021 to second order in the step size: Lemmas 9.2 and 9.3, eq. (13) and (14)."""
     case = _federation(scale, seed)
     last, first = STEP_SIZES[-1], STEP_SIZES[0]
     where = f"n = {len(case.theta)}, {len(case.rows)} clients, K = {AGE_MODELS}, steps {last:g} .. {first:g}"
@@ -113,7 +117,7 @@ def _check_second_order(scale: str, seed: int) -> list[Verdict]:
 
 
 def least_noticed(notices: Callable[[float], bool]) -> float:
-    """Finds the least relative error up to 1 for which ``notices(error)`` is true, to 2 %; inf if it is never true."""
+    """Finds the least relative error up to 1, to 2 %, for which ``notices(error)`` is true; inf if it never is."""
     low, high = 1e-9, 1.0
     if not notices(high):
         return np.inf
@@ -124,7 +128,7 @@ def least_noticed(notices: Callable[[float], bool]) -> float:
 
 
 class Orders(NamedTuple):
-    """An operator, its first- and second-order approximations, and a wrong second-order one."""
+    """An operator at every step size, with its first-order, second-order and wrong second-order approximations."""
 
     true: Operators
     first: Operators
@@ -213,7 +217,11 @@ def _ages(case: RandomFederation, where: str) -> list[Verdict]:
 
 
 def _predicted_error(where: str, measured: Operators, terms: Operators, wrong: Operators) -> Verdict:
-    """Checks that the second-order terms equal the measured difference, to a relative error that falls as the step."""
+    """Checks that second-order terms approach the measured error of the first-order approximation.
+
+    Their relative difference must fall in proportion to the step size. ``measured``, ``terms`` and the control's terms
+    ``wrong`` are matrices [n, n], one for each step size.
+    """
 
     def errors(terms: Operators, factor: float = 1.0) -> list[float]:
         pairs = zip(terms, measured, strict=True)
@@ -249,17 +257,17 @@ WHERE = f"{FEDERATION}, kernel lambda_m / 3 off"
 
 
 class EdgeCase(NamedTuple):
-    """Clients that take turns at the models, and a model's kernel as far from the limit as the theorem allows."""
+    """Clients that take turns at the models, with a model's kernel as far from infinite width as Theorem 9.1 allows."""
 
     limit: RandomFederation  # with the limiting kernel Theta
     empirical: RandomFederation  # with the model's empirical Theta_0
 
     def theorem(self, rates: list[float], repeats: int = 1) -> Theorem1:
-        """Evaluates Theorem 1.
+        """Evaluates Theorem 1 of FE-2024 for a run of several ages.
 
         Args:
-            rates: Learning rates, one after the other.
-            repeats: Ages at each of them.
+            rates: Learning rates of the clients, used one after the other.
+            repeats: Number of ages at each learning rate.
         """
         length, ages = len(self.limit.model), len(rates) * repeats
         cohorts = Cohort(*(np.tile(np.asarray(part), (ages, 1)) for part in self.limit.cohorts))  # type: ignore[arg-type]
@@ -275,9 +283,9 @@ class EdgeCase(NamedTuple):
         )
 
     def decay(self, rates: list[float], exponent: Float64[np.ndarray, "ages"]) -> float:
-        """Computes how much the logarithm of the worst initial residual falls in an age, over the bound's exponent.
+        """Computes the fall of the worst residual's logarithm in an age, divided by the bound's exponent.
 
-        By the theorem it is at least 1. The result is the least over all models and one age at each rate.
+        By the theorem the ratio is at least 1. The result is the least over all models and one age at each rate.
 
         Args:
             rates: Learning rates, [A].
@@ -298,7 +306,15 @@ def _edge_case(
     steps: int | tuple[int, ...] = STEPS,
     scale: float = 1.0,
 ) -> EdgeCase:
-    """Draws a case with as many groups of clients as models; the groups take turns at the models."""
+    """Draws clients and kernels for ``EdgeCase``.
+
+    Args:
+        seed: Seed of the draw.
+        sizes: Number of examples of each client.
+        group: Group of each client; there are as many groups as models, and the groups take turns at the models.
+        steps: Local steps of all clients, or of each.
+        scale: Size of the kernel's random features.
+    """
     rng, n, num_models = np.random.default_rng(seed), sum(sizes), int(group.max()) + 1
     features = scale * rng.standard_normal((n, 10 * n)) / np.sqrt(10 * n)
     rows = tuple(np.split(rng.permutation(n), np.cumsum(sizes)[:-1]))
@@ -313,19 +329,23 @@ def _edge_case(
 
 
 def _check_convergence(scale: str, seed: int) -> list[Verdict]:
-    """Checks every statement on the decay of the residual and on the movement of the weights."""
+    """Checks Theorem 1 of FE-2024: bounds on the decay of the residual and on the movement of the weights."""
     parts = _as_proved, _as_stated, _unequal_steps, _rate, _growth, _movement
     return [part(seed) for part in parts]
 
 
 def _decay(claim: Claim, decay: float, note: str, control: str, factor: float, applies: bool = True) -> Verdict:
-    """Checks that a log decay over the theorem's exponent is at least 1; the control's exponent is ``factor`` times."""
+    """Checks that ``decay``, the fall of a log residual over the bound's exponent, is at least 1.
+
+    The control is a faster bound, with ``factor`` times the exponent, which the residual must violate. ``note`` follows
+    the measured number in the text.
+    """
     right = f"{decay:.3f} {note}", ">= 1", applies and decay >= 1
     return claim.judged(right, (control, f"{decay / factor:.3f}", decay / factor < 1), f"rate x {decay:.3f}")
 
 
 def _as_proved(seed: int) -> Verdict:
-    """Checks the theorem when all assumptions hold, also the proof's; the second age has half the step of the first."""
+    """Checks FE-2021 Theorem 9.1's bound on the residual where all assumptions hold, also the proof's further ones."""
     case = _edge_case(seed)
     curvature = case.limit.constants.kappa_3(1.0, len(SIZES))
     progress = INSIDE * float(np.linalg.eigvalsh(case.limit.theta)[0]) / 2 / (6 * 3 * curvature)  # of the smaller step
@@ -340,7 +360,7 @@ def _as_proved(seed: int) -> Verdict:
 
 
 def _as_stated(seed: int) -> Verdict:
-    """Checks the theorem at the largest step with kappa_2 < 1; the proof needs less (erratum `fe2021.assumptions`)."""
+    """Checks FE-2024 Theorem 1's bound on the residual at its largest step size (erratum `fe2021.assumptions`)."""
     case = _edge_case(seed)
     rate = INSIDE * case.limit.constants.largest_progress() / STEPS
     theorem = case.theorem([rate])
@@ -357,7 +377,7 @@ def _as_stated(seed: int) -> Verdict:
 
 
 def _unequal_steps(seed: int) -> Verdict:
-    """Checks the decay of Theorem 9.1 with unequal local steps, which it excludes; tau is their least."""
+    """Checks FE-2021 Theorem 9.1's bound on the residual for unequal numbers of local steps, which it excludes."""
     case, (least, most) = _edge_case(seed, steps=UNEQUAL_STEPS), (min(UNEQUAL_STEPS), max(UNEQUAL_STEPS))
     rate = INSIDE * case.limit.constants.largest_progress() / most
     theorem = case.theorem([rate])
@@ -371,7 +391,11 @@ def _unequal_steps(seed: int) -> Verdict:
 
 
 def _rate(seed: int) -> Verdict:
-    """Checks eq. (27): an age decays at the rates eta_0 tau lambda_i / nbar, up to the order of the step."""
+    """Checks eq. (27) of FE-2021: the modes of the kernel decay in an age at the rates ``eta_0 tau lambda_i / nbar``.
+
+    The relative error must fall in proportion to the step size. nbar is the number of examples that train a model in a
+    round.
+    """
     case = _edge_case(seed).limit
     values = np.linalg.eigvalsh(case.theta)
     rates = []
@@ -391,7 +415,7 @@ def _rate(seed: int) -> Verdict:
 
 
 def _pulling(seed: int) -> RandomFederation:
-    """Draws a case of one example a client in which client 0's step raises the loss of client 1."""
+    """Draws clients with one example each, where the local step of client 0 raises the loss of client 1."""
     rng = np.random.default_rng(seed)
     features = 0.3 * np.eye(6, 8, k=1)
     features[0, 0], features[1, 0] = rng.uniform(8, 10), rng.uniform(18, 22)
@@ -401,7 +425,7 @@ def _pulling(seed: int) -> RandomFederation:
 
 
 def _growth(seed: int) -> Verdict:
-    """Checks eq. (20), a bound on the residual's growth within an age (erratum `fe2021.20`)."""
+    """Checks eq. (20) of FE-2021, a bound on the residual's growth within an age (erratum `fe2021.20`)."""
     case, progress = _pulling(seed), 1e-6
     growth = float(np.linalg.norm(case.true_age(progress / STEPS), 2)) - 1
     c2, printed = case.constants.c2, case.constants.kappa_2(progress)
@@ -414,7 +438,7 @@ def _growth(seed: int) -> Verdict:
 
 
 def _movement(seed: int) -> Verdict:
-    """Checks eq. (18), second line: how far the weights move at the worst (erratum `fe2021.18movement`)."""
+    """Checks FE-2021, eq. (18), line 2: a bound on how far the weights move (erratum `fe2021.18movement`)."""
     case, steps, ages = _edge_case(seed, (1, 1, 2), np.array([0, 0, 1]), 3, scale=0.1), 3, 2**15
     rate = 0.1 * case.limit.constants.largest_progress() / steps
     theorem = case.theorem([rate], ages)

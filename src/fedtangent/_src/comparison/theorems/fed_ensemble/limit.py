@@ -1,18 +1,15 @@
-"""K trained models and the Gaussian law of each: entry by entry, and as sums at infinite width.
+"""Theorem 2 of FE-2024 on trained networks: the mean and covariance of K models of Fed-ensemble at two widths.
 
-Entries (a point and an output, or two points and an output) are for tables and figures. Verdicts judge sums over
-entries: a finite width shifts every entry a little, and hundreds of correlated entries say less than their sum. Each
-sum is extrapolated to infinite width (``comparison/statistics.py``), with the same sum of the predictions from the
-networks' initial functions, whose expectation is known, as a control variate.
+The prediction is the Gaussian process of Theorem 2, the limit of many rounds, if the federated flow is close to it at
+the last round, far closer than the verdicts' margins. Otherwise it is the flow's mean and covariance at that round.
+Both assume infinite width, and are off by some percent at a finite width. So the networks' mean, variance, covariances
+and coverage are extrapolated from two widths to infinity, with the flow from the same initial functions as a control
+variate (``comparison/statistics.py``).
+
+Figures and tables show single entries (a point and an output, or two points and an output). Verdicts judge sums over
+entries: a finite width shifts every entry a little, and hundreds of correlated entries say less than their sum.
 
 Plain float64 NumPy. Samples are outputs of K models at m points, C outputs each.
-
-Theorem 2 on trained networks: K models of Fed-ensemble, at two widths, and their predicted law.
-
-The prediction is Theorem 2's limit if the exact flow, at the last round, is far nearer to it than the verdicts'
-margins; else it is the flow's law at that round. Both assume infinite width, and are off by some percent at a finite
-one. So mean, variance, covariances and coverage of the K networks are extrapolated from two widths to infinity, with
-the flow from the same initial functions as a control variate (``comparison/statistics.py``).
 """
 
 from __future__ import annotations
@@ -41,7 +38,7 @@ Samples = Float[np.ndarray, "K m C"]
 
 
 class Entries(NamedTuple):
-    """One statistic at all its E entries: measured over K models, predicted, and its standard error under the law."""
+    """One statistic, such as the mean, at all its E entries: measured, predicted, and the predicted standard error."""
 
     measured: Float[np.ndarray, "E"]
     predicted: Float[np.ndarray, "E"]
@@ -54,15 +51,15 @@ class Entries(NamedTuple):
 
 
 def entries(samples: Samples, law: ModelLaw) -> dict[str, Entries]:
-    """Computes mean [m C], variance [m C] and off-diagonal covariance [m (m - 1) / 2 C] of K models and of their law.
+    """Computes mean, variance and off-diagonal covariance of K models, measured and predicted, entry by entry.
 
-    Variances and covariances are of ``f_k - mean_k`` about its average, over K - 1. Standard errors are the law's:
-    ``sqrt(S_ii / K)`` for a mean, ``sqrt((S_ii S_jj + S_ij^2) / (K - 1))`` for a covariance (a Wishart entry), S the
-    average covariance of the models.
+    There are m C means, m C variances and m (m - 1) / 2 C covariances. Variances and covariances are of ``f_k -
+    mean_k`` about its average, over K - 1. Standard errors are predicted: ``sqrt(S_ii / K)`` for a mean, ``sqrt((S_ii
+    S_jj + S_ij^2) / (K - 1))`` for a covariance (a Wishart entry), where S is the average covariance of the models.
 
     Args:
-        samples: Outputs of K models.
-        law: Their law.
+        samples: Outputs of K models, [K, m, C].
+        law: Predicted mean and covariance of each model.
 
     Returns:
         The entries of "mean", "variance" and "covariance".
@@ -102,11 +99,11 @@ def _check(samples: Samples, law: ModelLaw) -> None:
 
 
 def covered(samples: Samples, law: ModelLaw, level: float = COVERED) -> Float[np.ndarray, "K"]:
-    """Computes the share of each model's values in the law's central intervals, ``mean_k +- z sd_k``.
+    """Computes the share of each model's outputs in its predicted central intervals, ``mean_k +- z sd_k``.
 
     Args:
-        samples: Outputs of K models.
-        law: Their law.
+        samples: Outputs of K models, [K, m, C].
+        law: Predicted mean and covariance of each model.
         level: Probability of an interval.
     """
     _check(samples, law)
@@ -116,11 +113,11 @@ def covered(samples: Samples, law: ModelLaw, level: float = COVERED) -> Float[np
 
 
 def expected_cover(right: ModelLaw, law: ModelLaw) -> float:
-    """Computes the share of draws from ``right`` in the intervals of ``law``: ``COVERED`` if both are the same.
+    """Computes the share of draws from ``right`` in the 95 % intervals of ``law``: 0.95 if both are the same.
 
     Args:
-        right: Law of the draws.
-        law: Law of the intervals.
+        right: Mean and covariance of the draws.
+        law: Mean and covariance of which the intervals are.
     """
     true_sd, sd = (np.sqrt(np.diagonal(one.cov, axis1=1, axis2=2))[:, :, None] for one in (right, law))
     reach, off = scipy.stats.norm.ppf((1 + COVERED) / 2) * sd / true_sd, (law.mean - right.mean) / true_sd
@@ -140,25 +137,26 @@ class Sampled(NamedTuple):
 
 
 class Ensembles(NamedTuple):
-    """The networks of every width with their predictions, and the law of the predictions."""
+    """The networks of every width with their predictions, and the mean and covariance of these predictions."""
 
     sampled: tuple[Sampled, ...]
     exact: ModelLaw
 
     def cover(self, law: ModelLaw) -> Interval:
-        """Estimates the share of networks' values in the intervals of ``law`` at infinite width."""
+        """Estimates the share of the networks' outputs in the 95 % intervals of ``law``, at infinite width."""
         expected = expected_cover(self.exact, law)
         values = [covered(one.networks, law) - covered(one.predicted, law) + expected for one in self.sampled]
         return combined([one.width for one in self.sampled], values, by_width=True)
 
     def variance_ratio(self, law: ModelLaw) -> Interval:
-        """Estimates variances of networks over variances of ``law``, summed over points, at infinite width."""
+        """Estimates the networks' variance at infinite width over the variance of ``law``, both summed over points."""
         return self._ratio(np.eye(len(law.average_cov)) / np.trace(law.average_cov))
 
     def covariance_ratio(self, law: ModelLaw) -> Interval:
-        """Estimates off-diagonal covariances of networks over covariances of ``law`` at infinite width.
+        """Estimates the networks' off-diagonal covariances at infinite width over the covariances of ``law``.
 
-        It is a regression of the sample covariance S on the law's L, ``sum_i<j S_ij L_ij / sum_i<j L_ij^2``.
+        It is a regression of the sample covariance S on the covariance L of ``law``, ``sum_i<j S_ij L_ij / sum_i<j
+        L_ij^2``.
         """
         return self._ratio(_off_diagonal(law))
 
@@ -176,8 +174,8 @@ def expected_ratios(right: ModelLaw, law: ModelLaw) -> tuple[float, float]:
     """Computes the expected ratios of variances and of covariances to the values of ``law``, if ``right`` is true.
 
     Args:
-        right: Law of the networks.
-        law: Law that is tested.
+        right: Mean and covariance that the networks have.
+        law: Mean and covariance that are tested.
     """
     cov = right.average_cov
     return float(np.trace(cov) / np.trace(law.average_cov)), float(np.sum(_off_diagonal(law) * cov))
@@ -189,7 +187,10 @@ def _off_diagonal(law: ModelLaw) -> np.ndarray:
 
 
 def _products(residual: np.ndarray, weights: np.ndarray) -> np.ndarray:
-    """Returns ``sum_ij weights_ij r_i r_j`` of each model, averaged over outputs, [K]; r is centred over models."""
+    """Returns ``sum_ij weights_ij r_i r_j`` of each model, [K], averaged over outputs.
+
+    r is ``residual`` [K, m, C] minus its mean over models, and i and j are points.
+    """
     centred = residual - residual.mean(axis=0)
     return np.asarray(np.mean(np.sum(centred * np.einsum("ij,kjc->kic", weights, centred), axis=1), axis=-1))
 
@@ -212,14 +213,14 @@ SIZES: tuple[dict[str, Scale], ...] = (
 
 
 class LawDistance(NamedTuple):
-    """Distance of a round's law from the limit."""
+    """Distance of the predicted mean and variance at a round from Theorem 2's limit of many rounds."""
 
     mean: float  # relative to how far training moves the function
     variance: float  # summed over points, relative
 
     @property
     def reached(self) -> bool:
-        """Whether the distance is far below the verdicts' margins."""
+        """Whether both distances are far below the verdicts' margins (``REACHED`` times them)."""
         return self.mean <= REACHED * MEAN_MARGIN and self.variance <= REACHED * COVARIANCE_MARGIN
 
     def __str__(self) -> str:
@@ -238,7 +239,7 @@ class TrainedEnsemble(NamedTuple):
 
 
 class Theorem2(NamedTuple):
-    """Predictions and trained networks of one data set."""
+    """Predictions for one data set, and the networks trained on it; built by ``compare``."""
 
     theory: Predicted
     gap: LawDistance  # of the last round
@@ -250,12 +251,15 @@ class Theorem2(NamedTuple):
 
     @property
     def setting(self) -> Setting:
-        """The setting that was compared."""
+        """The problem, algorithm and size of the comparison."""
         return self.theory.setting
 
     @property
     def ensembles(self) -> Ensembles:
-        """Networks of every width, and the flow from their initial functions, moved to the mean of ``law``."""
+        """The networks of every width, and the flow from their initial functions.
+
+        The flow's mean at the last round is replaced by the mean of ``law``.
+        """
         last = self.theory.moments[-1]
         away = self.law.mean - last.mean
         sampled = tuple(Sampled(t.width, t.samples, t.own_flow + away) for t in self.trained)
@@ -284,7 +288,7 @@ def _sine(seed: int, num_models: int, widths: tuple[int, ...], num_rounds: int) 
 
 
 def _digits(seed: int, num_models: int, widths: tuple[int, ...], num_rounds: int) -> Setting:
-    """Builds the setting of a few digits of the standard case, with its ReLU network, on unequal clients."""
+    """Builds the setting of a few digits on unequal clients, with the ReLU network of the standard case "digits"."""
     whole, examples = cases.digits(None, "smoke", seed), sum(DIGITS)
     x_train, y_train = whole.problem.x_train[:examples], whole.problem.y_train[:examples]
     x_test, y_test = whole.problem.x_test[:NUM_POINTS], whole.problem.y_test[:NUM_POINTS]
@@ -299,10 +303,10 @@ SETTINGS: dict[str, Callable[[int, int, tuple[int, ...], int], Setting]] = {"sin
 
 
 def compare(setting: Setting, say: Callable[[str], None] = lambda line: None) -> Theorem2:
-    """Trains the K networks of every width, and predicts their law.
+    """Trains the K networks of every width, and predicts their mean and covariance.
 
     Args:
-        setting: The setting.
+        setting: Problem, algorithm and size, such as the result of ``SETTINGS["digits"](..)``.
         say: Called with a line of text for each step of the work.
     """
     say(f"{setting.name}: law of round {setting.size.num_rounds}")
@@ -324,7 +328,7 @@ def compare(setting: Setting, say: Callable[[str], None] = lambda line: None) ->
 
 
 def _movement(theory: Predicted, mean: np.ndarray, influences: list[np.ndarray]) -> float:
-    """Returns the root mean square norm of ``mean - B f0(X)`` over models and initial functions."""
+    """Returns how far training moves a function f0: the root mean square norm of ``mean - B f0(X)``."""
     pulled = [float(np.trace(np.asarray(ft.theory.covariance_terms(theory.blocks, b).propagated))) for b in influences]
     return float(np.sqrt(np.mean(np.sum(mean**2, axis=(1, 2))) + mean.shape[-1] * np.mean(pulled)))
 
@@ -346,13 +350,13 @@ def _gap(law: ModelLaw, limit: ft.types.Gaussian | None, movement: float) -> Law
 
 
 def finite_width(trained: TrainedEnsemble, law: ModelLaw) -> tuple[float, float]:
-    """Estimates the relative increase of the variance by the finite width, and its standard error.
+    """Estimates by how much a finite width increases the variance, relative to it, with a standard error.
 
-    It compares squares, about the law's mean, of networks and of the flow from the same initial functions.
+    It compares squares, about the predicted mean, of networks and of the flow from the same initial functions.
 
     Args:
         trained: Networks of one width.
-        law: Their law at infinite width, whose variance is the unit.
+        law: Mean and covariance at infinite width; the variance is the unit.
     """
     variance = np.diag(law.average_cov)[None, :, None]
     squares = ((trained.samples - law.mean) ** 2 - (trained.own_flow - law.mean) ** 2) / variance
@@ -361,7 +365,11 @@ def finite_width(trained: TrainedEnsemble, law: ModelLaw) -> tuple[float, float]
 
 
 def _wrong_laws(result: Theorem2) -> dict[str, ModelLaw]:
-    """Builds wrong theories: clients missing, no training, prior kernel as tangent kernel, cross terms scaled."""
+    """Builds means and covariances of wrong theories, by name, as negative controls.
+
+    The mistakes are: some clients are missing, the network is untrained, the prior kernel takes the place of the
+    tangent kernel, or the cross terms of the covariance are scaled.
+    """
     setting, k = result.setting, result.theory.blocks
     assert k.nngp_train is not None and k.nngp_test_train is not None
     laws, by_size = {}, np.argsort(setting.problem.partition.sizes, kind="stable")
@@ -379,7 +387,10 @@ def _wrong_laws(result: Theorem2) -> dict[str, ModelLaw]:
 
 
 def _law(result: Theorem2, b: np.ndarray, cross: float = 1.0) -> ModelLaw:
-    """Returns the law of ``B Y + f0(x) - B f0(X)``; a ``cross`` other than 1 scales the cross terms, which is wrong."""
+    """Returns mean and covariance of ``B Y + f0(x) - B f0(X)``, for f0 drawn from the prior and targets Y.
+
+    A ``cross`` other than 1 scales the covariance's cross terms, which makes a wrong theory.
+    """
     terms = ft.theory.covariance_terms(result.theory.blocks, b)
     cov = terms.prior + terms.propagated - cross * terms.cross
     return ModelLaw(
@@ -389,7 +400,7 @@ def _law(result: Theorem2, b: np.ndarray, cross: float = 1.0) -> ModelLaw:
 
 
 def _checks(scale: str, seed: int) -> list[Verdict]:
-    """Checks the networks of each data set against their law."""
+    """Checks mean, covariance and coverage of trained networks on each data set of the scale."""
     verdicts = []
     for name, size in of_scale(scale, *SIZES).items():
         verdicts += rows(compare(SETTINGS[name](seed, size.draws, size.widths, size.num_rounds)))
@@ -397,7 +408,7 @@ def _checks(scale: str, seed: int) -> list[Verdict]:
 
 
 def rows(result: Theorem2) -> list[Verdict]:
-    """Computes all verdicts of one data set."""
+    """Computes the verdicts on Theorem 2 of FE-2024 for one data set, from the result of ``compare``."""
     verdicts = sampled_rows(result)
     if result.theory.limit is not None:
         verdicts.insert(0, _reached(result)._replace(sizes=verdicts[0].sizes))
@@ -405,7 +416,7 @@ def rows(result: Theorem2) -> list[Verdict]:
 
 
 def sampled_rows(result: Theorem2) -> list[Verdict]:
-    """Checks trained networks against ``result.law``, the Gaussian of their outputs in the limit or after round R."""
+    """Checks mean, variance, covariance and coverage of trained networks against ``result.law``, one verdict each."""
     setting, problem, widths = result.setting, result.setting.problem, ", ".join(str(t.width) for t in result.trained)
     sizes = (
         f"{setting.name}: K = {len(result.law.mean)}, widths {widths}, {setting.size.num_rounds} rounds, "
@@ -449,7 +460,7 @@ def _ratios(result: Theorem2, wrong: dict[str, ModelLaw]) -> list[Verdict]:
 
 
 def _cover(result: Theorem2, wrong: dict[str, ModelLaw]) -> Verdict:
-    """Checks the coverage of the networks by the 95 % intervals of the law, and of wrong laws."""
+    """Checks that 95 % of the networks' outputs are in the predicted 95 % intervals."""
     cover = result.ensembles.cover
     rivals = [
         Rival(name, abs(expected_cover(result.law, law) - COVERED), bound(cover, law)) for name, law in wrong.items()
@@ -458,7 +469,7 @@ def _cover(result: Theorem2, wrong: dict[str, ModelLaw]) -> Verdict:
 
 
 def _reached(result: Theorem2) -> Verdict:
-    """Checks that the flow's exact law at the last round is the limit."""
+    """Checks that the flow's mean and variance are Theorem 2's limit in the last round, but not in an earlier one."""
 
     rounds = result.setting.size.num_rounds
     margins = [f"{REACHED * MEAN_MARGIN:g}", f"{REACHED * COVARIANCE_MARGIN:.1%}"]

@@ -1,15 +1,15 @@
-"""Networks that can be trained within Theorem 9.1: kappa_2 < 1, C_1 measured, equally many examples in every round.
+"""Checks of Theorem 9.1 and sections 9.3 and 9.4 of FE-2021 on trained networks with one hidden layer.
 
-They have one hidden layer of erf units. Inputs are few, nearly orthogonal and of norm 1, so that the kernel is well
-conditioned and C_2 small: the largest allowed step falls as 1 / C_2^2. Unequal clients take turns at the models in
-fixed groups, so that every round of every model has the same number of examples.
+"fed_ensemble.networks": networks that meet the theorem's assumptions, and its constants (Lemma 9.1, C_i, C_1) over
+widths. The theorem needs equally many examples in every round, and kappa_2 < 1. kappa_2 bounds the residual's growth
+within an age, the number of rounds in which every client trains each model once. The networks have erf units, and few,
+nearly orthogonal inputs of norm 1, so that the kernel is well conditioned and C_2 small: the largest allowed step falls
+as 1 / C_2^2. Clients of unequal size take turns at the models in fixed groups, and every group has the same number of
+examples.
 
-Trained networks that meet Theorem 9.1 (FE-2021), and its constants over widths: Lemma 9.1, C_i and C_1.
-
-Networks of growing width: the kernel's drift and the gap to linear training (FE-2021 Theorem 9.1, 9.3 and 9.4).
-
+"fed_ensemble.linearisation_gap": the change of the tangent kernel and the gap to linear training, as the width grows.
 Each network and its linearisation start from the same weights and are trained by the same algorithm on the same data
-and schedule, with steps that Theorem 9.1 allows: they differ only by the curvature of the network.
+and schedule, with steps that the theorem allows. They differ only by the curvature of the network.
 """
 
 from __future__ import annotations
@@ -52,7 +52,10 @@ ACTIVATIONS: dict[str, tuple[Function, Function, Function]] = {
 
 
 class Task(NamedTuple):
-    """Sizes of the clients, their groups, the length of training, and the targets."""
+    """A training problem for small networks: clients and their groups, number of ages, step size and targets.
+
+    An age is the number of rounds in which every client trains each model once.
+    """
 
     sizes: tuple[int, ...]  # of the clients
     group: tuple[int, ...]  # of each client; groups take turns at as many models
@@ -107,8 +110,8 @@ def inputs(rng: np.random.Generator, number: int) -> Float64[np.ndarray, "number
 def setting_of(task: Task, width: int, seed: int) -> Setting:
     """Builds the problem and the Fed-ensemble run of ``task`` for networks of ``width``.
 
-    The learning rate is ``task.step`` of the largest that Theorem 9.1 of FE-2021 allows if the Hessian's bound C_1
-    (``curvature``) is 5 and the initial functions have their expected size.
+    The learning rate is the share ``task.step`` of the largest that Theorem 9.1 of FE-2021 allows, if C_1, the bound of
+    the Hessian (``curvature``), is 5 and the initial functions have their expected size.
 
     Args:
         task: Clients, targets and length of training.
@@ -134,12 +137,12 @@ def setting_of(task: Task, width: int, seed: int) -> Setting:
 
 
 def jacobian(activation: str, params: PyTree, x: Float64[np.ndarray, "n d"]) -> Float64[np.ndarray, "n P"]:
-    """Computes the Jacobian of ``one_hidden_layer`` with respect to its weights, in NumPy.
+    """Computes the Jacobian of ``one_hidden_layer`` with respect to its weights, [n, P], in NumPy.
 
     Args:
         activation: "erf" or "relu".
         params: Parameters of the network.
-        x: Inputs.
+        x: Inputs, [n, d].
     """
     w, a, first, last = _weights(params, x)
     function, slope, _ = ACTIVATIONS[activation]
@@ -149,13 +152,13 @@ def jacobian(activation: str, params: PyTree, x: Float64[np.ndarray, "n d"]) -> 
 
 
 def curvature(activation: str, params: PyTree, x: Float64[np.ndarray, "n d"]) -> float:
-    """Computes C_1 of one network: a bound of ``l^-1/2 ||Hessian||`` in the papers' parameterisation.
+    """Computes C_1 of one network (FE-2021, section 9.3): a bound of its Hessian over all examples.
 
-    The papers' weights are l^-1/2 times the weights here, so C_1 is l^1/2 times the Hessian's norm here, l the width.
-    The Hessian is block diagonal in the hidden units; for an example of norm r the block of unit u is ``[[p r^2, q r],
-    [q r, 0]]`` in the direction of the example and of the unit's last weight a_u, with ``p = a_u phi''(z)`` and ``q =
-    phi'(z)`` at the unit's input z, times the layers' scales. The bound for all examples is the root of the sum of
-    squares; it is exact for one example.
+    In the paper C_1 bounds ``l^-1/2 ||Hessian||``, where l is the width. The paper's weights are l^-1/2 times the
+    weights here, so C_1 is l^1/2 times the norm of the Hessian here. The Hessian is block diagonal in the hidden units.
+    For an example of norm r and a unit with input z and output weight a, the block is ``[[p r^2, q r], [q r, 0]]`` in
+    the directions of the example and of the output weight, where ``p = a phi''(z)`` and ``q = phi'(z)``, times the
+    layers' scales. The bound for all examples is the root of the sum of squares; it is exact for one example.
 
     Args:
         activation, params, x: As for ``jacobian``.
@@ -169,13 +172,13 @@ def curvature(activation: str, params: PyTree, x: Float64[np.ndarray, "n d"]) ->
 
 
 def _weights(params: PyTree, x: np.ndarray) -> tuple[np.ndarray, np.ndarray, float, float]:
-    """Returns both layers' weights, [d, l] and [l], and their scales."""
+    """Returns the weights of both layers, [d, l] and [l], and the factors by which each layer scales its inputs."""
     w, a = np.asarray(params[0][0]), np.asarray(params[2][0])[:, 0]
     return w, a, W_STD / np.sqrt(x.shape[1]), W_STD / np.sqrt(len(a))
 
 
 def own_linearisation(model: Model) -> Model:
-    """Builds ``model`` linearised in its weights about the initial weights, which its parameters keep."""
+    """Builds ``model`` linearised about its initial weights, which its parameters hold beside the trained ones."""
 
     def init(key: Key) -> PyTree:
         params = model.init(key)
@@ -188,7 +191,10 @@ def own_linearisation(model: Model) -> Model:
 
 
 class FollowedNetworks(NamedTuple):
-    """E draws of K networks of one width and their linearisations, at T ages of their training."""
+    """E draws of K networks of one width and their linearisations, measured at T ages of training.
+
+    An age is the number of rounds in which every client trains each model once.
+    """
 
     setting: Setting
     ages: Int[np.ndarray, "T"]  # the first is 0
@@ -201,11 +207,11 @@ class FollowedNetworks(NamedTuple):
 
     @property
     def drift(self) -> Float64[np.ndarray, "E T K"]:
-        """The operator norm of Theta_t - Theta_0."""
+        """The change of each network's tangent kernel since the start, ``||Theta_t - Theta_0||`` (operator norm)."""
         return np.linalg.norm(self.kernels - self.kernels[:, :1], 2, axis=(-2, -1))
 
     def theorem(self, draw: int) -> ft.theory.Theorem1:
-        """Evaluates Theorem 1 on the K networks of one draw, for the initial kernel that is farthest from the limit."""
+        """Evaluates Theorem 1 of FE-2024 on the K networks of one draw, with the least favourable initial kernel."""
         setting, start, c1 = self.setting, self.kernels[draw, 0], float(self.c1[draw].max())
         x, y, clients = setting.problem.x_train, setting.problem.y_train, setting.problem.partition
         limit = np.asarray(setting.kernel(jnp.asarray(x), None, get="ntk"))
@@ -216,10 +222,10 @@ class FollowedNetworks(NamedTuple):
 
 
 def follow(setting: Setting, draws: int) -> FollowedNetworks:
-    """Trains the K networks of the setting's width, and their linearisations.
+    """Trains the K networks of a setting and their linearisations, and measures both during training.
 
     Args:
-        setting: The setting.
+        setting: Problem, algorithm and width of the networks.
         draws: Number of initialisations.
     """
     problem, size, model = setting.problem, setting.size, setting.model(setting.size.largest)
@@ -273,17 +279,17 @@ CLIENTS = (slice(0, 1), slice(1, 3), slice(3, 6))  # of 1, 2 and 3 examples
 
 
 def _check_networks(scale: str, seed: int) -> list[ft.types.Verdict]:
-    """Checks the decay of trained networks, and the theorem's constants over widths."""
+    """Checks how fast trained networks' residuals decay, and how the constants of the bound depend on the width."""
     return [_decay(scale, seed), *_constants(scale, seed, 200)]
 
 
 def _decay(scale: str, seed: int) -> ft.types.Verdict:
-    """Checks the decay of networks trained with kappa_2 < 1, and names the assumptions that fail."""
+    """Checks that residuals of trained networks fall as fast as FE-2021 Theorem 9.1 says, if its kappa_2 is below 1."""
     networks = follow(setting_of(TRAINED, WIDTH, seed), of_scale(scale, 2, 10))
     theorems = [networks.theorem(draw) for draw in range(len(networks.start))]
 
     def least_fall(form: str) -> float:
-        """Returns the least fall of a residual's logarithm over the exponent of this form, over networks and ages."""
+        """Returns the least ratio of the log residual's fall to the exponent ``form``, over networks and ages."""
         falls = []
         for theorem, norms in zip(theorems, networks.residual, strict=True):
             exponent = theorem.exponent(form)[networks.ages[1:], None]
@@ -308,7 +314,10 @@ def _decay(scale: str, seed: int) -> ft.types.Verdict:
 
 
 def _constants(scale: str, seed: int, draws: int) -> list[ft.types.Verdict]:
-    """Checks Lemma 9.1's Lipschitz constant and norms, and C_1, at initialisation and in a ball about it."""
+    """Checks FE-2021 Lemma 9.1 (norms and Lipschitz constant of the Jacobian) and C_1, a bound of the Hessian.
+
+    They are measured on ``draws`` networks of each width, at initialisation and at points of a ball about it.
+    """
     widths = of_scale(scale, (256, 1024, 4096), (256, 1024, 4096, 16384))
     x = inputs(np.random.default_rng(seed), NUM_POINTS)
     smooth, kinked = ([_measured(a, width, draws, seed, x) for width in widths] for a in ("erf", "relu"))
@@ -344,10 +353,10 @@ def _constants(scale: str, seed: int, draws: int) -> list[ft.types.Verdict]:
 
 
 def half_slope(claim: Claim, slope: Interval, control: tuple[str, Interval], band: float = BAND) -> ft.types.Verdict:
-    """Checks that a slope in the width is -1/2 to ``band``, and that the control's slope is not.
+    """Checks that a slope against the width is -1/2 up to ``band``, and that the control's slope is not.
 
     Args:
-        claim: Texts of the row.
+        claim: Texts of the verdict.
         slope: Measured slope.
         control: Name and slope of the control.
         band: Allowed deviation from -1/2.
@@ -357,14 +366,14 @@ def half_slope(claim: Claim, slope: Interval, control: tuple[str, Interval], ban
 
 
 class Point(NamedTuple):
-    """Weights, as a step from the initial ones, and the Jacobian there."""
+    """A network near its start: the step from the initial weights to its weights, and its Jacobian."""
 
     step: Float64[np.ndarray, "P"]
     jacobian: Float64[np.ndarray, "n P"]
 
 
 def _measured(activation: str, width: int, draws: int, seed: int, x: np.ndarray) -> dict[str, np.ndarray]:
-    """Measures the quantities of Lemma 9.1 and C_1 on ``draws`` networks of one width, [draws] each, by name."""
+    """Measures C_1 and the quantities of FE-2021 Lemma 9.1 on ``draws`` networks; returns [draws] values by name."""
     model = one_hidden_layer(x.shape[1], width, activation)
     assert model.kernel is not None
     nngp, ntk = (np.asarray(k) for k in model.kernel(jnp.asarray(x), None))
@@ -385,7 +394,10 @@ def _measured(activation: str, width: int, draws: int, seed: int, x: np.ndarray)
 
 
 def _lipschitz(points: list[Point]) -> float:
-    """Returns the largest ``||J_i(w) - J_i(w')|| / ||w - w'||`` over clients and pairs of points."""
+    """Returns the largest ``||J_i(w) - J_i(w')|| / ||w - w'||`` over pairs of points and clients i.
+
+    J_i is the Jacobian at the examples of client i.
+    """
     return max(
         float(np.linalg.norm((one.jacobian - two.jacobian)[rows]) / np.linalg.norm(one.step - two.step))
         for one, two in itertools.combinations(points, 2)
@@ -394,14 +406,17 @@ def _lipschitz(points: list[Point]) -> float:
 
 
 def _error(points: list[Point], kernel: np.ndarray) -> float:
-    """Returns the relative root mean square error of the clients' Jacobian norms, compared with ``kernel``."""
+    """Returns the relative root mean square error of clients' Jacobian norms against ``sqrt(trace kernel_ii)``.
+
+    ``kernel`` [n, n] is of infinite width, and kernel_ii is its block of client i.
+    """
     expected = np.sqrt([np.trace(kernel[rows, rows]) for rows in CLIENTS])
     norms = np.array([[np.linalg.norm(point.jacobian[rows]) for rows in CLIENTS] for point in points])
     return float(np.sqrt(np.mean((norms / expected - 1) ** 2)))
 
 
 def _moved(params: PyTree, by: np.ndarray) -> PyTree:
-    """Returns the weights after a step ``by`` [P], in the order of ``jacobian``."""
+    """Returns the weights after a step ``by`` [P], whose entries are ordered as the columns of ``jacobian``."""
     w, a = params[0][0], params[2][0]
     return [(w + by[: w.size].reshape(w.shape), None), (), (a + by[w.size :].reshape(a.shape), None)]
 
@@ -416,7 +431,10 @@ WHERE = "n = 4, 3 clients of 1 and 2, K = 2, nbar = 2"
 
 
 def _check_linearisation_gap(scale: str, seed: int) -> list[ft.types.Verdict]:
-    """Checks slopes in the width, and two bounds of the gap: from the measured drift, and as printed."""
+    """Checks how kernel and linearisation gap depend on the width, and two bounds of the gap (FE-2021, section 9.4).
+
+    The gap is the distance between a network and its linearisation, both trained alike.
+    """
     widths, draws = of_scale(scale, ((64, 256, 1024), 40), ((64, 256, 1024, 4096), 100))
     runs = [follow(setting_of(SHORT, width, seed), draws) for width in widths]
     where = f"{WHERE}, widths {widths[0]} .. {widths[-1]}, {runs[0].c1.size} networks each"
@@ -424,7 +442,11 @@ def _check_linearisation_gap(scale: str, seed: int) -> list[ft.types.Verdict]:
 
 
 def _slopes(runs: list[FollowedNetworks], where: str) -> list[ft.types.Verdict]:
-    """Checks that the distance to the limiting kernel falls as width^-1/2, and drift and gap at least as fast."""
+    """Checks slopes against the width of three distances, over trained networks.
+
+    The distance of the kernel from its infinite-width limit falls as width^-1/2. The kernel's change in training, and
+    the distance of a network from its linearisation, fall at least as fast.
+    """
     widths = tuple(run.setting.size.largest for run in runs)
     far = [np.linalg.norm(run.kernels[:, -1] - run.setting.blocks().ntk_train, 2, axis=(-2, -1)) for run in runs]
     last = {name: [getattr(run, name)[:, -1] for run in runs] for name in ("drift", "gap", "change")}
@@ -444,10 +466,13 @@ def _slopes(runs: list[FollowedNetworks], where: str) -> list[ft.types.Verdict]:
 
 
 def _from_drift(runs: list[FollowedNetworks], where: str) -> ft.types.Verdict:
-    """Checks that the gap of every network is below the first-order bound from the largest drift of its kernel."""
+    """Checks that every network's distance from its linearisation is below a first-order bound (FE-2021, section 9.4).
+
+    The bound follows from the largest change of the network's tangent kernel (``theory.gap_from_drift``).
+    """
 
     def worst(factor: float) -> float:
-        """Returns the largest ratio of gap to bound, for ``factor`` times the least eigenvalue."""
+        """Returns the largest ratio of distance to bound; the bound uses ``factor`` times the least eigenvalue."""
         ratios = []
         for run in runs:
             progress = SHORT.ages * run.setting.followed.local_steps * run.setting.followed.learning_rate
@@ -464,7 +489,11 @@ def _from_drift(runs: list[FollowedNetworks], where: str) -> ft.types.Verdict:
 
 
 def _as_printed(scale: str, seed: int) -> ft.types.Verdict:
-    """Checks section 9.4's last line, the gap is below kappa_4 / (1 - q) at any age (erratum `fe2021.kappa4`)."""
+    """Checks the bound in the last line of FE-2021, section 9.4 (erratum `fe2021.kappa4`).
+
+    At any age the distance of a network from its linearisation is below ``kappa_4 / (1 - q)``. kappa_4 bounds the
+    distance after one age, and an age multiplies an earlier distance by at most q (``theory.linearisation_gap``).
+    """
     setting = setting_of(LONG, LONG_WIDTH, seed)
     networks, rule, age_rounds = follow(setting, of_scale(scale, 2, 10)), setting.followed, range(setting.num_models)
     progress, ratios, wrong, largest = rule.local_steps * rule.learning_rate, [], [], 0.0

@@ -1,7 +1,8 @@
-"""The evidence lower bound of Fed-ensemble's mixture on a Bayesian linear model, whose evidence is known exactly.
+"""The evidence lower bound of Fed-ensemble's mixture, on a Bayesian linear model whose evidence is known exactly.
 
 Mixtures of K components are fitted by brute force: quadrature of the Kullback-Leibler divergence in the plane of two
-weights, minimised over centres and scale by L-BFGS. A run of Fed-ensemble on the same model is measured every round.
+weights, minimised over centres and scale by L-BFGS. A run of Fed-ensemble on the same model is measured every few
+rounds.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ REACH, POINTS = 10.0, 161  # of the quadrature's grid: standard deviations of th
 
 
 class Fitted(NamedTuple):
-    """The mixture of K components with the least divergence from the posterior, and its estimated bound."""
+    """The mixture of K components with the least divergence from the posterior, and its estimated evidence bound."""
 
     mixture: GaussianMixture
     divergence: float  # by quadrature
@@ -47,7 +48,7 @@ class Fitted(NamedTuple):
 
 
 class Measured(NamedTuple):
-    """The exact posterior of a problem, fitted mixtures by K, and the evaluations of a run of ``RUN_MODELS`` models."""
+    """A problem's posterior, fitted mixtures by K, and evidence bounds along a run of ``RUN_MODELS`` models."""
 
     posterior: LinearPosterior
     fitted: dict[int, Fitted]
@@ -67,12 +68,14 @@ class Measured(NamedTuple):
 
     @property
     def separated(self) -> float:
-        """The entropy of the run's mixture by the papers' approximation."""
+        """The entropy of a mixture of ``RUN_MODELS`` components by the papers' formula, which ignores overlaps."""
         return float(separated_entropy(self.fitted[RUN_MODELS].mixture))
 
 
 def measure(num_models: tuple[int, ...], seed: int) -> Measured:
-    """Fits a mixture for every number of models, and simulates a run. Needs JAX's 64-bit types.
+    """Fits a mixture to the posterior for every number of models, and measures a run of Fed-ensemble.
+
+    It needs JAX's 64-bit types.
 
     Args:
         num_models: Numbers of components, with ``RUN_MODELS`` among them.
@@ -98,7 +101,7 @@ def measure(num_models: tuple[int, ...], seed: int) -> Measured:
 
 
 def fit(posterior: LinearPosterior, num_models: int) -> tuple[GaussianMixture, float]:
-    """Fits centres and scale to a posterior of two weights; returns the mixture and its divergence in nats.
+    """Fits centres and scale of a mixture to a posterior of two weights; returns it and its divergence in nats.
 
     The centres start at quantiles along the posterior's long axis. Random starts end at the same divergence, later.
 
@@ -131,7 +134,10 @@ def fit(posterior: LinearPosterior, num_models: int) -> tuple[GaussianMixture, f
 
 
 def _run(x: np.ndarray, y: np.ndarray, scale: float, seed: int) -> list[ft.types.Measurement]:
-    """Trains models from draws of the prior on the objective (8), and returns the evaluation of every round."""
+    """Trains models from draws of the prior on the objective (8) of FE-2024, and returns the evaluations of the run.
+
+    ``scale`` is the standard deviation of the mixture's component about each model.
+    """
     clients = ft.partition.iid(EXAMPLES, CLIENTS, seed=seed)
     data = ft.data.federated_data(x, y, clients, dtype=jnp.float64)
     model = ft.models.linear(2, sigma=PRIOR_SCALE, dtype=jnp.float64)
@@ -152,7 +158,7 @@ def _run(x: np.ndarray, y: np.ndarray, scale: float, seed: int) -> list[ft.types
 
 
 def verdicts(measured: Measured) -> list[Verdict]:
-    """Compares the bounds with the exact evidence, each beside a wrong theory.
+    """Compares evidence lower bounds with the exact evidence, in three verdicts with negative controls.
 
     Args:
         measured: Fitted mixtures, and a run.
@@ -165,7 +171,7 @@ def _sizes(measured: Measured) -> str:
 
 
 def _divergences(measured: Measured) -> Verdict:
-    """Checks that the evidence minus the bound is the divergence by quadrature; control: separated components."""
+    """Checks that log evidence minus lower bound is the mixture's divergence; control: separated components."""
     mixtures, errors = measured.fitted.values(), measured.of_fitted("standard_error")
     off = measured.gaps - [one.divergence for one in mixtures]
     added = np.array([float(separated_entropy(one.mixture)) for one in mixtures]) - measured.of_fitted("entropy")
@@ -178,7 +184,7 @@ def _divergences(measured: Measured) -> Verdict:
 
 
 def _below(measured: Measured) -> Verdict:
-    """Checks that no bound is above the evidence; control: the entropy with the wrong sign."""
+    """Checks that no lower bound is above the log evidence; the control is the entropy with the wrong sign."""
     above = np.append(-measured.gaps, measured.bounds - measured.posterior.log_evidence)
     errors = np.append(measured.of_fitted("standard_error"), measured.errors)
     entropies = np.append(measured.of_fitted("entropy"), measured.entropies)
@@ -192,7 +198,7 @@ def _below(measured: Measured) -> Verdict:
 
 
 def _slope(measured: Measured) -> Verdict:
-    """Checks that the gap of fitted mixtures falls faster than 1/K; control: the entropy with the wrong sign."""
+    """Checks that log evidence minus lower bound falls faster than 1/K; control: entropy with the wrong sign."""
     gaps, errors = measured.gaps, measured.of_fitted("standard_error")
     line = weighted_line(np.log(list(measured.fitted)), np.log(gaps), (gaps / errors) ** 2)
     steepest = line.slope + ALLOWED * line.standard_error

@@ -1,8 +1,8 @@
-"""Theorems 1 and 2 and Remark 2 of NTK-FL (Yue et al., ICML 2022), on the two-layer ReLU network of eq. (12).
+"""Theorems 1 and 2 and Remark 2 of NTK-FL (Yue et al., ICML 2022), on the two-layer ReLU network of its eq. (12).
 
-Both recipes run at the largest learning rates that the theorems allow, on a case where all assumptions hold. The
-theorems' rates are a quarter of the true ones: the control of a bound has five times its rate; the control of a true
-rate, eq. (9a) or (58), is off by a factor of two.
+NTK-FL (Theorem 1) and FedAvg (Theorem 2) run at the largest learning rates that the theorems allow, on a case where all
+assumptions hold. The rates of decay that the theorems state are a quarter of the true ones. The control of a theorem's
+bound has five times its rate; the control of a true rate, by eq. (9a) or (58), is off by a factor of two.
 """
 
 from __future__ import annotations
@@ -38,36 +38,36 @@ REMARK_BAND = 0.01  # wider, as the remark is to first order in the step
 
 
 class AllowedRun(NamedTuple):
-    """Two examples with targets so close to the initial outputs that every assumption holds at the largest step."""
+    """Two examples whose targets are so close to the initial outputs that all assumptions hold at the largest step."""
 
     task: TwoLayerProblem
     start: Start
 
     @property
     def of_kernel(self) -> ft.theory.TwoLayerStart:
-        """The start in the form that theory needs."""
+        """The start, in the form that ``ntk_theorem_1`` and ``ntk_theorem_2`` take."""
         return ft.theory.TwoLayerStart(len(self.start.params["v"]), kernel=self.start.kernel)
 
 
 class Decay(NamedTuple):
-    """Squared residuals relative to the start: of the run (FedAvg), or of each round (NTK-FL)."""
+    """Squared residuals relative to the start: of the run for FedAvg, of each round for NTK-FL."""
 
     theorem: ft.theory.NtkTheorem
     at: Num[np.ndarray, "*rounds T"]  # steps of NTK-FL's evolution, or rounds of FedAvg
     ratio: Float64[np.ndarray, "*rounds T"]
 
     def over_bound(self, factor: float = 1.0) -> float:
-        """Returns the largest ratio to the theorem's bound, whose rate of decay is multiplied by ``factor``."""
+        """Returns the largest ratio of squared residual to the theorem's bound, with ``factor`` times its rate."""
         return float(np.max(self.ratio / self.theorem.rate() ** (factor * self.at)))
 
     def late_slope(self) -> float:
-        """Returns the decay of the squared residual's logarithm a round, over the second half of FedAvg's run."""
+        """Returns by how much the log squared residual falls in a round, over the second half of FedAvg's run."""
         late = len(self.at) // 2
         return float(np.log(self.ratio[late] / self.ratio[-1]) / (self.at[-1] - self.at[late]))
 
 
 def _checks(scale: str, seed: int) -> list[ft.types.Verdict]:
-    """Checks both theorems, the true rates of decay, and Remark 2, which compares the two methods."""
+    """Checks Theorems 1 and 2 of NTK-FL, the true rates of decay, and Remark 2, which compares NTK-FL and FedAvg."""
     sizes = (10_000, (50, 100, 200, 400, 800), 400), (40_000, (100, 1000, 3000), 1500)
     width, times, rounds = of_scale(scale, *sizes)
     case = _allowed_run(seed, width)
@@ -93,7 +93,7 @@ def _allowed_run(seed: int, width: int) -> AllowedRun:
 
 
 def _ntk_fl_decay(case: AllowedRun, times: tuple[int, ...]) -> Decay:
-    """Simulates NTK-FL at Theorem 1's largest step; returns the decay at all candidate ``times`` of every round."""
+    """Simulates NTK-FL at Theorem 1's largest step; returns the decay for each of ``times`` (steps) in every round."""
 
     def theorem_at(step: float) -> ft.theory.NtkTheorem:
         return ft.theory.ntk_theorem_1(PAIR, case.start.residual, case.of_kernel, learning_rate=step, delta=DELTA)
@@ -105,7 +105,7 @@ def _ntk_fl_decay(case: AllowedRun, times: tuple[int, ...]) -> Decay:
 
 
 def _fed_avg_decay(case: AllowedRun, rounds: int) -> Decay:
-    """Simulates FedAvg at Theorem 2's largest step eta, and returns the decay."""
+    """Simulates FedAvg at the largest step size that Theorem 2 of NTK-FL allows, and returns the decay."""
 
     def theorem_at(step: float) -> ft.theory.NtkTheorem:
         pair = PAIR, case.start.residual, CLIENTS, case.of_kernel
@@ -117,7 +117,7 @@ def _fed_avg_decay(case: AllowedRun, rounds: int) -> Decay:
 
 
 def _bounded(decay: Decay, where: str) -> ft.types.Verdict:
-    """Checks that the decay is below the theorem's bound, that all assumptions hold, and that a faster bound fails."""
+    """Checks that the residual is below the theorem's bound, that all assumptions hold, and a faster bound fails."""
     theorem, ratio, wrong = decay.theorem, decay.over_bound(), decay.over_bound(TOO_FAST)
     noticed = next((f for f in np.arange(1.0, TOO_FAST + 0.1, 0.05) if decay.over_bound(f) > 1), np.inf)
     statement = f"squared residual / bound, largest; assumptions that fail: {', '.join(theorem.failing) or 'none'}"
@@ -130,13 +130,16 @@ def _bounded(decay: Decay, where: str) -> ft.types.Verdict:
 
 
 def _rate(claim: Claim, ratio: float, control: str, wrong: float, band: float = RATE_BAND) -> ft.types.Verdict:
-    """Checks that a measured rate over the theory's is 1 to ``band``; ``wrong`` is the control's ratio."""
+    """Checks that a measured rate over the predicted rate is 1 up to ``band``; ``wrong`` is the control's ratio."""
     notices = f"rate x {ratio / (1 - band) if ratio <= 1 else ratio / (1 + band):.4f}"
     return claim.near(ratio, (control, wrong), band, notices, formats=(".5f", ".4f"))
 
 
 def _evolution_rate(case: AllowedRun, decay: Decay) -> ft.types.Verdict:
-    """Checks NTK-FL's true rate here, ``(1 - eta lambda_min(H) / N)^2`` a step, 4 times the exponent of (14)."""
+    """Checks how fast NTK-FL's residual decays against eq. (9a); its bound (14) has a quarter of this rate.
+
+    The squared residual of the slowest mode falls in a step by the factor ``(1 - eta lambda_min(H) / N)^2``.
+    """
     least = float(np.linalg.eigvalsh(case.start.kernel)[0])
     step = -2 * np.log1p(-decay.theorem.constants.learning_rate * least / 2)
     rates = -np.log(decay.ratio) / decay.at / step
@@ -148,7 +151,7 @@ def _evolution_rate(case: AllowedRun, decay: Decay) -> ft.types.Verdict:
 
 
 def _averaging_rate(case: AllowedRun, decay: Decay) -> ft.types.Verdict:
-    """Checks FedAvg's true rate here, by (58) with the initial activation pattern; 4 times the exponent of (15)."""
+    """Checks how fast FedAvg's residual decays against NTK-FL's eq. (58); its bound (15) has a quarter of this rate."""
     eta, diagonal = decay.theorem.constants.learning_rate, np.diag(case.start.kernel)
 
     def slowest(num_clients: int) -> float:
@@ -163,7 +166,11 @@ def _averaging_rate(case: AllowedRun, decay: Decay) -> ft.types.Verdict:
 
 
 def _remark_2(evolved: Decay, averaged: Decay) -> ft.types.Verdict:
-    """Checks (16): a round of NTK-FL decays ``eta_1 t M / (eta_2 tau)`` times as fast as FedAvg's, to first order."""
+    """Checks NTK-FL's (16): residuals decay ``eta_1 t M / (eta_2 tau)`` times as fast in its rounds as in FedAvg's.
+
+    This holds to first order in the steps. eta_1 and t are NTK-FL's step and number of steps, eta_2 and tau are
+    FedAvg's, and M is the number of clients.
+    """
     one, two, t = evolved.theorem.constants, averaged.theorem.constants, int(evolved.at[0, 0])
     faster = -np.log(evolved.ratio[0, 0]) / averaged.late_slope()
     predicted = one.learning_rate * t * two.num_clients / (two.learning_rate * two.local_steps)

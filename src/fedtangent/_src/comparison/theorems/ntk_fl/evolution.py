@@ -1,8 +1,8 @@
-"""Runs on the two-layer ReLU network of eq. (12): NTK-FL, FedAvg, and descent on a network and its linearisation.
+"""Checks of the NTK-FL paper on the two-layer ReLU network of its eq. (12), and the runs that other checks share.
 
-Eq. (9a) and (9b) of NTK-FL in whole runs of the recipe, and Remark 1: how far the network departs from them.
+"ntk_fl.evolution": eq. (9a) and (9b) in whole runs, and Remark 1, on how far the network departs from them.
 
-Lemma 2 of NTK-FL: the distance between its weights and gradient descent's.
+"ntk_fl.weight_gap": Lemma 2, a bound on the distance of NTK-FL's weights from gradient descent's.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ DIMENSION = 10
 
 
 class TwoLayerProblem(NamedTuple):
-    """N examples on M clients."""
+    """Examples with inputs of norm 1 and one output, and their division among clients."""
 
     x: Float64[np.ndarray, "n d"]  # of norm 1
     y: Float64[np.ndarray, "n"]
@@ -45,7 +45,7 @@ class TwoLayerProblem(NamedTuple):
 
 
 class Start(NamedTuple):
-    """Network of one width at the start of every run."""
+    """A network at the start of a run: its initial weights, kernel and residual."""
 
     model: Model
     key: Key  # that the weights are drawn from: the same for every method
@@ -55,11 +55,11 @@ class Start(NamedTuple):
 
 
 def initial(model: Model, run_key: Key) -> PyTree:
-    """Draws the initial weights that a run of one model has, if its ``start`` is a key.
+    """Returns the initial weights of a run of one model whose ``start`` is the key ``run_key``.
 
     Args:
         model: The network.
-        run_key: The key.
+        run_key: The key, as ``simulate`` takes it.
     """
     return model.init(jax.random.split(run_key, 1)[0])
 
@@ -72,8 +72,8 @@ def ntk_fl_run(
     Args:
         task: The examples and clients.
         start: The network at its start.
-        learning_rate: Step eta.
-        evolution: Candidate times of a round, and how the server evolves the kernel.
+        learning_rate: Step size eta.
+        evolution: Numbers of steps among which the server chooses, and how it evolves the kernel.
         num_rounds: Number of rounds.
 
     Returns:
@@ -94,7 +94,7 @@ def ntk_fl_run(
 
 
 class AveragedRun(NamedTuple):
-    """A run of FedAvg at E evaluated rounds."""
+    """A run of FedAvg: squared residuals at E evaluated rounds, and uplink bytes."""
 
     rounds: Int[np.ndarray, "E"]
     squared: Float64[np.ndarray, "E"]  # squared residuals
@@ -104,14 +104,15 @@ class AveragedRun(NamedTuple):
 def fed_avg_run(
     task: TwoLayerProblem, start: Start, learning_rate: float, local_steps: int, num_rounds: int, every: int
 ) -> AveragedRun:
-    """Simulates FedAvg with every client in every round and the step eta of (58). Needs 64-bit types.
+    """Simulates FedAvg with every client in every round and the step eta of NTK-FL's eq. (58). Needs 64-bit types.
 
-    The recipe divides by a client's N_m = N / M examples where (58) divides by N: its step is ``eta / M``.
+    ``fed_avg`` divides a gradient by the client's N / M examples where eq. (58) divides by all N, so its step is ``eta
+    / M``.
 
     Args:
-        task: The examples, and clients of equal size.
+        task: The examples, and M clients of equal size.
         start: The network at its start.
-        learning_rate: Step eta.
+        learning_rate: Step size eta.
         local_steps: Local steps in a round.
         num_rounds: Number of rounds.
         every: Rounds between two evaluations.
@@ -141,7 +142,7 @@ class Sphere(NamedTuple):
 
 
 def sphere(seed: int, width: int, size: int, extra: int = 0) -> Sphere:
-    """Draws a problem on the sphere.
+    """Draws inputs on the unit sphere, targets of random sign, and a network.
 
     Args:
         seed: Seed of data and network.
@@ -198,10 +199,10 @@ def descents(
         y: Targets, [N, C].
         learning_rate: Step size.
         steps: Number of steps.
-        kernel: Kernel of the linearised path: ``"exact"`` for the network's tangent kernel, ``"averaged"`` for the
-            paper's ``H = 1/C sum_k Theta_kk`` (9b, 10), by which every output's residual then evolves.
-        watch: Function of the initial and the present weights of the network that returns numbers by name; called
-            at the start and after every step.
+        kernel: Kernel of the linearised path: ``"exact"`` for the network's tangent kernel, or ``"averaged"`` for
+            NTK-FL's kernel ``H = 1/C sum_k Theta_kk``, the same for every output (eq. 9b and 10).
+        watch: Function of the initial and the present weights of the network that returns numbers by name; called at
+            the start and after every step.
     """
     choice("kernel", kernel, ("exact", "averaged"))
     examples = jnp.asarray(x), jnp.asarray(y)
@@ -258,7 +259,7 @@ def _descents(
 
 
 def movement(start: PyTree, weights: PyTree) -> dict[str, Array]:
-    """Computes R, the largest distance that a neuron has moved.
+    """Computes "moved", the largest distance that a neuron's weights have moved (R in NTK-FL).
 
     Args:
         start: Weights at the start.
@@ -268,7 +269,7 @@ def movement(start: PyTree, weights: PyTree) -> dict[str, Array]:
 
 
 class GapBounds(NamedTuple):
-    """Both descents of a network of eq. (12), and bounds of their weights' l1 distance, [T + 1] each."""
+    """Gradient descent on a network and on its linearisation, and bounds of their weights' l1 distance by step."""
 
     paths: Descents
     radius: float  # R, measured
@@ -286,7 +287,7 @@ def gap_bounds(
     steps: int,
     delta: float = 0.05,
 ) -> GapBounds:
-    """Computes both descents on a network of eq. (12), and Lemma 2's bounds.
+    """Trains a network of NTK-FL's eq. (12) and its linearisation, and computes bounds of their weights' distance.
 
     Args:
         model, params, x, y, learning_rate, steps: As for ``descents``.
@@ -313,13 +314,13 @@ DOUBLINGS = tuple(2**k for k in range(0, 11, 2))
 
 
 def _check_evolution(scale: str, seed: int) -> list[Verdict]:
-    """Checks eq. (9a) and (9b) to rounding, and Remark 1."""
+    """Checks NTK-FL's prediction of outputs after a round, eq. (9a), and how far the network departs from it."""
     width = of_scale(scale, 256, 1024)
     return [_evolution(seed, width), _remark_1(seed, width)]
 
 
 class _Round(NamedTuple):
-    """One round of ``time`` steps: the linearised network at its start and end, and what NTK-FL's eq. (9a) predicts."""
+    """One round of ``time`` steps of NTK-FL: the linearised network's outputs at its start and end, and its kernel."""
 
     kernel: Float64[np.ndarray, "p p"]  # at training and new points
     y: Float64[np.ndarray, "p"]
@@ -329,24 +330,27 @@ class _Round(NamedTuple):
     step: float
 
     def _matrix(self, rows: Int[np.ndarray, "r"], factor: float = 1.0, later: int = 0) -> Float64[np.ndarray, "p r"]:
-        """Returns ``B_t`` of (9a) for the examples ``rows``, with a multiple of the step and ``later`` more steps."""
+        """Returns the matrix ``B_t`` of NTK-FL's eq. (9a) for ``rows``, with changed step or time in wrong theories.
+
+        The step size is multiplied by ``factor``, and ``later`` is added to the number of steps.
+        """
         blocks = ft.kernels.KernelBlocks(self.kernel[np.ix_(rows, rows)], self.kernel[:, rows])
         return np.asarray(ft.theory.ntk_evolution(blocks, factor * self.step / len(rows), self.time + later))
 
     def printed(self) -> Float64[np.ndarray, "p n"]:
-        """Returns ``B_t`` of (9a) as printed (erratum `ntk_fl.steps`)."""
+        """Returns ``B_t`` of NTK-FL's eq. (9a) in the form that the paper prints (erratum `ntk_fl.steps`)."""
         h = self.kernel[:SIZE, :SIZE]
         evolved = np.eye(SIZE) - scipy.linalg.expm(-self.step * self.time / SIZE * h)
         return np.asarray(self.kernel[:, :SIZE] @ np.linalg.solve(h, evolved))
 
     def _error(self, rows: Int[np.ndarray, "r"], b: Float64[np.ndarray, "p r"]) -> float:
-        """Returns the distance of the linearised network from the prediction by ``b``, over how far it has moved."""
+        """Returns the distance of the linearised network from the prediction by the matrix ``b``, over its movement."""
         predicted = self.start - b @ (self.start[rows] - self.y[rows])
         return float(np.linalg.norm(self.end - predicted) / np.linalg.norm(self.end - self.start))
 
 
 def _evolution(seed: int, width: int) -> Verdict:
-    """Checks (9a) at training and new points, in every round of a run."""
+    """Checks NTK-FL's prediction of the outputs after a round, eq. (9a), at training and new points, every round."""
     problem = sphere(seed, width, SIZE, NEW)
     history = _history(problem, TIMES, seed, ROUNDS)
     times = [int(t) for t in np.asarray(history.rounds["time"])[:, 0]]
@@ -376,14 +380,14 @@ def _evolution(seed: int, width: int) -> Verdict:
 
 
 def _history(problem: Sphere, times: tuple[int, ...], seed: int, rounds: int) -> ft.types.History:
-    """Runs NTK-FL with every client in every round; the history has the weights after each round."""
+    """Runs NTK-FL with every client in every round; ``times`` are the numbers of steps that the server tries."""
     task = TwoLayerProblem(problem.x[:SIZE], problem.y[:SIZE], CLIENTS)
     start = Start(problem.model, jax.random.key(seed), problem.params, np.zeros((0, 0)), np.zeros(0))
     return ntk_fl_run(task, start, problem.step, ft.Evolution(times=times, method="eigh"), rounds)
 
 
 def _remark_1(seed: int, width: int) -> Verdict:
-    """Checks Remark 1: as t grows, (9a)'s residual tends to 0, and the network at (9b)'s weights departs from it."""
+    """Checks NTK-FL's Remark 1: with more steps, eq. (9a)'s residual tends to 0 and the network departs from it."""
     problem = sphere(seed, width, SIZE)
     x, y, model, params, step = problem
     losses = np.asarray(_history(problem, DOUBLINGS, seed, 1).rounds["losses"])[0, 0]
@@ -413,13 +417,13 @@ STEPS = 300
 
 
 def _check_weight_gap(scale: str, seed: int) -> list[Verdict]:
-    """Checks the lemma, and inequality (25) of its proof, which leaves out a term."""
+    """Checks bounds on how far NTK-FL's weights are from gradient descent's: Lemma 2, and (25) of its proof."""
     sphere_width, width = of_scale(scale, (256, 400), (1024, 1600))
     return [_lemma_2(seed, sphere_width), _part_left_out(seed, width)]
 
 
 class Ratios(NamedTuple):
-    """The measured gap after 3 .. T steps over bounds of it."""
+    """The measured distance of NTK-FL's weights from gradient descent's after 3 .. T steps, over bounds of it."""
 
     printed: Float64[np.ndarray, "t"]  # the lemma
     switched: Float64[np.ndarray, "t"]  # (25d), with the neurons that did switch
@@ -434,7 +438,7 @@ def _ratios(model: Model, params: PyTree, x: np.ndarray, y: np.ndarray, step: fl
 
 
 def _lemma_2(seed: int, width: int) -> Verdict:
-    """Checks the lemma as stated, and (25d), which has the neurons that did switch in place of Lemma 1's bound."""
+    """Checks NTK-FL's Lemma 2, a bound on how far its weights are from gradient descent's, and the sharper (25d)."""
     x, y, model, params, step = sphere(seed, width, 20)
     ratios = _ratios(model, params, x, y[:, None], step)
     ratio, sharp = float(ratios.printed.max()), float(ratios.switched.max())
@@ -452,7 +456,7 @@ def _lemma_2(seed: int, width: int) -> Verdict:
 
 
 def _part_left_out(seed: int, width: int) -> Verdict:
-    """Checks (25) for one input of equal entries, where (25b) to (25d) are equalities (erratum `ntk_fl.lemma2`)."""
+    """Checks the proof of NTK-FL's weight bound, whose step (25) leaves out a term (erratum `ntk_fl.lemma2`)."""
     model = ft.models.two_layer_relu(EXAMPLE_DIMENSION, width, seed=seed, dtype=jnp.float64)
     params = model.init(jax.random.key(seed))
     x = np.full((1, EXAMPLE_DIMENSION), EXAMPLE_DIMENSION**-0.5)

@@ -1,7 +1,7 @@
-"""Lemmas 1, 3 and 4 of NTK-FL: neurons that may switch, and the kernel's drift and sampling error.
+"""Lemmas 1, 3 and 4 of NTK-FL: how many neurons may switch, and the kernel's change and sampling error.
 
-Each is a bound that holds with probability 1 - delta. Violations are counted over independent draws: a bound passes if
-the exact confidence interval of their frequency is all below delta, and fails if it is all above.
+Each lemma is a bound that holds with probability 1 - delta. Violations are counted over independent draws: a bound
+passes if the exact confidence interval of their frequency is all below delta, and fails if it is all above.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def exceeded(within: Bool[np.ndarray, "draws"]) -> Interval:
 
 
 def _checks(scale: str, seed: int) -> list[Verdict]:
-    """Checks every lemma, on a case in which its bound is nearly reached."""
+    """Checks Lemmas 1, 3 and 4 of NTK-FL on switched neurons and on the kernel, in cases where they are tight."""
     draws = of_scale(scale, 1, 4)
     return [
         _lemma_1(seed, 300_000 * draws),
@@ -45,14 +45,17 @@ def _checks(scale: str, seed: int) -> list[Verdict]:
 
 
 def _rarely(claim: Claim, fails: Callable[[float], Interval], control: str, wrong: Interval) -> Verdict:
-    """Checks that a bound times 1 is exceeded in at most a share delta of the draws, and a wrong bound more often."""
+    """Checks that a bound is exceeded in at most a share ``DELTA`` of the draws, and a wrong bound more often.
+
+    ``fails`` returns how often the bound times a factor is exceeded; ``wrong`` is how often the wrong bound is.
+    """
     limits = 0.0, DELTA
     noticed = next((f for f in FACTORS if fails(f).within(*limits) is False), 0.0)
     return claim.between(fails(1.0), (control, wrong), limits, f"<= delta = {DELTA:g}", f"bound x {noticed:g}")
 
 
 def _lemma_1(seed: int, draws: int) -> Verdict:
-    """Checks Lemma 1 with the union over examples (erratum `ntk_fl.lemma1`), nearly reached by orthonormal inputs."""
+    """Checks NTK-FL's Lemma 1, a bound on the neurons that may switch at any example (erratum `ntk_fl.lemma1`)."""
     width, num = 4, 2
     nearest = np.abs(np.random.default_rng(seed).standard_normal((draws, width * num))).min(axis=1)
     critical = 0.99 / undecided_bound(1.0, 1.0, DELTA, width, num, "union")
@@ -67,7 +70,7 @@ def _lemma_1(seed: int, draws: int) -> Verdict:
 
 
 def _lemma_1_concentration(seed: int, draws: int) -> Verdict:
-    """Checks Lemma 1 with Hoeffding's inequality in place of Markov's, for R at which half the neurons may switch."""
+    """Checks NTK-FL's Lemma 1 on neurons that may switch, with Hoeffding's instead of Markov's inequality."""
     width, num, radius = 100, 2, 0.6745
     z = np.abs(np.random.default_rng(seed).standard_normal((draws, width, num)))
     largest = np.sum(z <= radius, axis=1).max(axis=1)
@@ -84,7 +87,7 @@ def _lemma_1_concentration(seed: int, draws: int) -> Verdict:
 
 
 def _lemma_3(seed: int, draws: int) -> Verdict:
-    """Checks Lemma 3 for close inputs, by Markov's inequality for the sum over entries (erratum `ntk_fl.lemma3`)."""
+    """Checks NTK-FL's Lemma 3, a bound on the change of the kernel H by moving neurons (erratum `ntk_fl.lemma3`)."""
     norms = _drift_on_arc(seed, draws).operator
     union, printed = (drift_bound(ARC_RADIUS, 1.0, DELTA, ARC_WIDTH, ON_ARC, form) for form in ("union", "printed"))
     statement = "how often neurons that move by R change H by more than Markov's bound for the sum over entries"
@@ -96,7 +99,10 @@ def _lemma_3(seed: int, draws: int) -> Verdict:
 
 
 def _switched(seed: int, draws: int) -> Verdict:
-    """Checks (27) and (28): an entry of H changes by at most ``(|S_i| + |S_j|) x_i'x_j / n``."""
+    """Checks NTK-FL's (27) and (28): entry ij of the kernel H changes by at most ``(|S_i| + |S_j|) x_i'x_j / n``.
+
+    S_i are the neurons that switch at input i, and n is the width.
+    """
     drift = _drift_on_arc(seed, draws)
     some = drift.counted > 0
     ratio, wrong = (float(np.max(drift.frobenius[some] / norms[some])) for norms in (drift.counted, drift.half_counted))
@@ -112,7 +118,7 @@ def _switched(seed: int, draws: int) -> Verdict:
 
 
 class WeightDrift(NamedTuple):
-    """Norms of H(v') - H(v), and Frobenius norms of (28) with the neurons that did switch."""
+    """Norms of the kernel's change H(v') - H(v), and norms of NTK-FL's bound (28) with the neurons that did switch."""
 
     operator: Float64[np.ndarray, "draws"]
     frobenius: Float64[np.ndarray, "draws"]
@@ -121,7 +127,7 @@ class WeightDrift(NamedTuple):
 
 
 def _drift(x: Float64[np.ndarray, "n d"], v: Float64[np.ndarray, "draws width d"], radius: float) -> WeightDrift:
-    """Computes the change of H when every neuron moves by R towards the plane of its nearest input."""
+    """Computes the change of the kernel H if every neuron moves by ``radius`` towards its nearest input's plane."""
     # H is computed here from activation patterns, by its definition below (12).
     gram, width = x @ x.T, v.shape[1]
     across = v @ x.T
@@ -149,7 +155,7 @@ def _drift_on_arc(seed: int, draws: int) -> WeightDrift:
 
 
 def _lemma_4(seed: int, draws: int) -> Verdict:
-    """Checks Lemma 4 for two close inputs, for which the union bound over entries loses least."""
+    """Checks NTK-FL's Lemma 4, a bound on how far the kernel of random neurons is from its mean, on two inputs."""
     width, num = 200, 2
     x = np.array([[1.0, 0.0], [np.cos(0.05), np.sin(0.05)]])
     v = np.random.default_rng(seed).standard_normal((draws, width, 2))
