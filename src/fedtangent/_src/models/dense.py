@@ -37,7 +37,7 @@ class Sized(Protocol):
 
 
 class DenseLayer(NamedTuple):
-    """A layer ``z = weight_scale * h W + bias_scale * b``; ``bias_scale`` None stands for a layer without biases."""
+    """Scales of a layer ``z = weight_scale * h W + bias_scale * b`` with inputs h; ``bias_scale`` None: no biases."""
 
     weight_scale: float  # Python floats, so that they never decide the dtype
     bias_scale: float | None
@@ -99,7 +99,10 @@ def forward(
 
 
 class Activation(NamedTuple):
-    """An elementwise function, with name and arguments of its layer in stax, which has the analytic kernel."""
+    """An elementwise activation function, with the name and arguments of its layer in neural-tangents' ``stax``.
+
+    The ``stax`` layer provides the analytic kernel.
+    """
 
     function: Callable[[Array], Array]
     stax_name: str
@@ -127,7 +130,7 @@ class _Layer(NamedTuple):
 
 
 class _Scaled(NamedTuple):
-    """The factors of a layer, and the standard deviations of its initial weights and biases."""
+    """Scales of a layer in its formula, and the standard deviations of its initial weights and biases."""
 
     factors: DenseLayer
     weight_std: float
@@ -135,7 +138,10 @@ class _Scaled(NamedTuple):
 
 
 def _scaled(layer: _Layer, parameterization: str) -> _Scaled:
-    """Returns the scales of a layer; ``maximal_update`` is table 9 of Yang et al. (2022)."""
+    """Returns the scales of a layer in a parameterization, as ``mlp`` defines them.
+
+    Those of ``maximal_update`` are from table 9 of Yang et al. (2022).
+    """
     w_std, b_std, root = layer.w_std, layer.b_std, layer.fan_in**0.5
     if parameterization == "standard":
         return _Scaled(DenseLayer(1.0, None if b_std is None else 1.0), w_std / root, b_std or 0.0)
@@ -194,7 +200,7 @@ def sizes_of(input_size: int | Sized, output_size: int | None) -> tuple[int, int
         output_size: Number of outputs; None for the data set's.
 
     Raises:
-        ValueError: No ``output_size`` beside a number of inputs.
+        ValueError: ``output_size`` is None although ``input_size`` is a number, or it is a tuple or list.
     """
     if isinstance(output_size, tuple | list):
         raise ValueError(f"output_size: got {output_size}, must be a number; widths are named: widths={output_size}")
@@ -208,10 +214,10 @@ def outputs_of(inputs: object, output_size: int | None, name: str) -> int:
     Args:
         inputs: Inputs of a model: a data set, or a shape.
         output_size: Number of outputs; None for the data set's.
-        name: Name of the argument ``inputs``.
+        name: Name of the argument ``inputs``, for the error message.
 
     Raises:
-        ValueError: No ``output_size`` beside a shape.
+        ValueError: ``output_size`` is None although ``inputs`` is not a data set.
     """
     if output_size is not None:
         return output_size

@@ -74,12 +74,9 @@ def _library(x: Array, w: Array, g: Geometry) -> Array:
 
 
 def _direct_to_input(y: Array, w: Array, g: Geometry) -> Array:
-    """Computes the gradient of a convolution by its input, as a convolution of ``y`` with the flipped kernel.
+    """Computes the gradient of a convolution by its input, as a convolution of ``y`` with the flipped kernel ``w``.
 
-    Args:
-        y: Gradient by the convolution's output, [B, *output, O]; it is dilated and padded.
-        w: Kernel [*window, I, O].
-        g: Settings of the convolution.
+    ``y`` is the gradient by the convolution's output, [B, *output, O]. It is dilated and padded.
     """
     before = [e - 1 - low for e, (low, _) in zip(g.extent, g.padding, strict=True)]
     dilated = [(n - 1) * stride + 1 for n, stride in zip(g.output, g.strides, strict=True)]
@@ -152,11 +149,9 @@ _Bilinear = Callable[[Array, Array, Geometry], Array]  # a convolution, or its g
 
 
 def _transposed(forward: _Bilinear, by: str) -> _Bilinear:
-    """Derives the function that computes the gradient of a convolution, by ``jax.linear_transpose``.
+    """Derives the gradient of the convolution ``forward`` by its operand ``by``, "input" or "kernel".
 
-    Args:
-        forward: The convolution.
-        by: "input" or "kernel", the operand of the derivative.
+    It is a function that applies ``jax.linear_transpose``.
     """
 
     def to_input(y: Array, w: Array, g: Geometry) -> Array:
@@ -218,15 +213,9 @@ def _batched(
 ) -> tuple[Array, int]:
     """Implements ``vmap`` of a bilinear map: returns the result and its batch axis.
 
-    A batch axis of one operand is folded into a larger map. If both have one, the maps are batched matrix products, or
-    a loop where XLA's convolution is faster on a CPU.
-
-    Args:
-        primitive: JAX primitive of the map.
-        rules: Implementations of the map.
-        args: The two operands.
-        dims: Batch axis of each operand, or None.
-        g: Settings of the convolution.
+    ``args`` are the two operands, and ``dims`` their batch axes or None. A batch axis of one operand is folded into a
+    larger map. If both operands have one, the maps become batched matrix products, or a loop where XLA's convolution is
+    faster on a CPU.
     """
     if None in dims:
         i = 1 if dims[0] is None else 0
@@ -419,13 +408,7 @@ def _is_exchanged(eqn: JaxprEqn) -> bool:
 
 
 def _exchanged(eqn: JaxprEqn, x: AnyArray, w: AnyArray) -> Array:
-    """Computes a traced convolution with ``gemm_convolution``, whatever the order of its axes.
-
-    Args:
-        eqn: The convolution's equation in a jaxpr.
-        x: Input.
-        w: Kernel.
-    """
+    """Computes a traced convolution ``eqn`` of ``x`` with ``w`` by ``gemm_convolution``, whatever the order of axes."""
     (batch, channels, *places), (outputs, inputs, *window), of_result = eqn.params["dimension_numbers"]
     options = {name: eqn.params[name] for name in ("lhs_dilation", "rhs_dilation", "feature_group_count", "precision")}
     last = gemm_convolution(

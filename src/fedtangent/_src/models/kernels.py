@@ -198,13 +198,7 @@ def _filled(x: Array, side: int) -> Array:
 
 @functools.lru_cache(maxsize=64)
 def _pair_bytes(kernel: AnalyticKernel, shape: tuple[int, ...], dtype: str) -> int:
-    """Bounds the bytes of the intermediate arrays that the kernel of one pair of examples needs.
-
-    Args:
-        kernel: The kernel.
-        shape: Shape of an example.
-        dtype: Name of the dtype of the examples.
-    """
+    """Bounds the bytes of the intermediate arrays that the kernel of one pair of examples of this shape needs."""
     one = jax.ShapeDtypeStruct((1, *shape), dtype)
     traced = jax.make_jaxpr(lambda x1, x2: kernel.network()[2](kernel.prepare(x1), kernel.prepare(x2), KERNELS).ntk)
     return max(1, liveness.peak_bytes(traced(one, one).jaxpr))

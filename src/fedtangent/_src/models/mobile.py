@@ -72,13 +72,9 @@ def _inverted_network(
 ) -> nn.Module:
     """Builds the flax module of MobileNetV2.
 
-    Args:
-        stem: Channels and stride of the first convolution.
-        stages: For each stage the factor of the hidden channels, the channels, the blocks, the stride of the first
-            block.
-        head: Channels of the last convolution.
-        groups: Groups of channels of each GroupNorm.
-        output_size: Number of outputs.
+    ``stem`` has the channels and the stride of the first convolution. ``stages`` has for each stage the factor of the
+    hidden channels, the channels, the number of blocks, and the stride of the first block. ``head`` is the number of
+    channels of the last convolution.
     """
     import flax.linen as nn
 
@@ -152,12 +148,8 @@ def _shuffled_network(
 ) -> nn.Module:
     """Builds the flax module of ShuffleNetV2.
 
-    Args:
-        strides: Strides of the first convolution and of the max pooling before the stages.
-        stages: For each stage the channels, the number of units, and the stride of the first unit.
-        head: Channels of the last convolution.
-        groups: Groups of channels of each GroupNorm.
-        output_size: Number of outputs.
+    ``strides`` are those of the first convolution and of the max pooling. ``stages`` has for each stage the channels,
+    the number of units, and the stride of the first unit. ``head`` is the number of channels of the last convolution.
     """
     import flax.linen as nn
 

@@ -55,16 +55,14 @@ def check_independent_rows(model: Model, shape: tuple[int, ...], dtype: np.dtype
 def change_by_others(model: Model, shape: tuple[int, ...], dtype: np.dtype) -> tuple[float, float]:
     """Measures how much the output for one example changes with the other examples of its batch.
 
-    Other examples are positive and of three sizes, or absent. Noise is added to the parameters of ``init``, so that
-    weights that start at 0 hide nothing. An output that is always NaN does not count.
+    Returns the largest change divided by the largest output, and the epsilon of the outputs' dtype. Other examples are
+    positive and of three sizes, or absent. Noise is added to the parameters of ``init``, so that weights that start at
+    0 hide nothing. An output that is always NaN does not count.
 
     Args:
         model: The network.
         shape: Shape of an example.
         dtype: Dtype of an example; whole numbers are drawn from 0 and 1.
-
-    Returns:
-        The largest change divided by the largest output, and the rounding (epsilon) of the outputs' dtype.
     """
     rng, is_floating = np.random.default_rng(0), jnp.issubdtype(dtype, jnp.floating)
     last = rng.random(shape) if is_floating else rng.integers(0, 2, shape)
