@@ -46,11 +46,11 @@ def conformal_scores(prediction: Predicted, targets: Num[AnyArray, "n *C"], scor
 
 
 def class_scores(prediction: Predicted, score: str) -> Float64[np.ndarray, "n C"]:
-    """Computes the score of every class at every input.
+    """Computes the conformal score of every class at every input, as ``conformal_scores`` defines it.
 
     Args:
         prediction: Prediction at n inputs, with logits.
-        score: One of ``CLASSIFICATION``.
+        score: "probability" or "adaptive".
     """
     if isinstance(prediction, Gaussian):
         raise ValueError(f"score: got {score!r} for a Gaussian, allowed are {', '.join(REGRESSION)}")
@@ -70,11 +70,13 @@ def class_scores(prediction: Predicted, score: str) -> Float64[np.ndarray, "n C"
 def centre_and_scale(
     prediction: Predicted, score: str
 ) -> tuple[Float64[np.ndarray, "n C"], Float64[np.ndarray, "n C"]]:
-    """Returns the centres of the intervals, and the lengths by which residuals are divided.
+    """Returns the centres of the prediction intervals, and the lengths by which their residuals are divided.
+
+    The lengths are 1 for the score "residual", and standard deviations for "normalised".
 
     Args:
         prediction: Prediction at n inputs.
-        score: One of ``REGRESSION``.
+        score: "residual" or "normalised".
     """
     centre, variance = (np.asarray(values, np.float64) for values in moments(prediction))
     finite("prediction", centre)
