@@ -214,7 +214,7 @@ def _commutator(kernel: Float64[np.ndarray, "n n"], a: Int[np.ndarray, "n_a"], b
 
 
 def _variance(kernel: Float64[np.ndarray, "n n"], rows: list[Int[np.ndarray, "_"]]) -> tuple[float, float]:
-    """Computes ``|Var(Pi_i)|`` of the Gram operators and its ratio to ``|E[Pi_i]^2|``, as ``gram_operators`` defines."""
+    """Computes ``|Var(Pi_i)|`` of Gram operators and its ratio to ``|E[Pi_i]^2|``, as ``gram_operators`` defines."""
     total = sum(map(len, rows))
     count, within = np.zeros(len(kernel)), np.zeros_like(kernel)
     for client in rows:

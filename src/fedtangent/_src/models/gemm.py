@@ -93,9 +93,9 @@ def _direct_to_input(y: Array, w: Array, g: Geometry) -> Array:
 
 
 def _direct_to_kernel(x: Array, y: Array, g: Geometry) -> Array:
-    """Computes the gradient of a convolution by its kernel, as a convolution of ``x`` with ``y``.
+    """Computes the gradient of a convolution by its kernel from input ``x`` and the gradient ``y`` by its output.
 
-    Channels and examples are swapped for it. Arguments: input ``x``, gradient ``y`` by the output, settings ``g``.
+    It is a convolution of ``x`` with ``y``, in which channels and examples are swapped.
     """
     dilated = [(n - 1) * stride + 1 for n, stride in zip(g.output, g.strides, strict=True)]
     sides = zip(g.padding, g.extent, dilated, g.spatial, strict=True)
@@ -149,10 +149,7 @@ _Bilinear = Callable[[Array, Array, Geometry], Array]  # a convolution, or its g
 
 
 def _transposed(forward: _Bilinear, by: str) -> _Bilinear:
-    """Derives the gradient of the convolution ``forward`` by its operand ``by``, "input" or "kernel".
-
-    It is a function that applies ``jax.linear_transpose``.
-    """
+    """Derives the gradient of ``forward``, a convolution, by its operand ``by``, with ``jax.linear_transpose``."""
 
     def to_input(y: Array, w: Array, g: Geometry) -> Array:
         like = jax.ShapeDtypeStruct((y.shape[0], *g.spatial, w.shape[-2]), y.dtype)

@@ -89,10 +89,7 @@ def draw_together(results: Sequence[Compared], figures: Figures) -> list[Path]:
 
 
 def _bands(result: Comparison, path: Path) -> Path:
-    """Draws trained networks, NTK-FL and the prediction for scalar inputs, a panel each.
-
-    A panel has the mean function with its 95 % band, single functions, and the training data.
-    """
+    """Draws networks, NTK-FL and the prediction over a scalar input: means with 95 % bands, and single functions."""
     setting, problem, theory = result.setting, result.setting.problem, result.theory
     x, order = problem.x_test[:, 0], np.argsort(problem.x_test[:, 0])
     evolved = [networks for networks in result.ntk_fl if networks.width == setting.size.largest][:1]
@@ -235,10 +232,7 @@ def _geometric(values: np.ndarray) -> np.ndarray:
 
 
 def _uncertainty(result: Comparison, path: Path) -> Path:
-    """Draws mean and standard deviation over trained networks of the largest width against the predicted ones.
-
-    A point is one test point and output.
-    """
+    """Draws mean and standard deviation over networks of the largest width against the predicted ones, as points."""
     networks, last = result.simulated[-1], result.theory.moments[-1]
     members = networks.test[-1]  # [K, E, m, C]
     variance = np.maximum(np.diagonal(last.cov, axis1=1, axis2=2), 0).mean(axis=0)
@@ -301,11 +295,7 @@ def _law_band(ax: Axes, result: Theorem2) -> None:
 def _scatter(ax: Axes, name: str, widths: list[Entries], result: Theorem2) -> None:
     """Draws measured against predicted entries, a colour for each width, with bars of one standard error.
 
-    Args:
-        ax: Axes to draw on.
-        name: "mean", "variance" or "off-diagonal covariance"; variances and covariances are averaged over outputs.
-        widths: Predicted and measured entries for each width.
-        result: The comparison.
+    ``name`` is "mean", "variance" or "off-diagonal covariance"; the latter two are averaged over outputs.
     """
     # all outputs share variances and covariances, and their errors are independent
     outputs = 1 if name == "mean" else result.setting.problem.y_train.shape[1]
@@ -324,10 +314,7 @@ def _scatter(ax: Axes, name: str, widths: list[Entries], result: Theorem2) -> No
 
 
 def _coverage(ax: Axes, result: Theorem2) -> None:
-    """Draws the share of network outputs inside the predicted central interval, against the interval's level.
-
-    There is a line for each width after training, and one before training.
-    """
+    """Draws the share of outputs inside the predicted central interval by its level, after and before training."""
     ax.plot([0, 1], [0, 1], color=PREDICTED, lw=1.2, label="nominal")
     for trained, colour in zip(result.trained, shades(len(result.trained)), strict=True):
         shares = [covered(trained.samples, result.law, level).mean() for level in LEVELS]

@@ -275,9 +275,6 @@ def tensorboard(folder: Path) -> Iterator[Callable[[Iterable[Metric]], None]]:
     Yields a function that writes the metrics of an evaluation to disk. Its first call removes the files of an earlier
     writer, since a resumed run writes all its evaluations again. Each metric is a scalar ``split/metric`` at its round.
     The bytes sent up to this round are ``bytes/uplink`` and ``bytes/downlink``.
-
-    Args:
-        folder: Output folder of the command.
     """
     from tensorboardX.event_file_writer import EventsWriter
     from tensorboardX.proto.event_pb2 import Event

@@ -76,7 +76,7 @@ def curves_by_user(users: Sequence[UserCurve], names: tuple[str, str], title: st
 
 
 def posterior_samples(rows: Sequence[PosteriorRow], num_rounds: int, path: Path) -> Path:
-    """Draws three panels of functions over the mean and 95 % band of a Gaussian process, a row for each family of models.
+    """Draws three panels of functions over mean and 95 % band of a Gaussian process, a row for each family of models.
 
     The panels have draws of the process, trained models, and untrained models. The panels of a row share axes that fit
     the band and the data, so that untrained models may be cut.

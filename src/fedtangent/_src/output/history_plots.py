@@ -62,7 +62,7 @@ def history_figure(history: History, metrics: Sequence[str] = ()) -> Figure:
 
 
 def history_html(history: History) -> str:
-    """Returns HTML that shows a history in a notebook: a table of at most 8 evaluations, with the last, and a figure."""
+    """Returns HTML that shows a history in a notebook: a table of up to 8 evaluations, with the last, and a figure."""
     curves = history.curves()
     if not curves:
         return f"<pre>{escape(repr(history))}</pre>"

@@ -108,10 +108,10 @@ def _mark(ax: Axes, x: Sequence[float]) -> None:
 
 
 def learning_curves(metrics: Sequence[Metric], loss: str, title: str, path: Path) -> Path:
-    """Draws the metrics of a training run against the round, and the last of them against the MiB of uplink.
+    """Draws the loss and, if it was measured, the accuracy of a training run against the round.
 
-    The metrics are the loss and, if it was measured, the accuracy. Each split has a line, as in ``curves``, over the
-    rounds at which every seed was evaluated.
+    A further panel shows the last of these metrics against the MiB of uplink. Each split has a line, as in ``curves``,
+    over the rounds that every seed has measured.
 
     Args:
         metrics: Rows of metrics.csv.
@@ -197,10 +197,10 @@ def kernel_figure(
     title: str,
     path: Path,
 ) -> Path:
-    """Draws kernel diagnostics against the round, and the spectrum of the kernels at the first and the last round.
+    """Draws measures of tangent kernels against the round, and the spectrum at the first and the last round.
 
-    Lines are means over models and seeds; the band of a panel's first metric goes from the smallest to the largest
-    value.
+    The measures are those of ``measures.kernel_diagnostics``. Lines are means over models and seeds; the band of a
+    panel's first metric goes from the smallest to the largest value.
 
     Args:
         series: ``{metric: {round: values}}`` with a value for each model and seed.

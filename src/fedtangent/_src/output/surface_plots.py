@@ -83,7 +83,7 @@ def loss_segments(panels: Mapping[str, Mapping[str, np.ndarray]], title: str, pa
 
 
 def _log10(loss: np.ndarray) -> np.ndarray:
-    """Computes base 10 logarithms, NaN where ``loss`` is not finite and positive; raises ``ValueError`` if it never is."""
+    """Computes base 10 logarithms, NaN for a loss that is not finite and positive; ``ValueError`` if none is."""
     usable = np.isfinite(loss) & (loss > 0)
     if not usable.any():
         raise ValueError("loss: is nowhere finite and positive, there is nothing to draw")
