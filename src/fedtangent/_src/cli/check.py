@@ -1,6 +1,6 @@
 """``fedtangent check``: the claims of a file, runs that must agree with theory.
 
-A claim is a table of a TOML file: the options of ``fedtangent compare``, and what must agree.
+A claim is a table of a TOML file: options of ``fedtangent compare``, and which of its verdicts must hold.
 """
 
 from __future__ import annotations

@@ -40,7 +40,7 @@ class DataOptions:
 
 
 class DataJob(NamedTuple):
-    """A checked request for one data set."""
+    """A data set to prepare or to verify, and the folders of its files."""
 
     options: DataOptions
     published: Published
@@ -66,7 +66,7 @@ def prepare(options: DataOptions) -> DataJob:
 
 
 def run_job(job: DataJob) -> Ended:
-    """Prepares or verifies the data set and prints a table of its files; returns the outcome."""
+    """Prepares or verifies the data set and prints a table of its arrays or files; returns the outcome."""
     try:
         return _prepared(job) if job.options.action == "prepare" else _verified(job)
     except ValueError as error:  # no network, a wrong checksum, a full disk

@@ -121,7 +121,7 @@ def prepare(options: TrainOptions, machine: MachineOptions, figures: FigureOptio
 
 
 def _check(options: TrainOptions, machine: MachineOptions, described: Description) -> tuple[int, ...]:
-    """Returns the seeds of the runs; raises ``ValueError`` for an option out of range."""
+    """Checks the options of ``train`` and returns the seeds of its runs; raises ``ValueError`` for a bad option."""
     checks.whole("evaluate_every", options.evaluate_every)
     checks.choice("diagnostics", options.diagnostics, DIAGNOSTICS)
     checks.choice("log", options.log, LOGS)

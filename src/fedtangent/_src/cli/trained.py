@@ -50,7 +50,7 @@ class RunFiles:
 
     @property
     def title(self) -> str:
-        """Names of the algorithm and the data set."""
+        """Title of tables and figures: names of the algorithm and the data set."""
         return f"{self.built.algorithm.name} on {self.built.description.dataset.entry.name}"
 
     def log(self) -> contextlib.AbstractContextManager[Log | None]:

@@ -53,7 +53,7 @@ class Plane(NamedTuple):
 
 
 def plane_through(models: Sequence[PyTree]) -> Plane:
-    """Computes the plane through three models by Gram-Schmidt of ``(w2 - w1, w3 - w1)`` in float64.
+    """Computes the plane through the weights w1, w2, w3 of three models, by Gram-Schmidt of ``(w2 - w1, w3 - w1)``.
 
     Args:
         models: Three pytrees of floating arrays with one structure and equal shapes.
@@ -84,7 +84,7 @@ def plane_through(models: Sequence[PyTree]) -> Plane:
 
 
 def point(plane: Plane, a: float | Float[Array, ""], b: float | Float[Array, ""]) -> PyTree:
-    """Returns the parameters ``origin + a first + b second``.
+    """Returns the parameters at a point of a plane, ``origin + a first + b second``.
 
     Args:
         plane: The plane.

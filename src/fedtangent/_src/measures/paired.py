@@ -27,7 +27,7 @@ class Difference(NamedTuple):
 
     @property
     def significant(self) -> bool:
-        """Whether the interval excludes zero."""
+        """Whether the confidence interval excludes zero."""
         return self.low > 0 or self.high < 0
 
 

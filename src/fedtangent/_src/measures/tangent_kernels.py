@@ -118,7 +118,7 @@ def alignment(theta: ArrayLike, targets: ArrayLike, centred: bool = False) -> fl
             targets.
 
     Raises:
-        ValueError: The targets are not finite [n, C].
+        ValueError: The targets have another shape than [n, C], or are not finite.
     """
     kernel, y = square("theta", theta), real_array("targets", targets)
     if y.ndim != 2 or len(y) != len(kernel):
@@ -280,7 +280,7 @@ class KernelDiagnostics:
         return metrics
 
     def kernels(self, state: PyTree) -> Float64[np.ndarray, "K m m"]:
-        """Computes the tangent kernel of every model on the watched examples, mean over outputs: [K, m, m] float64."""
+        """Computes every model's tangent kernel on the examples ``watched``, mean over outputs, [K, m, m] float64."""
         return np.asarray(self.kernels_of(state, self.watched.x), np.float64)
 
     def drifts(self, state: PyTree) -> Float64[np.ndarray, "K"]:

@@ -301,7 +301,7 @@ def _scores(
     labels: Int[Array, "n"] | None,
     loss: str | Loss,
 ) -> tuple[dict[str, Float[Array, ""]], Int[Array, "n"]]:
-    """Computes the metrics of ``measure`` except accuracies, and the predicted classes [n]."""
+    """Computes the metrics of ``measure`` but accuracies, and the predicted classes [n]; ``mean`` is over models."""
     several, scores = members.shape[0] > 1, dict[str, Array]()
     metric = metric_of(loss)
     if metric == "nll" and labels is not None:

@@ -32,7 +32,7 @@ LARGEST_WINDOW = 127  # of a pooling: positions are kept as int8
 
 
 def _windows(x: Array, window: tuple[int, int]) -> Array:
-    """Reshapes ``x`` [B, H, W, C] to [B, H // h, h, W // w, w, C]; drops rows and columns that fill no window."""
+    """Splits ``x`` [B, H, W, C] into windows (h, w): [B, H // h, h, W // w, w, C]; drops a rest that fills none."""
     (h, w), (rows, columns) = window, (x.shape[1] // window[0], x.shape[2] // window[1])
     filled = x[:, : rows * h, : columns * w]
     return filled.reshape((x.shape[0], rows, h, columns, w, x.shape[3]))

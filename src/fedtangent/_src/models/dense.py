@@ -64,7 +64,7 @@ def flatten_inputs(x: Shaped[EitherArray, "n ..."], input_size: int) -> Shaped[E
         input_size: Number of features of an example.
 
     Raises:
-        ValueError: Examples of another size.
+        ValueError: An example has another number of features.
     """
     flat = cast("EitherArray", x.reshape((x.shape[0], -1)) if x.shape[0] else x.reshape((0, input_size)))
     if flat.shape[1] != input_size:
@@ -351,7 +351,7 @@ def logistic(
 ) -> Model:
     """Builds multinomial logistic regression, the linear mlp ``x W + b`` in the standard parameterization.
 
-    The tangent kernel does not depend on the parameters: ``x1 x2' + 1``.
+    The tangent kernel of inputs x1 and x2 is ``x1 x2' + 1``, whatever the parameters.
 
     Args:
         input_size: Numbers of an example, or a ``Dataset``.

@@ -1,4 +1,4 @@
-"""Entries of models, and models by name.
+"""Entries of models, by which commands and ``build`` find a model by its name.
 
 A model is a function such as ``cnn(input_shape, output_size, filters=..)`` marked with ``network``. Its options on the
 command line are parameters of the function: name, type, default and help are in its signature and docstring.
@@ -43,7 +43,7 @@ class ModelFunction(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class ModelEntry(Entry):
-    """The entry of a model, with ``build(options, input_shape, output_size) -> Model``."""
+    """The entry of a model: its name, options and papers, and ``build(options, input_shape, output_size) -> Model``."""
 
     function: ModelFunction = cast("ModelFunction", None)  # noqa: RUF009
     """Function that builds the model."""
@@ -99,7 +99,7 @@ def network(
 
 
 def entry_of(function: ModelFunction) -> ModelEntry:
-    """Returns the entry of a function that is marked with ``network``."""
+    """Builds the entry of a model from its function, which is marked with ``network``."""
     about = dict(vars(function)["about"])
     name, sizes = about.pop("name"), about.pop("sizes")
     options = _options(name, function, about.pop("most"), about.pop("more"))

@@ -54,7 +54,7 @@ class Geometry(NamedTuple):
 
     @property
     def output(self) -> tuple[int, ...]:
-        """Spatial size of the result."""
+        """Size of the output along each spatial axis."""
         room = (n + low + high for n, (low, high) in zip(self.spatial, self.padding, strict=True))
         return tuple(
             max(0, (r - e) // stride + 1) for r, e, stride in zip(room, self.extent, self.strides, strict=True)
@@ -307,13 +307,13 @@ class Convolution(Protocol):
         padding: str | Sequence[tuple[int, int]],
         **options: Unpack[ConvolutionOptions],
     ) -> Array:
-        """Returns the convolution, [B, *output, O].
+        """Returns the convolution of B examples with a kernel of O output channels, [B, *output, O].
 
         Args:
             lhs: Inputs [B, *spatial, I].
             rhs: Kernel [*window, I / groups, O].
             window_strides: Stride along each spatial axis.
-            padding: Name of a padding, or pairs (low, high).
+            padding: Name of a padding, or pairs (low, high) for each spatial axis.
             options: See ``ConvolutionOptions``.
         """
 

@@ -45,8 +45,8 @@ def image_shape(input_shape: Sequence[int]) -> tuple[int, int, int]:
 def of_images(module: nn.Module, shape: Sequence[int], output_size: int, name: str) -> Model:
     """Converts a flax network of images to a model without an analytic kernel.
 
-    Its ``apply`` takes ``x`` [n, ...] of any shape with as many numbers for each example, and computes in the
-    parameters' dtype; weights start as float32.
+    Its ``apply`` takes ``x`` [n, ...] of any shape that holds an image's numbers, and computes in the parameters'
+    dtype; weights start as float32.
 
     Args:
         module: The flax network.

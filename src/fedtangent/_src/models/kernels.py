@@ -168,7 +168,7 @@ class AnalyticKernel:
         return max(1, math.isqrt(work // of_pair))
 
     def tile_bytes(self, x: ArrayLike) -> int:
-        """Returns the bytes of intermediate arrays of a tile; 0 for a kernel that is not computed in tiles.
+        """Returns the bytes of the intermediate arrays that one tile needs; 0 if the kernel is not computed in tiles.
 
         Args:
             x: Inputs [n, ...], as for ``side``.

@@ -1,7 +1,8 @@
 """Description of a network's dense and convolutional layers, from which its tangent kernel is computed layer by layer.
 
 At every position p of an example (a pixel, or a step of time) such a layer computes ``z(p) = patch(p) W + b``, with the
-same matrix W and bias b at all positions. A dense layer has one position, and its patch is its whole input.
+same matrix W and bias b at all positions. The patch is the window of a convolution, or the input vector of a dense
+layer.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """Networks of images in the NTK parameterization, with the analytic kernels of their infinite width.
 
-Every layer is ``z = (w_std / sqrt(fan_in)) W * h + b_std b`` with entries N(0, 1), and is a layer of neural-tangents'
-``stax``, which also derives the kernels. Convolutions pad with zeros to keep the size. Pooling is averaging, because no
-infinite-width kernel of max pooling is known.
+The output of every layer is ``(w_std / sqrt(fan_in)) W * h + b_std b``, where h is its input, ``*`` a convolution or a
+product, and the entries of W and b are N(0, 1). It is a layer of neural-tangents' ``stax``, which also derives the
+kernels. Convolutions pad with zeros to keep the size. Pooling is averaging, because no infinite-width kernel of max
+pooling is known.
 """
 
 from __future__ import annotations
@@ -209,8 +210,8 @@ def ntk_resnet(
         width: Channels of the convolutions.
         blocks: Blocks of each stage; at most four stages.
         window: Side of a convolution's window.
-        readout: How the last layer reads the image: flatten (every place), average (means of 2 x 2 places) or global
-            (their mean).
+        readout: How the last layer reads the image: flatten (every position), average (means of 2 x 2 positions) or
+            global (the mean over all positions).
         activation: relu, leaky_relu, abs, erf, gelu, sin or cos.
         layer_norm: Whether each activation follows a normalisation over channels.
 
@@ -265,7 +266,7 @@ def ntk_transformer(
         width: Size of the embedding of a patch.
         depth: Number of blocks.
         patch: Side of a patch, which divides height and width of an image.
-        readout: From the patches to the outputs: flatten, average or global, as for ``ntk_cnn``.
+        readout: How the last layer reads the patches: flatten, average or global, as for ``ntk_cnn``.
         activation: relu, leaky_relu, abs, erf, gelu, sin or cos.
 
     Raises:

@@ -29,7 +29,7 @@ Recurrence = Callable[[Array, Array], Array]  # (projected inputs [T, B, 4 H], r
 
 
 def _gates(z: Array) -> tuple[Array, Array]:
-    """Computes input, forget and output gates [B, 3 H] and the candidate [B, H] from ``z`` [B, 4 H]."""
+    """Computes the input, forget and output gates [B, 3 H] and the candidate [B, H] of an LSTM from ``z`` [B, 4 H]."""
     size = z.shape[-1] // 4
     return jax.nn.sigmoid(z[:, : 3 * size]), jnp.tanh(z[:, 3 * size :])
 

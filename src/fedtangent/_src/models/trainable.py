@@ -1,7 +1,7 @@
 """Models of which a part is trained: some parameters, or low-rank factors of weight matrices; the rest is frozen.
 
-The parameters of such a model are the trained ones only, and so are messages, bytes on the wire, linearisations and
-tangent kernels. In a tree of parameters the others are None, which JAX counts as no leaf.
+Only the trained parameters are parameters of such a model, and count in messages, bytes on the wire, linearisations and
+tangent kernels. In its tree of parameters the frozen ones are None, which JAX counts as no leaf.
 """
 
 from __future__ import annotations
