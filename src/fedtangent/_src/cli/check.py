@@ -85,7 +85,7 @@ def prepare(options: CheckOptions, verdicts: VerdictOptions) -> CheckJob:
 
 
 def _claim(table: Mapping[str, Any]) -> ClaimedRuns:
-    """Converts a table of the file to a claim; raises ``ValueError`` for options that `fedtangent compare` refuses."""
+    """Converts a table of the TOML file to a claim; raises ``ValueError`` for a bad option of `fedtangent compare`."""
     options = {name.replace("-", "_"): value for name, value in table.items()}
     agree, within = options.pop("agree", None), options.pop("within", None)
     if agree is not None and not (isinstance(agree, list) and agree and all(isinstance(one, str) for one in agree)):

@@ -71,7 +71,7 @@ class Command(NamedTuple):
 
 
 class Line(NamedTuple):
-    """A command line before its values are parsed."""
+    """A command line, split into the words of each option, before these are converted to values."""
 
     words: dict[str, list[str]]  # words after each option, by its name; "" has the words before the first
     config: Values  # options of the config.json that the line repeats
@@ -79,7 +79,7 @@ class Line(NamedTuple):
 
 
 class ParsedLine(NamedTuple):
-    """A parsed command line."""
+    """A command line whose words are converted to the values of the options."""
 
     command: Command
     arguments: dict[str, Any]  # arguments of the command's ``prepare``

@@ -1,7 +1,7 @@
 """``fedtangent compare``: a run, or the standard cases, beside what theory predicts.
 
-It compares the standard cases, or any run that options of `fedtangent train` describe; `fedtangent compare --algorithm
-fed_avg --help` shows the options of the second form.
+The command has two forms. It compares the standard cases with theory, or a run that options of `fedtangent train`
+describe; `fedtangent compare --algorithm fed_avg --help` lists the options of the second form.
 """
 
 from __future__ import annotations

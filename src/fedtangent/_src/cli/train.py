@@ -149,7 +149,10 @@ def _check(options: TrainOptions, machine: MachineOptions, described: Descriptio
 
 
 def _diagnostics(options: TrainOptions, built: Built, seed: int) -> Diagnostics | None:
-    """Builds what ``--diagnostics`` names, for the run of ``seed``; raises ``ValueError`` if the run has none."""
+    """Builds the kernel or laziness diagnostics that ``--diagnostics`` names; None if it is "none".
+
+    Raises ``ValueError`` if the run does not allow them. ``seed`` is the seed of the run.
+    """
     if options.diagnostics == "laziness":
         return laziness_diagnostics(built, options.evaluate_every, options.diagnostics_examples)
     if options.diagnostics == "kernel":

@@ -51,7 +51,7 @@ class Drift(NamedTuple):
 
 
 class Spectrum(NamedTuple):
-    """Eigenvalues of a kernel matrix and their summaries."""
+    """Eigenvalues of a kernel matrix and numbers that summarise them, such as the effective rank."""
 
     eigenvalues: Float64[np.ndarray, "n"]  # largest first, those below 0 by rounding set to 0
     effective_rank: float  # exp of the entropy of the eigenvalues over their sum (Roy & Vetterli, 2007), 1 to n
@@ -72,12 +72,12 @@ class GramOperators(NamedTuple):
 
     @property
     def mean(self) -> float:
-        """Mean norm of the commutators over the pairs of clients; 0 if there are no pairs."""
+        """Mean norm of the commutators of two clients' Gram operators, over pairs of clients; 0 if there are none."""
         return float(np.mean(self.commutators)) if len(self.commutators) else 0.0
 
     @property
     def relative_mean(self) -> float:
-        """Mean relative norm of the commutators over the pairs of clients; 0 if there are no pairs."""
+        """Mean relative norm of the commutators of two clients' Gram operators, over pairs; 0 if there are none."""
         return float(np.mean(self.relative)) if len(self.relative) else 0.0
 
 

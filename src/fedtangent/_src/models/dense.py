@@ -268,15 +268,15 @@ def mlp(
     networks of every width learn features, and one learning rate of SGD serves all layers and all widths. The first
     weights have variance 1 / fan_out and the factor ``w_std sqrt(fan_out / fan_in)``, hidden weights variance 1 /
     fan_in and the factor ``w_std``, the last weights variance 1 / fan_in and the factor ``w_std / sqrt(fan_in)``. All
-    biases but the last have variance 1 / fan_out and the factor ``b_std sqrt(fan_out)``. If all widths are n, it is
-    (apart from the last biases) the ``ntk`` network with last weights divided by sqrt(n), trained at n times the rate.
-    Its tangent kernel changes in training at every width, so it has no ``kernel``. All of this holds for optimizers
-    that are linear in the gradients: momentum, weight decay and proximal terms. Adam needs a rate for each layer:
-    divided by fan_in in hidden layers, and by the root of the width in the others.
+    biases but the last have variance 1 / fan_out and the factor ``b_std sqrt(fan_out)``. If all widths are n, the
+    network is (apart from the last biases) the ``ntk`` network with last weights divided by sqrt(n), trained at n times
+    the rate. Its tangent kernel changes in training at every width, so it has no ``kernel``. All of this holds for
+    optimizers that are linear in the gradients: momentum, weight decay and proximal terms. Adam needs a rate for each
+    layer: divided by fan_in in hidden layers, and by the root of the width in the others.
 
     ``apply`` takes ``x`` [n, ...], flattens each example and computes in the parameters' dtype. ``init(key)`` draws the
-    same numbers whether or not 64-bit mode is on. ``kernel(x1, x2=None, get=("nngp", "ntk"))`` returns
-    ``Kernels(nngp, ntk)``, each [n1, n2], the same for every output, in float64 if 64-bit mode is on.
+    same numbers whether or not 64-bit mode is on. ``kernel(x1, x2=None, get=("nngp", "ntk"))`` returns ``Kernels(nngp,
+    ntk)``, each [n1, n2], the same for every output, in float64 if 64-bit mode is on.
 
     Args:
         input_size: Numbers of an example, or a ``Dataset``.
@@ -288,8 +288,8 @@ def mlp(
         **scales: ``w_std``, ``b_std`` and ``last_w_std``, see ``WeightScales``.
 
     Raises:
-        ValueError: A size is below 1, a name or a scale is unknown, a scale is negative, or ``float64`` is used
-            without 64-bit mode.
+        ValueError: A size is below 1, a name or a scale is unknown, a scale is negative, or ``float64`` is used without
+            64-bit mode.
 
     Example, a network of width 64, and the kernels of infinite width:
 

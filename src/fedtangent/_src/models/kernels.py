@@ -24,7 +24,7 @@ KERNELS = ("nngp", "ntk")
 
 
 class Kernels(NamedTuple):
-    """Blocks [n1, n2] of the prior covariance (``nngp``) and the tangent kernel (``ntk``); None if not requested."""
+    """Prior covariance (``nngp``) and tangent kernel (``ntk``) between two batches, [n1, n2]; None if not requested."""
 
     nngp: Float[Array, "n1 n2"] | None = None
     ntk: Float[Array, "n1 n2"] | None = None

@@ -79,7 +79,10 @@ class RunLayers(Protocol):
 
 
 class LayeredStructure(NamedTuple):
-    """Structure of a network whose weights are in layers, apart from a few such as the scales of a normalisation."""
+    """Functions that find and run the dense and convolutional layers of a network, for its tangent kernel.
+
+    A few weights may be elsewhere, such as the scales of a normalisation.
+    """
 
     plan: Callable[[PyTree, WithShape], Plan]  # (params, x [n, ...]), arrays or their shapes -> use of the weights
     run: RunLayers

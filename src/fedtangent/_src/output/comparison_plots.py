@@ -293,9 +293,10 @@ def _law_band(ax: Axes, result: Theorem2) -> None:
 
 
 def _scatter(ax: Axes, name: str, widths: list[Entries], result: Theorem2) -> None:
-    """Draws measured against predicted entries, a colour for each width, with bars of one standard error.
+    """Draws measured against predicted entries of a mean or covariance, with bars of one standard error.
 
-    ``name`` is "mean", "variance" or "off-diagonal covariance"; the latter two are averaged over outputs.
+    ``name`` is "mean", "variance" or "off-diagonal covariance"; the latter two are averaged over outputs. ``widths``
+    has the entries for each width of the networks.
     """
     # all outputs share variances and covariances, and their errors are independent
     outputs = 1 if name == "mean" else result.setting.problem.y_train.shape[1]
