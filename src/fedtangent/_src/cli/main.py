@@ -61,7 +61,7 @@ def main(arguments: Sequence[str] | None = None, loaded: Callable[[], None] = la
 
 
 def _let_go(stream: IO[str]) -> None:
-    """Redirects a stream that cannot be written to the null device, so that flushing it at exit raises no error."""
+    """Redirects to the null device a stream that cannot be written to, so that flushing it at exit raises no error."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 

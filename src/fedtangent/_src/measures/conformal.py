@@ -2,9 +2,10 @@
 
 Every client scores its calibration examples with the trained model; a high score is a poor prediction. The threshold is
 a quantile of all scores, and the prediction set of a new input holds the targets whose score is at most the threshold.
-If the test point comes from client k with probability ``(n_k + 1) / (N + K)`` (of N calibration examples of K clients
-n_k are client k's) and is exchangeable with that client's examples, the set covers the target with probability at least
-``1 - alpha``, for any model and however much clients differ (``theory.conformal_coverage`` has both bounds).
+Let N clients have n calibration examples, of which n_k are client k's. If the test point comes from client k with
+probability ``(n_k + 1) / (n + N)`` and is exchangeable with that client's examples, the set covers the target with
+probability at least ``1 - alpha``, for any model and however much clients differ (``theory.conformal_coverage`` has
+both bounds).
 
 Everything runs on the host in NumPy float64 and cannot be traced.
 """
@@ -99,8 +100,8 @@ class ConformalPredictor(NamedTuple):
     ) -> Coverage:
         """Measures the share of targets that are in their sets, for each client and over the mixture of clients.
 
-        The confidence interval is for the sets of this calibration. Calibration on other N examples changes the
-        coverage by about ``sqrt(alpha (1 - alpha) / N)``; only the mean over such calibrations is guaranteed.
+        The confidence interval is for the sets of this calibration. Calibration on n other examples changes the
+        coverage by about ``sqrt(alpha (1 - alpha) / n)``; only the mean over such calibrations is guaranteed.
 
         Args:
             prediction: Prediction at n test inputs.
@@ -130,8 +131,9 @@ def conformal_predictor(
         clients: The calibration examples of each client.
         alpha: Largest probability that a set misses its target, above 0 and below 1.
         score: Name of the score; ``conformal_scores`` defines them.
-        weights: Weights [N] of the clients in the mixture that test points come from; None for ``n_k + 1``. With
-            weight 1 for one client and 0 for all others the sets are calibrated for that client alone.
+        weights: Weights [N] of the clients in the mixture that test points come from; None for their numbers of
+            examples plus 1. With weight 1 for one client and 0 for all others the sets are calibrated for that client
+            alone.
         summary_size: Largest number of scores that a client sends; None for all (``federated_quantile``).
 
     Returns:

@@ -77,7 +77,7 @@ class GramOperators(NamedTuple):
 
     @property
     def relative_mean(self) -> float:
-        """Mean relative norm of the commutators of two clients' Gram operators, over pairs; 0 if there are none."""
+        """Mean norm of the commutators over its largest possible value, over pairs of clients; 0 if there are no pairs."""
         return float(np.mean(self.relative)) if len(self.relative) else 0.0
 
 

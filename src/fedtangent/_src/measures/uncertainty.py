@@ -123,7 +123,7 @@ def accuracy(
         members: Outputs [K, n, C]; logits for the cross entropy.
         labels: Labels [n].
         loss: Loss by which the models were trained: a name, or a function. For a loss of classes the ensemble averages
-            probabilities, for any other loss outputs (``losses.mean_prediction``).
+            probabilities, for any other loss it averages outputs (``losses.mean_prediction``).
     """
     _check_labels(members, labels)
     return jnp.mean(is_right(mean_prediction(loss, _checked_members(members)), labels))
@@ -265,7 +265,7 @@ def measure(
 
     Args:
         predicted: Outputs of the K models, [K, n, C], and their mean.
-        targets: Targets [n, C] for the squared error, or for a loss of margins.
+        targets: Targets [n, C]: numbers for the squared error, -1 and 1 for a loss of signs such as the logistic one.
         labels: Class labels [n]; None for regression.
         loss: Name of a loss, or a function, which is called with the labels, or in regression with the targets.
     """
@@ -284,8 +284,8 @@ def measure(
 def metric_of(loss: str | Loss) -> str:
     """Returns the name of the metric that shows the progress of training by a loss: "nll", "mse" or "loss".
 
-    It is "nll" for a loss of classes and "mse" for a loss of numbers. For a loss of margins and a user's function it is
-    "loss", the loss of the mean prediction.
+    It is "nll" for a loss of classes and "mse" for a loss of numbers. For a loss of signs (-1 and 1), such as the
+    logistic one, and for a user's function it is "loss", the loss of the mean prediction.
 
     Raises:
         ValueError: The loss is unknown.

@@ -130,7 +130,7 @@ class _Layer(NamedTuple):
 
 
 class _Scaled(NamedTuple):
-    """Scales of a layer in its formula, and the standard deviations of its initial weights and biases."""
+    """Factors of weights and biases in a layer's formula, and the standard deviations of their initial values."""
 
     factors: DenseLayer
     weight_std: float

@@ -35,9 +35,9 @@ def deep_linear(
 
     It is ``f(x) = (m^(L-1) C)^(-1/2) W^L .. W^1 x`` with L matrices whose entries are N(0, 1), and no bias. Parameters
     have the structure of ``mlp``'s: ``params[2 l][0]`` is the transpose of ``W^(l + 1)``, [fan_in, fan_out]. ``apply``
-    multiplies the matrices from the output's side before the examples: a step costs ``O(n d C)`` and terms that do not
-    depend on n. The kernel is the limit of infinite width, [n1, n2] for every output: ``nngp = x1 x2' / C``, ``ntk = L
-    x1 x2' / C``.
+    multiplies the matrices from the output's side before the examples: a step on n examples costs ``O(n d C)`` and
+    terms that do not depend on n. The kernel is the limit of infinite width, [n1, n2] for every output: ``nngp = x1 x2'
+    / C``, ``ntk = L x1 x2' / C``.
 
     Args:
         input_size: Numbers d of an example, or a ``Dataset``.

@@ -19,7 +19,7 @@ _measured: weakref.WeakSet[Apply] = weakref.WeakSet()  # functions whose rows di
 
 
 def module_of(apply: Apply) -> str:
-    """Returns the name of the Python module that defines ``apply``, or the function that a partial function calls."""
+    """Returns the name of the Python module that defines ``apply``, after unwrapping a ``functools.partial``."""
     function: object = apply
     while isinstance(function, functools.partial):
         function = function.func
