@@ -77,7 +77,7 @@ class GramOperators(NamedTuple):
 
     @property
     def relative_mean(self) -> float:
-        """Mean norm of the commutators over its largest possible value, over pairs of clients; 0 if there are no pairs."""
+        """Mean norm of the commutators over its largest possible value, over pairs of clients; 0 if there are none."""
         return float(np.mean(self.relative)) if len(self.relative) else 0.0
 
 
