@@ -10,20 +10,20 @@ _clock = [time.perf_counter()]  # when the command began
 
 
 def begin() -> None:
-    """Starts the clock of a command."""
+    """Starts the clock that ``seconds`` reads, when a command begins."""
     _clock[0] = time.perf_counter()
 
 
 def seconds() -> float:
-    """Returns the seconds since the command began, before its modules and data were loaded."""
+    """Returns the seconds since the command began; they include the time to load modules and data."""
     return time.perf_counter() - _clock[0]
 
 
 @functools.cache
 def summaries() -> dict[str, str]:
-    """Returns each command's name, and the first line of its docstring: the modules of this package with a ``run_job``.
+    """Returns the first line of each command's docstring, by the command's name.
 
-    The modules are read, not imported: most import JAX.
+    The commands are the modules of this package with a ``run_job``. They are read, not imported: most import JAX.
     """
     commands = {}
     for file in sorted(importlib.resources.files(__name__).iterdir(), key=lambda file: file.name):

@@ -1,7 +1,7 @@
 """Command-line options: a command's groups of options as one parser and one page of help.
 
-A group is a frozen dataclass whose fields' docstrings are their help texts. Options of one name in several groups are
-one option.
+A group is a frozen dataclass whose fields have help texts below them. Options of one name in several groups are one
+option.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ INDENT = 6  # first column of help with words that are too long to stand beside 
 
 @dataclasses.dataclass(frozen=True)
 class OutputOptions:
-    """Options of the output folder, of every command that has an ``output``."""
+    """Options of the output folder, for every command that writes one."""
 
     output: Path | None = option(None, may_differ=True)
     """Folder for the run's files (default: below results/)."""
@@ -47,7 +47,7 @@ class OutputOptions:
 
 @dataclasses.dataclass(frozen=True)
 class FigureOptions:
-    """Options of the files of figures, of every command that draws figures."""
+    """Options of the figures, for every command that draws figures."""
 
     figures: str = option("png", may_differ=True)
     """Format of the figures: png, or for papers pdf or svg."""
@@ -57,13 +57,13 @@ class FigureOptions:
         choice("figures", self.figures, FORMATS)
 
     def within(self, folder: Path) -> Figures:
-        """Returns folder and format of the figures of the run in ``folder``."""
+        """Returns the folder and the format for the figures of the run in ``folder``."""
         return Figures(folder / "figures", self.figures)
 
 
 @dataclasses.dataclass(frozen=True)
 class VerdictOptions:
-    """Options of the outcome, of every command that ends with verdicts."""
+    """Options of the exit code and of the JUnit XML, for every command that ends with verdicts."""
 
     strict: bool = option(False, may_differ=True)
     """Exit with 3, not 0, if a verdict is undecided and none fails; the last line names it in any case."""
@@ -71,7 +71,7 @@ class VerdictOptions:
     """File to write the verdicts to as JUnit XML, which CI systems read."""
 
     def __post_init__(self) -> None:
-        """Raises ``ValueError`` for a file that cannot be written."""
+        """Raises ``ValueError`` if the file for JUnit XML cannot be written."""
         if self.junit is not None:
             writable("junit", self.junit.parent, self.junit.name)
             if self.junit.is_dir():
@@ -91,11 +91,12 @@ class VerdictOptions:
             command: Name of the command.
             suites: Verdicts of each comparison by its name, or the text of the error that ended it.
             seconds: Seconds of each comparison.
-            failures: Failures in a few words each.
+            failures: Descriptions of the failures, a few words each.
             advice: Advice to the user after a failure.
 
         Returns:
-            The outcome, with exit code 1 for failures, else 2 for errors, else 3 for undecided verdicts if ``strict``.
+            The outcome. Its exit code is 1 if there are failures, else 2 if a comparison ended with an error, else 3 if
+            ``strict`` and a verdict is undecided, else 0.
         """
         if self.junit is not None:
             write_junit(self.junit, command, suites, seconds, self.strict)
@@ -107,7 +108,7 @@ class VerdictOptions:
 
 @dataclasses.dataclass(frozen=True)
 class MachineOptions:
-    """Options of the computation, which change no result beyond rounding."""
+    """Options of where and how a run is computed; they change no result beyond rounding."""
 
     mapping: str = option("auto", may_differ=True)
     """Clients on devices: auto, scan, vmap, chunked:<n>, sharded[:..]."""
@@ -151,9 +152,10 @@ class Option(NamedTuple):
 
 
 def options_of(groups: Mapping[str, object]) -> dict[str, Option]:
-    """Collects the options of ``groups`` by name; for a name in several groups, the first group's option.
+    """Collects the options of all ``groups`` by name; if groups share a name, the first group's option counts.
 
-    A group is a dataclass, or an instance of one, whose values are then the defaults.
+    A group is a dataclass, or an instance of one, whose values are then the defaults. The keys of ``groups`` are
+    titles.
     """
     options: dict[str, Option] = {}
     for title, group in groups.items():
@@ -171,7 +173,10 @@ def options_of(groups: Mapping[str, object]) -> dict[str, Option]:
 
 
 def words_of(arguments: Sequence[str]) -> dict[str, list[str]]:
-    """Returns the words after each option by the option's name; ``""`` has the words before the first option."""
+    """Splits a command line into options: returns the words after each option, by the option's name.
+
+    The key ``""`` has the words before the first option.
+    """
     words: dict[str, list[str]] = {"": []}
     name = ""
     for word in arguments:
@@ -185,7 +190,7 @@ def words_of(arguments: Sequence[str]) -> dict[str, list[str]]:
 
 
 def refuse_repeated(arguments: Sequence[str], several: Iterable[str]) -> None:
-    """Raises ``ValueError`` for an option that occurs twice, or a switch that occurs both on and off.
+    """Raises ``ValueError`` if an option occurs twice, or a switch both on and off (``--x`` and ``--no-x``).
 
     Args:
         arguments: Words of the command line.
@@ -200,7 +205,7 @@ def refuse_repeated(arguments: Sequence[str], several: Iterable[str]) -> None:
 
 
 def words(values: Mapping[str, object], options: Mapping[str, Option]) -> list[str]:
-    """Converts values to the words of a command line.
+    """Converts the values of options to the words of a command line; inverts ``parse``.
 
     Args:
         values: Values by name, as in a config.json.
@@ -217,11 +222,14 @@ def words(values: Mapping[str, object], options: Mapping[str, Option]) -> list[s
 
 
 def parse(arguments: Sequence[str], options: Mapping[str, Option]) -> Values:
-    """Returns the value of every option; raises ``ValueError`` for words that are not values of these options.
+    """Parses the words of a command line; returns the value of every option by name.
 
     Args:
         arguments: Words of a command line.
         options: Options by name.
+
+    Raises:
+        ValueError: A word is no option or no value of its option.
     """
     fields: list[tuple[str, object, object]] = []
     positional: Any = tyro.conf.Positional
@@ -239,7 +247,7 @@ def parse(arguments: Sequence[str], options: Mapping[str, Option]) -> Values:
 
 
 def _first_words(box: str) -> str:
-    """Reduces tyro's boxed error message to one line: the text between the title and the next rule."""
+    """Reduces the error message that tyro prints in a box to one line."""
     lines = [re.sub("[\u2500-\u257f]", " ", line.replace("─", "-")).strip() for line in box.splitlines()][1:]
     rules = [i for i, line in enumerate(lines) if i > 0 and not line.strip("- ")]
     text = " ".join(" ".join(lines[: rules[0] if rules else None]).strip("- ").split())
@@ -252,7 +260,7 @@ def _first_words(box: str) -> str:
 
 
 def unknown(name: str, command: str, names: Iterable[str]) -> ValueError:
-    """Returns the error for an option that a command does not have, with the nearest name.
+    """Builds the error for an option that a command does not have; it suggests the most similar name.
 
     Args:
         name: Name of the option.
@@ -263,7 +271,7 @@ def unknown(name: str, command: str, names: Iterable[str]) -> ValueError:
 
 
 def page(usage: str, about: str, groups: Iterable[str], options: Mapping[str, Option]) -> str:
-    """Builds a page of help: description, then each group's options with their values, one line each if it fits.
+    """Builds a help page: a description, then each group's options with their values, one line each if it fits.
 
     Args:
         usage: Line of usage.
@@ -292,7 +300,7 @@ def _lines(one: Option, width: int) -> list[str]:
 
 
 def _default(one: Option) -> str:
-    """Returns the text after an option: its value, or the kind of value it takes if it has none."""
+    """Returns the text that follows an option on the help page: its default, or the type of value that it takes."""
     if one.type is bool or one.positional:
         return ""
     if one.default is None or one.default is dataclasses.MISSING:

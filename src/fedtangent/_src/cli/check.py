@@ -1,6 +1,6 @@
 """``fedtangent check``: the claims of a file, runs that must agree with theory.
 
-A claim is a table of a TOML file: the options of ``fedtangent compare``, and what must agree.
+A claim is a table of a TOML file: options of ``fedtangent compare``, and which of its verdicts must hold.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ NOT_OF_A_CLAIM = options_of({"output": OutputOptions, "figures": FigureOptions, 
 
 @dataclass(frozen=True)
 class CheckOptions:
-    """Claims that runs agree with their theory.
+    """Options of the check of claims that runs agree with their theory.
 
-    Exits with 0 if every claim holds, 1 if simulation and theory disagree or a wrong theory passes, 2 if a claim cannot
-    be checked, and 3 with --strict if a verdict is undecided.
+    The command exits with 0 if every claim holds, 1 if simulation and theory disagree or a wrong theory passes, 2 if a
+    claim cannot be checked, and 3 with --strict if a verdict is undecided.
     """
 
     claims: Annotated[Path, tyro.conf.Positional] = Path("claims.toml")
@@ -47,7 +47,7 @@ class CheckOptions:
 
 
 class ClaimedRuns(NamedTuple):
-    """The runs of a claim, which are compared with theory, and what must agree."""
+    """The runs of a claim, and which verdicts on them must hold."""
 
     settings: list[Setting]
     words: list[str]  # of the command line that compares them
@@ -63,7 +63,7 @@ def prepare(options: CheckOptions, verdicts: VerdictOptions) -> CheckJob:
 
     Args:
         options: The file of claims.
-        verdicts: Whether undecided verdicts count, and the file of JUnit XML.
+        verdicts: Whether an undecided verdict changes the exit code, and the file for JUnit XML.
 
     Raises:
         ValueError: The file cannot be read, or a claim has a bad option, which the message names.
@@ -85,7 +85,7 @@ def prepare(options: CheckOptions, verdicts: VerdictOptions) -> CheckJob:
 
 
 def _claim(table: Mapping[str, Any]) -> ClaimedRuns:
-    """Returns the claim of a table; raises ``ValueError`` for an option that `fedtangent compare` would refuse."""
+    """Converts a table of the TOML file to a claim; raises ``ValueError`` for a bad option of `fedtangent compare`."""
     options = {name.replace("-", "_"): value for name, value in table.items()}
     agree, within = options.pop("agree", None), options.pop("within", None)
     if agree is not None and not (isinstance(agree, list) and agree and all(isinstance(one, str) for one in agree)):
@@ -130,7 +130,7 @@ def run_job(job: CheckJob) -> Ended:
 
 
 def _outcome(name: str, claim: ClaimedRuns, say: Report, times: dict[str, float]) -> tuple[Verdict, ...] | str:
-    """Returns the verdicts of a claim, or the text of the error that ended it; adds the seconds of its steps."""
+    """Returns the verdicts of a claim, or the text of the error that ended it; adds its seconds to ``times``."""
     verdicts: list[Verdict] = []
     try:
         for setting in claim.settings:

@@ -85,7 +85,7 @@ def run_job(job: TheoryJob) -> Ended:
 
 
 def _run(entry: TheoremEntry, options: CheckTheoryOptions) -> list[Verdict]:
-    """Returns the entry's verdicts; an exception becomes a failed verdict, so that the other checks still run."""
+    """Performs a theorem check and returns its verdicts; an exception becomes a failed verdict, so that others run."""
     try:
         verdicts: list[Verdict] = entry.build(options.scale, options.seed)
         failure = "returned no verdict"

@@ -1,9 +1,9 @@
 """The commands, and the parsing of a command line.
 
 A command is a module of this package with ``prepare`` and ``run_job``. The parameters of ``prepare`` are the command's
-groups of options, and a ``Description`` if the user describes a run (``Descriptions`` if the same options may describe
-several runs). A command with a second form, for a run that the user describes, has ``prepare_run`` as well: it takes
-the place of ``prepare`` as soon as the user gives an option that ``prepare`` does not have.
+groups of options, and a ``Description`` if options describe a run (``Descriptions`` if they may describe several runs).
+A command may have a second form, for a run that the user describes, in ``prepare_run``. It takes the place of
+``prepare`` as soon as the user gives an option that ``prepare`` does not have.
 """
 
 from __future__ import annotations
@@ -41,18 +41,18 @@ VARIED = ("algorithm", "partition", "schedule")  # choices whose options may hav
 
 @runtime_checkable
 class Prepare(Protocol):
-    """A function that checks the options of a command."""
+    """A function that checks the options of a command, as ``prepare`` and ``prepare_run`` of its module do."""
 
     def __call__(self, **groups: Any) -> Any:
         """Returns a job for the ``run_job`` of the same module; raises ``ValueError`` for a bad option.
 
         Args:
-            groups: Option groups and descriptions of runs, by parameter.
+            groups: Option groups and descriptions of runs, by parameter name.
         """
 
 
 class Command(NamedTuple):
-    """A command, and the type of each argument of its ``prepare``, by name."""
+    """A command: its module, its ``prepare``, and the types of the arguments of ``prepare`` by name."""
 
     name: str
     module: ModuleType
@@ -71,7 +71,7 @@ class Command(NamedTuple):
 
 
 class Line(NamedTuple):
-    """A command line before its values are parsed."""
+    """A command line, split into the words of each option, before these are converted to values."""
 
     words: dict[str, list[str]]  # words after each option, by its name; "" has the words before the first
     config: Values  # options of the config.json that the line repeats
@@ -79,7 +79,7 @@ class Line(NamedTuple):
 
 
 class ParsedLine(NamedTuple):
-    """A parsed command line."""
+    """A command line whose words are converted to the values of the options."""
 
     command: Command
     arguments: dict[str, Any]  # arguments of the command's ``prepare``
@@ -92,7 +92,7 @@ def find(name: str, *arguments: str) -> Command:
 
     Args:
         name: Name of the command, one of ``cli.summaries``.
-        *arguments: Words of the command line, which decide between the two forms of a command.
+        *arguments: Words of the command line, which decide between ``prepare`` and ``prepare_run`` of the command.
     """
     module = importlib.import_module(f"{cli.__name__}.{name.replace('-', '_')}")
     plain = _command(name, module, module.prepare)
@@ -109,7 +109,10 @@ def _command(name: str, module: ModuleType, prepare: Prepare) -> Command:
 
 
 def groups_of(command: Command, chosen: Mapping[str, str]) -> Groups:
-    """Returns the option groups of a command by title: choices, options of the chosen entries, and the command's own.
+    """Returns the option groups of a command by title.
+
+    These are the choices that describe a run, the options of the chosen algorithm, model and so on, and the groups of
+    the command itself.
 
     Args:
         command: The command.
@@ -125,13 +128,13 @@ def groups_of(command: Command, chosen: Mapping[str, str]) -> Groups:
 
 
 def options_by_name(groups: Mapping[str, object]) -> dict[str, Option]:
-    """Returns the options by name; an option of the command itself precedes a chosen entry's of the same name."""
+    """Returns the options of ``groups`` by name; the command's own option replaces one that describes a run."""
     of_command = {title: group for title, group in groups.items() if isinstance(group, type)}
     return flat.options_of(groups) | flat.options_of(of_command)
 
 
 def begun(command: Command, arguments: Sequence[str]) -> Line:
-    """Splits a command line into the words of its options, and reads the config.json that it repeats.
+    """Splits a command line into the words of each option, and reads the config.json that ``--config`` names.
 
     Args:
         command: The command.
@@ -145,7 +148,7 @@ def begun(command: Command, arguments: Sequence[str]) -> Line:
 
 
 def _repeated(command: Command, path: Path) -> Values:
-    """Reads the options of a config.json."""
+    """Reads the options of the run in a config.json; raises ``ValueError`` if another command wrote it."""
     content = files.json_of("config", path)
     try:
         options, writer = dict(content["options"]), str(content["command"])
@@ -183,7 +186,10 @@ def read(command: Command, arguments: Sequence[str]) -> ParsedLine:
 
 
 def _varied(algorithms: Sequence[str], line: Line) -> dict[str, list[str]]:
-    """Returns the words of the options with several values, one run for each value, by name."""
+    """Returns the options that have several values, with one run for each value, and the words of these values.
+
+    ``algorithms`` are the names of the algorithms on the command line ``line``.
+    """
     varied: dict[str, list[str]] = {}
     repeated = {name: list(map(str, value)) for name, value in line.config.items() if isinstance(value, list | tuple)}
     for algorithm in algorithms:
@@ -200,7 +206,10 @@ def _varied(algorithms: Sequence[str], line: Line) -> dict[str, list[str]]:
 def _read_several(
     command: Command, offered: Mapping[str, Mapping[str, Option]], line: Line, varied: Mapping[str, list[str]]
 ) -> ParsedLine:
-    """Parses a command of several runs, one for each algorithm and combination of values of its options."""
+    """Parses a command line of several runs: one for each algorithm and combination of values of its options.
+
+    ``offered`` has the command's options with each algorithm, and ``varied`` the options with several values.
+    """
     runs: list[ParsedLine] = []
     for algorithm, options in offered.items():
         others = {name for other in offered.values() for name in other} - options.keys()
@@ -222,7 +231,7 @@ def _read_several(
 
 
 def _read(command: Command, arguments: Sequence[str], line: Line) -> ParsedLine:
-    """Parses the arguments of a command about a single run."""
+    """Parses the arguments of a command about a single run; ``line`` is what ``begun`` returns for them."""
     groups = groups_of(command, line.chosen)
     options = options_by_name(groups)
     config = {name: _listed(value)[0] if name == "algorithm" else value for name, value in line.config.items()}
@@ -245,7 +254,7 @@ def _read(command: Command, arguments: Sequence[str], line: Line) -> ParsedLine:
 
 
 def _refusal(command: Command, name: str, chosen: Mapping[str, str], options: Mapping[str, Option]) -> ValueError:
-    """Returns the error for an option that the command, with these choices, does not have."""
+    """Builds the error for the option ``name``, which the command does not have after the choices ``chosen``."""
     if command.describes:
         description.refuse_unused(name, chosen)
     if command.prepare is not command.module.prepare:
@@ -256,9 +265,9 @@ def _refusal(command: Command, name: str, chosen: Mapping[str, str], options: Ma
 
 
 def _arguments(command: Command, values: Mapping[str, object], groups: Groups) -> dict[str, object]:
-    """Builds the arguments of ``prepare``: records of the command's options, and the described run.
+    """Builds the arguments of a command's ``prepare`` from the values of all options.
 
-    ``groups`` holds a class for each record of the command's options, and instances for the options of a run.
+    ``groups`` holds a class for each group of the command itself, and instances for the groups that describe a run.
     """
     kinds = [group for group in groups.values() if isinstance(group, type)]
     of_command = {field.name for kind in kinds for field in dataclasses.fields(kind)}

@@ -1,7 +1,7 @@
 """``fedtangent compare``: a run, or the standard cases, beside what theory predicts.
 
-It compares the standard cases, or any run that options of `fedtangent train` describe; `fedtangent compare --algorithm
-fed_avg --help` shows the options of the second form.
+The command has two forms. It compares the standard cases with theory, or a run that options of `fedtangent train`
+describe; `fedtangent compare --algorithm fed_avg --help` lists the options of the second form.
 """
 
 from __future__ import annotations
@@ -45,10 +45,11 @@ fedtangent list experiments  # tables and figures of the papers"""
 
 @dataclass(frozen=True)
 class CompareOptions:
-    """Networks trained by Fed-ensemble, NTK-FL's evolution and the Gaussian-process limit, side by side.
+    """Options of the comparison of the standard cases with theory.
 
-    Ends with a table, figures, and a verdict on each comparison with its negative control. Exits with 1 if simulation
-    and theory disagree anywhere, or a wrong theory passes.
+    Networks trained by Fed-ensemble, NTK-FL and the Gaussian-process limit are put side by side, with a table, figures,
+    and verdicts with their negative controls. The command exits with 1 if simulation and theory disagree anywhere, or a
+    wrong theory passes.
     """
 
     case: tuple[str, ...] = DEFAULT_CASES
@@ -66,7 +67,7 @@ class CompareOptions:
 
 @dataclass(frozen=True)
 class ComparisonOptions:
-    """Options of a comparison."""
+    """Options of the comparison of a user's run with theory."""
 
     widths: tuple[int, ...] = WIDTHS
     """Widths of the networks, all hidden layers alike; three or more."""
@@ -81,7 +82,7 @@ class ComparisonOptions:
 
 
 class CompareJob(NamedTuple):
-    """Checked settings, and the options that they came from."""
+    """The comparisons to make, and the options of the command."""
 
     settings: list[Setting]
     options: Values
@@ -95,9 +96,9 @@ def prepare(options: CompareOptions, figures: FigureOptions, verdicts: VerdictOp
     """Checks every option and loads the data of the standard cases.
 
     Args:
-        options: Cases, scale and output.
+        options: Cases, scale, seed and output folder.
         figures: Format of the figures.
-        verdicts: What the verdicts decide.
+        verdicts: Whether an undecided verdict changes the exit code, and the file for JUnit XML.
     """
     if not options.case:
         raise ValueError(f"case: got none, allowed are {', '.join(catalogue('cases'))}")
@@ -114,13 +115,13 @@ def prepare(options: CompareOptions, figures: FigureOptions, verdicts: VerdictOp
 def prepare_run(
     options: ComparisonOptions, figures: FigureOptions, verdicts: VerdictOptions, described: Description
 ) -> CompareJob:
-    """Checks the options of a run, as ``train`` does, and loads its data, to compare the run with theory.
+    """Checks the options that describe a run, and loads its data, to compare the run with theory.
 
     Args:
         options: Options of the comparison.
         figures: Format of the figures.
-        verdicts: What the verdicts decide.
-        described: The run.
+        verdicts: Whether an undecided verdict changes the exit code, and the file for JUnit XML.
+        described: The run, described by the options of ``fedtangent train``.
     """
     values = described.values() | asdict(options) | asdict(figures) | asdict(verdicts)
     whole("evaluations", options.evaluations)
@@ -137,7 +138,7 @@ def prepare_run(
 
 
 def _of_layers(described: Description, hidden_layers: int) -> Description:
-    """Returns the run with ``hidden_layers`` hidden layers in its mlp; raises ``ValueError`` for a ``width`` option."""
+    """Sets the number of hidden layers of a run's mlp; raises ``ValueError`` for a model that has another ``width``."""
     entry, options = described.model
     defaults = type(options)()
     if getattr(options, "width", None) != getattr(defaults, "width", None):
@@ -150,7 +151,7 @@ def _of_layers(described: Description, hidden_layers: int) -> Description:
 
 
 def run_job(job: CompareJob) -> Ended:
-    """Compares every setting, writes files after each, prints tables and draws figures; returns the outcome."""
+    """Compares each run with theory, writes its numbers, draws figures and prints tables; returns the outcome."""
     screen, times = console(), {"start: programs and data": cli.seconds()}
     say, folder = clock(screen), output_folder(job.output)
     write_config(folder, "compare", job.options)
@@ -187,13 +188,13 @@ def run_job(job: CompareJob) -> Ended:
 
 
 def _programs(setting: Setting) -> int:
-    """Counts the programs that train networks, which a setting's time follows, compiled or kept."""
+    """Counts the programs that train networks for a comparison; its time grows with their number."""
     evolutions = len(setting.size.widths) + (2 if setting.ntk_fl and setting.ntk_fl.exact_draws else 0)
     return len(setting.size.widths) + evolutions
 
 
 def _diverged(results: list[Compared]) -> list[str]:
-    """Describes the networks that ended in numbers that are not finite."""
+    """Describes the networks whose outputs at the end are not finite, a line each."""
     return [
         f"{networks.method}{networks.of_width} [{result.setting.name}]: diverged"
         for result in results
@@ -210,7 +211,7 @@ def _show(screen: Console, result: Compared) -> None:
 
 
 def _metrics(seed: int, result: Compared) -> list[Metric]:
-    """Builds the rows of the learning curves: of every method and width, and of the widest networks' prediction."""
+    """Builds the rows of metrics.csv of a comparison: learning curves of all trained networks, and predicted ones."""
     setting, rows = result.setting, list[Metric]()
     of_loss = {"mse": "residual"}.get(metric_of(setting.problem.loss), metric_of(setting.problem.loss))
     trained = zip(result.simulated, result.gaps, strict=True)
@@ -241,7 +242,7 @@ def _metrics(seed: int, result: Compared) -> list[Metric]:
 
 
 def _on_test(problem: Problem, mean: np.ndarray) -> dict[tuple[str, str], float]:
-    """Computes the test metrics of an ensemble's outputs [E, m, C]."""
+    """Computes the test metrics of an ensemble's outputs [E, m, C], averaged over E draws."""
     metrics = {("test", "mse"): float(problem.mse(mean).mean())}
     if problem.labels_test is not None:
         metrics["test", "accuracy"] = float(problem.accuracy(mean).mean())

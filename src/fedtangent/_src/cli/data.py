@@ -40,7 +40,7 @@ class DataOptions:
 
 
 class DataJob(NamedTuple):
-    """A checked request for one data set."""
+    """A data set to prepare or to verify, and the folders of its files."""
 
     options: DataOptions
     published: Published
@@ -49,7 +49,7 @@ class DataJob(NamedTuple):
 
 
 def prepare(options: DataOptions) -> DataJob:
-    """Checks the options; raises ``ValueError``."""
+    """Checks that the command can prepare or verify the data set; raises ``ValueError`` if not."""
     choice("action", options.action, ACTIONS)
     published = choose("datasets", options.name).published
     if published is None:
@@ -66,7 +66,7 @@ def prepare(options: DataOptions) -> DataJob:
 
 
 def run_job(job: DataJob) -> Ended:
-    """Prepares or verifies the data set and prints a table of its files; returns the outcome."""
+    """Prepares or verifies the data set and prints a table of its arrays or files; returns the outcome."""
     try:
         return _prepared(job) if job.options.action == "prepare" else _verified(job)
     except ValueError as error:  # no network, a wrong checksum, a full disk
@@ -74,7 +74,7 @@ def run_job(job: DataJob) -> Ended:
 
 
 def _prepared(job: DataJob) -> Ended:
-    """Prepares the data if they are missing, and prints a table of their arrays."""
+    """Downloads and prepares the data set if it is missing, and prints a table of its arrays; returns the outcome."""
     if job.directory is not None:
         dataset = load(job.options.name, job.directory)
         parts = {name: part for name, part in dataset._asdict().items() if isinstance(part, np.ndarray)}
@@ -90,7 +90,7 @@ def _prepared(job: DataJob) -> Ended:
 
 
 def _verified(job: DataJob) -> Ended:
-    """Compares every file's checksum with the published one, and prints a table."""
+    """Compares every file's checksum with the published one, and prints a table; returns the outcome."""
     checked = _of_folder(job, job.directory) if job.directory else check(stored_in(job.published, job.stored))
     rows, count = [], dict.fromkeys(VERDICTS, 0)
     for path, expected, actual in checked:
@@ -103,7 +103,10 @@ def _verified(job: DataJob) -> Ended:
 
 
 def _of_folder(job: DataJob, directory: Path) -> list[Checked]:
-    """Returns the published files of a data folder; for another form of the data, its files without known checksums."""
+    """Returns the files of the data set in a folder, with their published and actual checksums.
+
+    If the folder has the data in another form than published, its files have no published checksums.
+    """
     paths, missing = located(job.published, directory)
     if paths:
         present = [Checked(path, *checksums(job.published, role, path)) for role, path in paths.items()]

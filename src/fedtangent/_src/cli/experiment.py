@@ -24,10 +24,11 @@ NUM_SEEDS = 5
 
 @dataclass(frozen=True)
 class ExperimentOptions:
-    """One experiment: a table, figure or claim of the papers, with its published numbers beside ours.
+    """Options of one experiment: a table, figure or claim of the papers, with its published numbers beside ours.
 
-    `fedtangent list experiments` names them. Exits with 1 if the experiment does not count (it diverged, the methods
-    did not get the same budget, or a wrong theory passes too); a claim that is not seen is a result.
+    `fedtangent list experiments` names the experiments. The command exits with 1 if the experiment does not count: it
+    diverged, the methods did not get the same budget, or a wrong theory passes too. A claim that is not confirmed is a
+    result, and no failure.
     """
 
     name: Annotated[str, tyro.conf.Positional]
@@ -54,12 +55,12 @@ ExperimentJob = tuple[ExperimentOptions, FigureOptions, Experiment, Study]
 
 
 def continues(options: object) -> bool:
-    """Returns True: finished runs of an equal experiment in the same folder are used again."""
+    """Returns True: runs that an equal experiment has finished in the same folder are used again."""
     return True
 
 
 def allowed(words: Mapping[str, Sequence[str]]) -> dict[str, Iterable[str]]:
-    """Returns the allowed data sets and the settings of the named experiment, for the page of help."""
+    """Returns the allowed data sets and settings of the experiment that the command line names, for its help page."""
     experiment = entries.catalogue("experiments").get(" ".join(words[""]))
     if experiment is None:
         return {}
@@ -70,7 +71,7 @@ def allowed(words: Mapping[str, Sequence[str]]) -> dict[str, Iterable[str]]:
 
 
 def prepare(options: ExperimentOptions, figures: FigureOptions) -> ExperimentJob:
-    """Checks every option and loads the first seed's data.
+    """Checks every option and loads the data of the first seed.
 
     Args:
         options: The experiment and its settings.
@@ -86,7 +87,7 @@ def prepare(options: ExperimentOptions, figures: FigureOptions) -> ExperimentJob
 
 
 def run_job(job: ExperimentJob) -> Ended:
-    """Performs the experiment, and writes metrics.csv as it goes; returns the outcome."""
+    """Performs the experiment, writes metrics.csv after each part, and prints its tables; returns the outcome."""
     (options, figures, experiment, study), screen, start = job, console(), time.perf_counter()
     assert options.output is not None  # the command line names one
     say, folder = clock(screen), output_folder(options.output)

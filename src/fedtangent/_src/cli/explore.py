@@ -16,7 +16,7 @@ from fedtangent._src.output.tables import console
 
 @dataclass(frozen=True)
 class ExploreOptions:
-    """A page with controls, served on this machine until Ctrl-C."""
+    """Options of the explorer's page, which is served on this machine until Ctrl-C."""
 
     dataset: str = "sine"
     """Data set, of which at most 500 training and 200 test examples are used."""
@@ -33,7 +33,7 @@ class ExploreOptions:
 
 
 def prepare(options: ExploreOptions) -> tuple[Any, bool]:
-    """Checks the options, loads the data, computes their kernel, and starts the server."""
+    """Checks the options and loads the data; returns the server of the page, and whether to open a browser."""
     check_installed("bokeh")
     whole("port", options.port, 0, 65535)
     flag("browser", options.browser)
@@ -42,7 +42,7 @@ def prepare(options: ExploreOptions) -> tuple[Any, bool]:
 
 
 def run_job(job: tuple[Any, bool]) -> Ended:
-    """Serves the page until it is interrupted; returns the outcome."""
+    """Serves the explorer's page until the user interrupts it; ``job`` is what ``prepare`` returned."""
     page, in_browser = job
     console().print(f"http://localhost:{page.port}/ shows the page; Ctrl-C ends it", highlight=False)
     if in_browser:

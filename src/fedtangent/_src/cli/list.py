@@ -22,13 +22,13 @@ class ListOptions:
 
 
 def prepare(options: ListOptions) -> ListOptions:
-    """Checks the option; raises ``ValueError``."""
+    """Checks the option; raises ``ValueError`` for an unknown kind of names."""
     choice("kind", options.kind, ("kinds", *KINDS))
     return options
 
 
 def run_job(options: ListOptions) -> Ended:
-    """Prints the table; returns the outcome."""
+    """Prints a table of the names of one kind, with a description each; returns the outcome."""
     if options.kind == "kinds":
         rows = [(kind, ", ".join(catalogue(kind))) for kind in KINDS]
     else:

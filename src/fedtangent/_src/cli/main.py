@@ -1,8 +1,9 @@
 """The command line: parses a command, checks it, performs it, and ends with its exit code.
 
-``prepare`` of a command (see ``commands``) checks everything and writes nothing. ``run_job`` does the work and returns
-its outcome, an ``output.files.Ended``, which becomes the exit code, the last line of a failure, and the status in
-result.json. ``continues(options)`` of a command tells whether it continues the run in the output folder.
+The module of a command has a ``prepare``, which checks all options and writes nothing (see ``commands``), and a
+``run_job``, which does the work and returns its outcome, an ``output.files.Ended``. The outcome has the exit code, the
+last line that is printed after a failure, and the status for result.json. A command that can continue the run in its
+output folder also has ``continues(options)``, which tells whether it should.
 
 Bad input ends with exit code 2 and one line on standard error, before anything is written.
 """
@@ -33,7 +34,7 @@ def main(arguments: Sequence[str] | None = None, loaded: Callable[[], None] = la
     """Reads the command line, checks it and runs the command; ends the process with its exit code.
 
     Args:
-        arguments: Words of the command line, by default those of the process.
+        arguments: Words of the command line; None for those of the process.
         loaded: Function that is called once the modules of the command line are imported.
     """
     sys.stdout, sys.stderr = (file or open(os.devnull, "w") for file in (sys.stdout, sys.stderr))  # noqa: SIM115
@@ -60,7 +61,7 @@ def main(arguments: Sequence[str] | None = None, loaded: Callable[[], None] = la
 
 
 def _let_go(stream: IO[str]) -> None:
-    """Redirects a stream that cannot be written to, so that its unwritten rest raises no error at exit."""
+    """Redirects to the null device a stream that cannot be written to, so that flushing it at exit raises no error."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
@@ -116,7 +117,7 @@ def run(arguments: list[str], loaded: Callable[[], None] = lambda: None) -> int:
 
 
 def _performed(line: ParsedLine, job: object) -> int:
-    """Runs a checked job whose output folder is locked, and returns the exit code."""
+    """Runs the job that a command's ``prepare`` has returned, and returns the exit code; errors become one line."""
     import jax
 
     from fedtangent._src.comparison.followed import NotFollowed
@@ -154,7 +155,7 @@ def _performed(line: ParsedLine, job: object) -> int:
 
 
 def _folder(line: ParsedLine) -> Path | None:
-    """Returns the output folder of the command; None if this process does not write."""
+    """Returns the output folder of a command; None if it has none, or if another process of the run writes."""
     from fedtangent._src.engine import processes
 
     folder = line.values.get("output")
@@ -162,7 +163,10 @@ def _folder(line: ParsedLine) -> Path | None:
 
 
 def _prepared(line: ParsedLine) -> object:
-    """Returns the checked job, and with ``--overwrite`` removes another run from its folder."""
+    """Calls the command's ``prepare`` and returns its job; with ``--overwrite`` removes an earlier run of the folder.
+
+    Raises ``ValueError`` if the folder has a run that must be neither continued nor replaced.
+    """
     from fedtangent._src.output.files import check_free, clear, output_folder
 
     folder, module, overwrite = _folder(line), line.command.module, line.values.get("overwrite", False)
@@ -190,8 +194,8 @@ def help_page(command: Command, arguments: Sequence[str]) -> str:
 
     Args:
         command: The command.
-        arguments: Further words of the line, such as ``--algorithm fed_prox``: the page shows the options of the
-            entries that they choose.
+        arguments: Further words of the command line. The page shows the options of what they choose: with ``--algorithm
+            fed_prox`` those of FedProx.
     """
     from fedtangent._src.cli import commands
     from fedtangent._src.cli.arguments import page
@@ -219,7 +223,7 @@ def help_page(command: Command, arguments: Sequence[str]) -> str:
 
 
 def _place(one: Option) -> str:
-    """Returns a positional argument as the usage line shows it: in brackets if it may be left out."""
+    """Returns a positional argument as the usage line shows it: in brackets if it can be left out."""
     text = f"{one.shown} .." if one.several else one.shown
     return text if one.default is dataclasses.MISSING else f"[{text}]"
 

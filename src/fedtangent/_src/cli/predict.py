@@ -52,7 +52,7 @@ MUCH = 10.0  # times the best rate: a largest stable rate beyond it is of no use
 
 @dataclass(frozen=True)
 class PredictOptions(Forecasting):
-    """Options of the forecast, and of its output."""
+    """Options of the prediction of runs, and of its output."""
 
     evaluate_every: int = 1
     """Rounds between evaluations; a target can be reached only at these."""
@@ -61,7 +61,7 @@ class PredictOptions(Forecasting):
 
 
 class PredictJob(NamedTuple):
-    """Checked runs, one for each algorithm and combination of values, and the options that they came from."""
+    """The runs to predict, one for each algorithm and combination of values, and the options of the command."""
 
     plans: list[Plan]
     options: Values
@@ -73,9 +73,9 @@ def prepare(options: PredictOptions, figures: FigureOptions, described: Descript
     """Checks every option and loads the data.
 
     Args:
-        options: Options of the forecast and its output.
+        options: Options of the prediction and its output.
         figures: Format of the figures.
-        described: The runs.
+        described: The runs to predict.
     """
     check_forecasting(options)
     evaluation = Evaluation(options.evaluate_every)
@@ -94,7 +94,7 @@ def prepare(options: PredictOptions, figures: FigureOptions, described: Descript
 
 
 def run_job(job: PredictJob) -> Ended:
-    """Predicts every run, writes files after each, prints the table and draws figures; returns the outcome."""
+    """Predicts every run, writes files after each, prints a table and draws figures; returns the outcome."""
     from fedtangent._src.output.forecast_plots import learning_curves, loss_against_rate
 
     screen, start, done = console(), time.perf_counter(), list[Forecast]()
@@ -122,7 +122,7 @@ def run_job(job: PredictJob) -> Ended:
 
 
 def _diverged(forecasts: Sequence[Forecast]) -> list[str]:
-    """Describes the runs that diverge at their best rate, or, for a single run, at its given rate."""
+    """Describes the runs that are predicted to diverge at their best rate; a single run, also at its given rate."""
     curves = [(one.name, one.best) for one in forecasts]
     if len(forecasts) == 1:
         curves.append((forecasts[0].name, forecasts[0].given))
@@ -134,12 +134,12 @@ def _diverged(forecasts: Sequence[Forecast]) -> list[str]:
 
 
 def _is_far(curve: Curve, loss: str) -> bool:
-    """Tells whether a curve diverges."""
+    """Tells whether a predicted curve diverges by its last values."""
     return bool(divergence([values[:, -1] for values in curve.values.values()], curve.mean("train", loss)))
 
 
 def _metrics(forecast: Forecast) -> list[Metric]:
-    """Builds rows of metrics.csv: the predicted curves, named as in ``train``, and their 5th and 95th percentiles."""
+    """Builds rows of metrics.csv: predicted curves, named as in ``train``, and their 5th and 95th percentiles."""
     curves = {"predicted": forecast.given}
     if forecast.rates is not None:
         curves["predicted at the best rate"] = forecast.best
@@ -163,7 +163,7 @@ def _metrics(forecast: Forecast) -> list[Metric]:
 
 
 def _rows(forecast: Forecast) -> list[Row]:
-    """Builds the rows of result.json: for the given rate, and for the best and the fastest where searched."""
+    """Builds the rows of result.json for a run: at the given rate, and at the best and the fastest if searched for."""
     rows, plan, rates = [], forecast.plan, forecast.rates
     best = None if rates is None else forecast.best
     for which, curve in (("given", forecast.given), ("best", best), ("fastest", forecast.fastest)):
@@ -203,14 +203,14 @@ def _ends(forecast: Forecast, curve: Curve) -> list[str]:
 
 
 def _columns(plan: Plan) -> list[str]:
-    """Returns the headings of ``_ends``."""
+    """Returns the headings of the cells that ``_ends`` returns."""
     names = {"nll": "test NLL", "mse": "test MSE", "loss": "test loss", "accuracy": "accuracy"}
     metrics = [names[name] for name in dict.fromkeys((plan.loss, plan.main))]
     return [*metrics, *(["rounds", "MiB up"] if plan.forecasting.target is not None else [])]
 
 
 def _until(plan: Plan) -> str:
-    """Returns the part of a table's title that explains its rounds and bytes; "" without a target."""
+    """Returns the end of a table's title, which names the target accuracy or loss; "" without a target."""
     return "" if plan.forecasting.target is None else f"; rounds and MiB to {_goal(plan)}"
 
 
@@ -265,7 +265,7 @@ def _show_ranked(screen: Console, forecasts: Sequence[Forecast]) -> None:
 
 
 def _remark(screen: Console, forecast: Forecast) -> None:
-    """Prints remarks on the rates and the target that matter before the user trusts or changes them."""
+    """Prints remarks about a prediction that the user should know before trusting its rates or changing its target."""
     plan, rates, lines = forecast.plan, forecast.rates, list[str]()
     if rates is not None and rates.stable == 0:
         lines.append("the training loss rises at every rate that was tried")

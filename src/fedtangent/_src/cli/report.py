@@ -32,7 +32,7 @@ class ReportOptions:
 
 
 class ReportJob(NamedTuple):
-    """Runs, and the HTML page about them."""
+    """The runs of a report, and its HTML page."""
 
     options: ReportOptions
     runs: list[ReportedRun]
@@ -40,7 +40,7 @@ class ReportJob(NamedTuple):
 
 
 def prepare(options: ReportOptions) -> ReportJob:
-    """Reads all the runs and builds the page; raises ``ValueError``, and writes nothing."""
+    """Reads the files of all runs and builds the page, without writing it; raises ``ValueError`` for bad folders."""
     if not options.runs:
         raise ValueError("runs: got none, must be folders of runs")
     try:
@@ -56,7 +56,7 @@ def prepare(options: ReportOptions) -> ReportJob:
 
 
 def run_job(job: ReportJob) -> Ended:
-    """Writes the page; returns the outcome."""
+    """Writes the HTML page and prints a table of its runs; returns the outcome of the command."""
     folder, screen = output_folder(job.options.output), console()
     write_config(folder, "report", job.options)
     write_atomically(folder / "report.html", job.html)
@@ -72,7 +72,7 @@ def run_job(job: ReportJob) -> Ended:
 def command_of(run: ReportedRun) -> str:
     """Returns the command line that repeats a run, with the options that differ from their defaults.
 
-    If that line does not give the run's values, as for a run of another version, it names the run's config.json.
+    If that line would not give all values of the run (a run of another version, say), it names the run's config.json.
     """
     path = ["--config", str(run.folder / "config.json")]
     try:
@@ -98,13 +98,13 @@ def command_of(run: ReportedRun) -> str:
 
 
 def _values(command: str, line: Sequence[str]) -> Values:
-    """Returns the value of every option that belongs to the run, with paths as text."""
+    """Parses the words ``line`` of a command; returns the value of every option of the run, with paths as text."""
     values = commands.read(commands.find(command, *line), line).values
     return {n: str(v) if isinstance(v, Path) else v for n, v in values.items() if n not in commands.ANEW}
 
 
 def _means(command: str, line: Sequence[str], values: Mapping[str, object]) -> bool:
-    """Tells whether the command line gives these values."""
+    """Tells whether the words ``line`` of a command give its options exactly these values."""
     try:
         return _values(command, line) == values
     except ValueError:

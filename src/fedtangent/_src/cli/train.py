@@ -41,7 +41,7 @@ LOGS = ("none", "tensorboard")
 
 @dataclass(frozen=True)
 class TrainOptions:
-    """Options of the evaluations of a run, and of its output."""
+    """Options of the evaluations of a run, of repetitions with other seeds, and of the output."""
 
     evaluate_every: int = 5
     """Rounds between evaluations."""
@@ -73,18 +73,18 @@ class TrainJob(NamedTuple):
 
 
 def continues(options: Mapping[str, object]) -> bool:
-    """Tells whether the run continues the one in its folder."""
+    """Tells whether ``--resume`` is given, so that the command continues the run in its output folder."""
     return bool(options["resume"])
 
 
 def prepare(options: TrainOptions, machine: MachineOptions, figures: FigureOptions, described: Description) -> TrainJob:
-    """Checks every option, builds the run and chooses the mapping of its clients.
+    """Checks every option, builds the run, and chooses how its clients are mapped onto the devices.
 
-    Writes nothing except the key file of a projection, if that does not exist.
+    Writes nothing except the key file of a random projection of the inputs, if that does not exist.
 
     Args:
         options: Options of evaluations and output.
-        machine: Options of the computation.
+        machine: Options of where and how the run is computed.
         figures: Format of the figures.
         described: The run.
     """
@@ -121,7 +121,7 @@ def prepare(options: TrainOptions, machine: MachineOptions, figures: FigureOptio
 
 
 def _check(options: TrainOptions, machine: MachineOptions, described: Description) -> tuple[int, ...]:
-    """Returns the seeds of the runs; raises ``ValueError`` for an option out of range."""
+    """Checks the options of ``train`` and returns the seeds of its runs; raises ``ValueError`` for a bad option."""
     checks.whole("evaluate_every", options.evaluate_every)
     checks.choice("diagnostics", options.diagnostics, DIAGNOSTICS)
     checks.choice("log", options.log, LOGS)
@@ -149,7 +149,10 @@ def _check(options: TrainOptions, machine: MachineOptions, described: Descriptio
 
 
 def _diagnostics(options: TrainOptions, built: Built, seed: int) -> Diagnostics | None:
-    """Builds the diagnostics on the examples of --seed; raises ``ValueError`` if the run does not allow them."""
+    """Builds the kernel or laziness diagnostics that ``--diagnostics`` names; None if it is "none".
+
+    Raises ``ValueError`` if the run does not allow them. ``seed`` is the seed of the run.
+    """
     if options.diagnostics == "laziness":
         return laziness_diagnostics(built, options.evaluate_every, options.diagnostics_examples)
     if options.diagnostics == "kernel":
@@ -161,7 +164,7 @@ def _diagnostics(options: TrainOptions, built: Built, seed: int) -> Diagnostics 
 
 
 def _checkpoints(options: TrainOptions, machine: MachineOptions, seed: int, config: Values) -> Checkpoints:
-    """Returns the settings of checkpoints for the run of ``seed``; each of several runs has its own folder."""
+    """Returns the settings of checkpoints for the run of ``seed``; with ``--seeds`` each run has its own folder."""
     assert options.output is not None
     folder = options.output / "checkpoints" / ("" if options.seeds is None else f"seed-{seed}")
     resume = options.resume and has_checkpoint(folder)  # of several runs, some may not have begun
@@ -177,7 +180,7 @@ def _notices(diagnostics: Diagnostics | None) -> list[str]:
 
 
 def _described(resolved: Resolved) -> list[str]:
-    """Returns two lines of text: the mapping of a run, and its expected memory."""
+    """Returns two lines of text for the user: how clients are mapped onto devices, and the expected memory."""
     devices = f" over {jax.device_count()} devices" if resolved.mapping.startswith("sharded") else ""
     times = ", ".join(f"{name} {seconds:.3g}" for name, seconds in resolved.seconds.items())
     timed = f" (seconds a round: {times})" if times else ""
@@ -185,7 +188,7 @@ def _described(resolved: Resolved) -> list[str]:
 
 
 def run_job(job: TrainJob) -> Ended:
-    """Trains with each of the seeds, and writes files on the way and at the end; returns the outcome."""
+    """Trains once for each seed, writes files during training and at the end; returns the outcome."""
     first = next(iter(job.checkpoints.values()))
     if job.options.resume and not first.resume and is_main():
         trained.say(f"there is no checkpoint in {first.folder}: starting from the beginning")
@@ -201,7 +204,7 @@ def run_job(job: TrainJob) -> Ended:
 
 
 def _simulated(job: TrainJob, seed: int, write: Reported) -> Run:
-    """Trains with one seed; ``write`` receives every evaluation."""
+    """Trains the run of one seed; calls ``write`` with every evaluation."""
     built, diagnostics = job.built, job.diagnostics
     if diagnostics is not None:
         diagnostics = diagnostics.of_seed(built.algorithm, built.data.num_clients, seed)
@@ -226,7 +229,10 @@ def _simulated(job: TrainJob, seed: int, write: Reported) -> Run:
 def _measured(
     built: Built, kind: str, diagnostics: Diagnostics | None, algorithm: Algorithm, state: PyTree
 ) -> dict[str, dict[str, float]]:
-    """Returns the metrics of an evaluation by split and name, with ``kind`` as the split of the diagnostics."""
+    """Computes the metrics of an evaluation at ``state``, by split and name.
+
+    ``diagnostics`` are a further measure of the run, or None; the split of their metrics is ``kind``.
+    """
     metrics = measured(built.examples, algorithm, state)
     if built.of_clients is not None:
         metrics["clients"] = _measured_on_clients(built, built.of_clients, state)
@@ -236,7 +242,7 @@ def _measured(
 
 
 def _measured_on_clients(built: Built, tests: FederatedData, state: PyTree) -> dict[str, float]:
-    """Measures every client on its own test examples: the mean over clients, and over examples."""
+    """Evaluates every client on its own test examples; returns the mean over clients, and the mean over examples."""
     if built.examples.train.labels is None:
         name, score = "mse", personal.mse
     else:
@@ -247,5 +253,5 @@ def _measured_on_clients(built: Built, tests: FederatedData, state: PyTree) -> d
 
 
 def _accuracy_of_targets(outputs: Array, targets: Array, mask: Array) -> Array:
-    """Computes the accuracy for targets [m, C] whose largest entry stands at the class of the example."""
+    """Computes the share of right predictions where ``targets`` [m, C] are largest at the class of each example."""
     return personal.accuracy(outputs, jnp.argmax(targets, axis=-1), mask)

@@ -38,7 +38,7 @@ LOWER = "lower the learning rate"
 
 @dataclasses.dataclass(frozen=True)
 class RunFiles:
-    """Writer of the files of a training run; of several processes, only the first one writes."""
+    """Writer of the files of a command ``train``; if several processes take part, only the first one writes."""
 
     folder: Path
     built: Built
@@ -50,22 +50,23 @@ class RunFiles:
 
     @property
     def title(self) -> str:
-        """Names of the algorithm and the data set."""
+        """Title of tables and figures: names of the algorithm and the data set."""
         return f"{self.built.algorithm.name} on {self.built.description.dataset.entry.name}"
 
     def log(self) -> contextlib.AbstractContextManager[Log | None]:
-        """Opens the writer for TensorBoard; yields None without one."""
+        """Opens the writer for TensorBoard; yields None if there is none to write to."""
         return tensorboard(self.folder) if self.logs and is_main() else contextlib.nullcontext()
 
     def write(self, log: Log | None, seed: int, row: Measurement) -> None:
-        """Writes a measurement to metrics.csv; the first time, config.json as well.
+        """Writes one evaluation of a run to metrics.csv; the first call writes config.json as well.
 
-        A checkpoint that cannot be resumed is refused before the first measurement, and so before anything is written.
+        A checkpoint that cannot be resumed raises an error before the first evaluation, and so before anything is
+        written.
 
         Args:
             log: Writer for TensorBoard, or None.
             seed: Seed of the run.
-            row: The measurement.
+            row: The evaluation.
         """
         if not is_main():
             return
@@ -89,7 +90,7 @@ class RunFiles:
 
         Args:
             runs: Run of each seed.
-            diagnostics: Diagnostics of the first seed, which are drawn.
+            diagnostics: Diagnostics of the run of the first seed, which are drawn; None for none.
         """
         reliabilities = self._reliabilities(runs)  # every process takes part in a prediction
         if not is_main():
@@ -110,7 +111,7 @@ class RunFiles:
                 say(remark if len(runs) == 1 else f"seed {seed}: {remark}")
 
     def _reliabilities(self, runs: dict[int, Run]) -> list[Reliability]:
-        """Computes the calibration of each run on the test examples; none unless the loss takes classes."""
+        """Computes the calibration of each run on the test examples; [] unless the loss is one of classes."""
         test = self.built.examples.test
         if targets_of(self.built.loss) != "classes" or test is None or test.labels is None:
             return []
@@ -119,7 +120,7 @@ class RunFiles:
         return [uncertainty.reliability(member, test.labels) for member in members]
 
     def _setting(self) -> str:
-        """Returns one line with the choices on which the table's numbers depend most."""
+        """Describes in a line the choices on which the numbers depend most: model, clients, loss, learning rate."""
         run = self.built.description
         rate, loss = run.algorithm.options.client_learning_rate, self.built.loss.replace("_", " ")
         clients = f"{run.partition.entry.name} on {self.built.data.num_clients} clients"
@@ -136,7 +137,7 @@ class RunFiles:
             reliability_diagram({self.built.algorithm.name: reliabilities}, title, path)
 
     def _draw_diagnostics(self, diagnostics: Diagnostics, run: Run) -> None:
-        """Draws the diagnostics of all seeds and models by round, and the first and last spectrum of ``run``."""
+        """Draws the diagnostics of all seeds by round, and the first and last spectra of the kernels of ``run``."""
         from fedtangent._src.output.run_plots import kernel_figure, laziness_figure
 
         kind = "laziness" if isinstance(diagnostics, LazinessDiagnostics) else "kernel"
@@ -165,7 +166,7 @@ def say(line: str) -> None:
 
 
 def ended_as(runs: dict[int, Run], stop_on_divergence: bool) -> Ended:
-    """Returns the common outcome of all runs.
+    """Returns the outcome of the command from the runs of all seeds.
 
     Args:
         runs: Run of each seed.
@@ -179,7 +180,7 @@ def ended_as(runs: dict[int, Run], stop_on_divergence: bool) -> Ended:
 
 
 def status(run: Run) -> str:
-    """Returns the status of a run, which also diverges by its last metrics: not finite, or far too large a loss."""
+    """Returns the status of a run: "diverged .." also if its last metrics are not finite or its loss is too large."""
     if run.status != FINISHED:
         return run.status
     last = run.history.evaluations[-1]
@@ -192,7 +193,7 @@ def status(run: Run) -> str:
 
 
 def _training_losses(run: Run) -> tuple[float, float]:
-    """Returns the first and the last training loss."""
+    """Returns the training loss at the first and at the last evaluation of a run."""
     metrics = [e.metrics for e in (run.history.evaluations[0], run.history.evaluations[-1])]
     ends = [values for splits in metrics for split, values in splits.items() if split.startswith("train")]
     first, last = (next(row[name] for name in ("mse", "nll", "loss") if name in row) for row in ends)
@@ -200,12 +201,12 @@ def _training_losses(run: Run) -> tuple[float, float]:
 
 
 def counted(runs: dict[int, Run]) -> dict[int, Run]:
-    """Selects the runs whose numbers are averaged: those that finished, or all runs if none finished."""
+    """Selects the runs over which numbers are averaged: the finished ones, or all if none finished."""
     return {seed: run for seed, run in runs.items() if status(run) == FINISHED} or runs
 
 
 def whose(runs: dict[int, Run], good: dict[int, Run]) -> str:
-    """Describes the round and the seeds of the table's numbers.
+    """Describes of which round and of how many seeds the numbers in the table are.
 
     Args:
         runs: Run of each seed.
@@ -219,14 +220,17 @@ def whose(runs: dict[int, Run], good: dict[int, Run]) -> str:
 
 
 def _mean_cost(runs: dict[int, Run]) -> Measurement:
-    """Returns the last evaluation, with the bytes averaged over all seeds."""
+    """Returns the last evaluation of the last run, with the bytes averaged over the runs of all seeds."""
     ends = [run.history.evaluations[-1] for run in runs.values()]
     up, down = (round(float(np.mean([getattr(e, f"{way}_bytes") for e in ends]))) for way in ("uplink", "downlink"))
     return ends[-1]._replace(uplink_bytes=up, downlink_bytes=down)
 
 
 def rows_of(runs: dict[int, Run]) -> list[Row]:
-    """Returns the last metrics; for several seeds their means, with the half-width of a 95 % interval (Student's t)."""
+    """Returns the metrics of the last evaluation as rows, averaged over the runs.
+
+    For several seeds a row has the half-width of the mean's 95 % interval (Student's t).
+    """
     last = [run.history.evaluations[-1].metrics for run in runs.values()]
     rows: list[Row] = []
     for split, names in last[0].items():
@@ -240,7 +244,7 @@ def rows_of(runs: dict[int, Run]) -> list[Row]:
 
 
 def table_of(title: str, rows: list[Row], last: Measurement) -> TextTable:
-    """Builds the printed table of the last metrics and the bytes sent.
+    """Builds the table that ``train`` prints: the last metrics and the bytes sent.
 
     Args:
         title: Title of the table.
@@ -260,7 +264,7 @@ def table_of(title: str, rows: list[Row], last: Measurement) -> TextTable:
 
 
 def remarks(run: Run) -> list[str]:
-    """Returns remarks on a run that matter before the user believes its numbers."""
+    """Returns remarks to read before believing a run's numbers, such as that the training loss did not fall."""
     lines = lost(run.history.rounds)
     first, end = _training_losses(run)
     if status(run) == FINISHED and end >= first:

@@ -1,1 +1,1 @@
-"""Measures of runs: calibration, paired intervals, privacy, change of tangent kernels, loss surfaces."""
+"""Measures of runs: calibration, conformal sets, paired intervals, privacy, tangent kernels, loss surfaces."""

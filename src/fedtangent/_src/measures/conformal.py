@@ -2,9 +2,10 @@
 
 Every client scores its calibration examples with the trained model; a high score is a poor prediction. The threshold is
 a quantile of all scores, and the prediction set of a new input holds the targets whose score is at most the threshold.
-If the test point comes from client k with probability ``(n_k + 1) / (N + K)`` (of N calibration examples of K clients
-n_k are client k's) and is exchangeable with that client's examples, the set covers the target with probability at least
-``1 - alpha``, for any model and however much clients differ (``theory.conformal_coverage`` has both bounds).
+Let N clients have n calibration examples, of which n_k are client k's. If the test point comes from client k with
+probability ``(n_k + 1) / (n + N)`` and is exchangeable with that client's examples, the set covers the target with
+probability at least ``1 - alpha``, for any model and however much clients differ (``theory.conformal_coverage`` has
+both bounds).
 
 Everything runs on the host in NumPy float64 and cannot be traced.
 """
@@ -29,10 +30,10 @@ ROUNDING = 1e-12  # relative, of sums of weights: 0.9 of ten examples are nine o
 
 
 class FederatedQuantile(NamedTuple):
-    """A quantile of the scores of all clients.
+    """The quantile of the conformal scores of all clients that is the threshold of prediction sets.
 
     Attributes:
-        value: The quantile; infinite if there are too few scores for the level.
+        value: The quantile; infinite if there are too few scores for ``alpha``.
         weights: Weights of the clients, with sum 1.
         uplink_bytes: Bytes that all clients send for it: their scores in float64, and their number of scores.
     """
@@ -43,7 +44,7 @@ class FederatedQuantile(NamedTuple):
 
 
 class Coverage(NamedTuple):
-    """The share of targets in their sets, with confidence intervals.
+    """The share of targets that are in their prediction sets, with confidence intervals.
 
     Attributes:
         overall: The share over the mixture of clients.
@@ -55,10 +56,10 @@ class Coverage(NamedTuple):
 
 
 class ConformalPredictor(NamedTuple):
-    """A score with its threshold; built by ``conformal_predictor``.
+    """A calibrated conformal predictor, which builds prediction sets; ``conformal_predictor`` returns it.
 
     Attributes:
-        score: Name of the score.
+        score: Name of the conformal score.
         quantile: The threshold, the weights of the clients, and the bytes that they sent.
     """
 
@@ -67,18 +68,18 @@ class ConformalPredictor(NamedTuple):
 
     @property
     def threshold(self) -> float:
-        """The largest score of a target in a set; infinite if there were too few calibration examples."""
+        """Threshold: a set holds all targets with at most this score; infinite if there were too few examples."""
         return self.quantile.value
 
     def sets(self, prediction: Predicted) -> Bool[np.ndarray, "n C"] | Interval:
         """Builds the prediction set of every input.
 
         Args:
-            prediction: Prediction at n inputs, of the kind that was calibrated.
+            prediction: Prediction at n inputs, of the same kind as in the calibration.
 
         Returns:
-            For a score of classes which classes are in the set, [n, C]; for regression an interval with arrays [n, C],
-            whose box covers all outputs of an input together.
+            For a score of classes, bools [n, C] that tell which classes are in the set. For regression, an interval
+            with arrays [n, C]: the set of an input is the box of its C intervals.
         """
         if self.score in CLASSIFICATION:
             return class_scores(prediction, self.score) <= self.threshold
@@ -86,7 +87,7 @@ class ConformalPredictor(NamedTuple):
         return Interval.about(centre, self.threshold * scale)
 
     def covers(self, prediction: Predicted, targets: Num[AnyArray, "n *C"]) -> Bool[np.ndarray, "n"]:
-        """Tests whether each set holds its target, [n].
+        """Tests for each input whether the prediction set holds the target, [n].
 
         Args:
             prediction: Prediction at n inputs.
@@ -97,10 +98,10 @@ class ConformalPredictor(NamedTuple):
     def coverage(
         self, prediction: Predicted, targets: Num[AnyArray, "n *C"], clients: Clients, level: float = 0.95
     ) -> Coverage:
-        """Measures the share of targets in their sets, for each client and over the mixture of clients.
+        """Measures the share of targets that are in their sets, for each client and over the mixture of clients.
 
-        The confidence interval is for the sets of this calibration. Calibration on other N examples moves the coverage
-        by about ``sqrt(alpha (1 - alpha) / N)``; only its mean over such draws is guaranteed.
+        The confidence interval is for the sets of this calibration. Calibration on n other examples changes the
+        coverage by about ``sqrt(alpha (1 - alpha) / n)``; only the mean over such calibrations is guaranteed.
 
         Args:
             prediction: Prediction at n test inputs.
@@ -130,8 +131,9 @@ def conformal_predictor(
         clients: The calibration examples of each client.
         alpha: Largest probability that a set misses its target, above 0 and below 1.
         score: Name of the score; ``conformal_scores`` defines them.
-        weights: Weights [N] of the clients in the mixture that test points come from; None for ``n_k + 1``. With
-            weight 1 for one client and 0 for all others the sets are calibrated for that client alone.
+        weights: Weights [N] of the clients in the mixture that test points come from; None for their numbers of
+            examples plus 1. With weight 1 for one client and 0 for all others the sets are calibrated for that client
+            alone.
         summary_size: Largest number of scores that a client sends; None for all (``federated_quantile``).
 
     Returns:
@@ -164,13 +166,13 @@ def federated_quantile(
     """Computes the conformal threshold of scores that are distributed over N clients (Lu et al., ICML 2023).
 
     It is the smallest score q with ``sum_k w_k m_k(q) / (n_k + 1) >= 1 - alpha``. Here client k has n_k scores, of
-    which m_k(q) are at most q, and the weights w_k are scaled to sum 1. With the paper's weights ``w_k = (n_k + 1) / (n
-    + N)`` it is the ``ceil((1 - alpha)(n + N))``-th smallest of all n scores. It is infinite if there are too few
-    scores for ``alpha``.
+    which m_k(q) are at most q, and the weights w_k are scaled to sum 1. With the weights of Lu et al., ``w_k = (n_k +
+    1) / (n + N)``, it is the ``ceil((1 - alpha)(n + N))``-th smallest of all n scores. It is infinite if there are too
+    few scores for ``alpha``.
 
     Each client sends its scores in increasing order. With a ``summary_size`` of s it sends only the scores of ranks
     ``ceil(j n_k / s)``, j = 1 .. s, and the server replaces each score in between by the next larger one that was sent.
-    So the threshold is never below that of all scores, and coverage is never lost. The T-Digest of the paper can err in
+    So the threshold is never below that of all scores, and coverage is never lost. The T-Digest of Lu et al. can err in
     both directions.
 
     Args:
@@ -184,7 +186,7 @@ def federated_quantile(
         The threshold, the weights with sum 1, and the bytes that the clients send.
 
     Raises:
-        ValueError: An argument is out of range.
+        ValueError: An argument has the wrong shape or range, or a score is not finite.
     """
     number("alpha", alpha, above=0, below=1)
     values = real_array("scores", scores)
@@ -207,9 +209,9 @@ def coverage_by_client(
 ) -> Coverage:
     """Computes the share of covered targets of each client and over a mixture of clients, with confidence intervals.
 
-    ``covered`` may be of any sets or intervals, for example of ``predictive_interval``. A client's confidence interval
-    is Wilson's (1927). For the mixture, the distances of its ends from the share are combined as a root of squares
-    (MOVER, Zou and Donner, 2008).
+    ``covered`` may come from any sets or intervals, for example from ``predictive_interval``. A client's confidence
+    interval is Wilson's (1927). For the mixture, the distances between share and interval end of all clients, times
+    their weights, are combined as the root of the sum of squares (MOVER, Zou and Donner, 2008).
 
     Args:
         covered: Whether each target is in its set, [n].
@@ -218,7 +220,7 @@ def coverage_by_client(
         level: Probability of the confidence intervals.
 
     Raises:
-        ValueError: An argument is out of range, or a client of positive weight has no examples.
+        ValueError: An argument has the wrong shape or range, or a client of positive weight has no examples.
     """
     inside = np.asarray(covered)
     if inside.ndim != 1 or inside.dtype != bool:
@@ -242,7 +244,10 @@ def coverage_by_client(
 
 
 def _ranks(size: int, summary_size: int | None) -> Int[np.ndarray, "s"]:
-    """Returns the ranks, from 1 on, of the scores that a client of ``size`` scores sends; the last one is ``size``."""
+    """Returns the ranks, from 1 on, of the scores that a client with ``size`` scores sends; the last one is ``size``.
+
+    It sends all scores if ``summary_size`` is None, and at most ``summary_size`` otherwise.
+    """
     sent = size if summary_size is None else min(size, whole("summary_size", summary_size))
     return -(-np.arange(1, sent + 1) * size // max(sent, 1))
 
@@ -250,7 +255,10 @@ def _ranks(size: int, summary_size: int | None) -> Int[np.ndarray, "s"]:
 def _weighted_quantile(
     values: Sequence[Float64[np.ndarray, "_"]], masses: Sequence[Float64[np.ndarray, "_"]], level: float
 ) -> float:
-    """Returns the smallest value up to which the masses add up to ``level``; infinity if all together are less."""
+    """Returns the smallest value up to which the masses add up to ``level``; infinity if their sum is smaller.
+
+    ``values`` and ``masses`` have an array for each client.
+    """
     every, mass = np.concatenate(values), np.concatenate(masses)
     order = np.argsort(every, kind="stable")
     reached = np.flatnonzero(np.cumsum(mass[order]) >= level * (1 - ROUNDING))

@@ -13,15 +13,15 @@ CLASSIFICATION, REGRESSION = ("probability", "adaptive"), ("residual", "normalis
 
 
 def conformal_scores(prediction: Predicted, targets: Num[AnyArray, "n *C"], score: str) -> Float64[np.ndarray, "n"]:
-    """Computes the score of every target, [n].
+    """Computes the conformal score of every target, which is high if the prediction fits it badly, [n].
 
     - "probability": ``1 - p(y | x)`` (Sadinle et al., 2019).
     - "adaptive": the probability of all classes that are at least as likely as y, y included (Romano et al., 2020,
       without their randomisation). It is 1 for the least likely class: if more targets than the share ``alpha`` are
       that class, sets hold every class and cover too often.
     - "residual": the largest ``|y_c - mean_c|`` over the outputs c.
-    - "normalised": the same, each residual divided by the standard deviation of the ensemble's models, or of the
-      Gaussian (Lei et al., 2018).
+    - "normalised": as "residual", with each difference divided by the standard deviation of the ensemble's models, or
+      of the Gaussian (Lei et al., 2018).
 
     Args:
         prediction: Prediction at n inputs: a ``Prediction``, a ``Gaussian``, or outputs [K, n, C].
@@ -46,11 +46,11 @@ def conformal_scores(prediction: Predicted, targets: Num[AnyArray, "n *C"], scor
 
 
 def class_scores(prediction: Predicted, score: str) -> Float64[np.ndarray, "n C"]:
-    """Computes the score of every class at every input.
+    """Computes the conformal score of every class at every input, as ``conformal_scores`` defines it.
 
     Args:
         prediction: Prediction at n inputs, with logits.
-        score: One of ``CLASSIFICATION``.
+        score: "probability" or "adaptive".
     """
     if isinstance(prediction, Gaussian):
         raise ValueError(f"score: got {score!r} for a Gaussian, allowed are {', '.join(REGRESSION)}")
@@ -70,11 +70,13 @@ def class_scores(prediction: Predicted, score: str) -> Float64[np.ndarray, "n C"
 def centre_and_scale(
     prediction: Predicted, score: str
 ) -> tuple[Float64[np.ndarray, "n C"], Float64[np.ndarray, "n C"]]:
-    """Returns the centres of the intervals, and the lengths by which residuals are divided.
+    """Returns the centres of the prediction intervals, and the lengths by which their residuals are divided.
+
+    The lengths are 1 for the score "residual", and standard deviations for "normalised".
 
     Args:
         prediction: Prediction at n inputs.
-        score: One of ``REGRESSION``.
+        score: "residual" or "normalised".
     """
     centre, variance = (np.asarray(values, np.float64) for values in moments(prediction))
     finite("prediction", centre)

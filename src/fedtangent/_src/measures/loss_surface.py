@@ -1,8 +1,8 @@
-"""The loss on the plane through three models, and on the segment between two.
+"""The loss on the plane through three models in weight space, and on the segment between two models.
 
-Garipov et al., "Loss surfaces, mode connectivity, and fast ensembling of DNNs" (NeurIPS 2018), appendix A.1: with
-``u = w2 - w1`` and ``v = (w3 - w1) - <w3 - w1, u> u / |u|^2``, both normalised, a point of the plane through w1, w2 and
-w3 is ``w1 + a u + b v``. FE-2024 draws its Fig. 3 on that plane.
+With the weights w1, w2 and w3 of the models, ``u = w2 - w1`` and ``v = (w3 - w1) - <w3 - w1, u> u / |u|^2``, both then
+normalised, a point of the plane is ``w1 + a u + b v`` (Garipov et al., "Loss surfaces, mode connectivity, and fast
+ensembling of DNNs", NeurIPS 2018, appendix A.1). Fig. 3 of FE-2024 shows the loss on such a plane.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ Arguments: TypeAlias = tuple[PyTree, ...]  # of a loss, after the parameters
 
 
 class Plane(NamedTuple):
-    """An affine plane in parameter space with an orthonormal frame, and the coordinates of three models in it."""
+    """A plane in parameter space through three models, with two orthonormal directions and the models' coordinates."""
 
     origin: PyTree  # the first model
     first: PyTree  # of norm 1, towards the second model
@@ -53,7 +53,7 @@ class Plane(NamedTuple):
 
 
 def plane_through(models: Sequence[PyTree]) -> Plane:
-    """Computes the plane through three models by Gram-Schmidt of ``(w2 - w1, w3 - w1)`` in float64.
+    """Computes the plane through the weights w1, w2, w3 of three models, by Gram-Schmidt of ``(w2 - w1, w3 - w1)``.
 
     Args:
         models: Three pytrees of floating arrays with one structure and equal shapes.
@@ -84,7 +84,7 @@ def plane_through(models: Sequence[PyTree]) -> Plane:
 
 
 def point(plane: Plane, a: float | Float[Array, ""], b: float | Float[Array, ""]) -> PyTree:
-    """Returns the parameters ``origin + a first + b second``.
+    """Returns the parameters at a point of a plane, ``origin + a first + b second``.
 
     Args:
         plane: The plane.
@@ -97,12 +97,12 @@ def point(plane: Plane, a: float | Float[Array, ""], b: float | Float[Array, ""]
 def grid(
     plane: Plane, num_points: int, margin: float = 0.3
 ) -> tuple[Float64[np.ndarray, "num_points"], Float64[np.ndarray, "num_points"]]:
-    """Computes the coordinates [num_points] along each direction of a square around the three models.
+    """Computes the coordinates of a square grid on a plane, around its three models; [num_points] for each direction.
 
     Args:
         plane: The plane.
         num_points: Number of points along each direction, at least 2.
-        margin: Excess of the square over the models' bounding box at each end, as a share of the box's larger side.
+        margin: Distance from the models' bounding box to each end of the square, as a share of the box's larger side.
 
     Raises:
         ValueError: There are fewer than 2 points, or the margin is negative.
@@ -118,7 +118,9 @@ def grid(
 def surface(
     loss: Loss, plane: Plane, a: ArrayLike, b: ArrayLike, arguments: Arguments = (), progress: bool = False
 ) -> Float[np.ndarray, "B A"]:
-    """Evaluates ``loss(point(plane, a_j, b_i), *arguments)`` at every point of a grid, [B, A].
+    """Evaluates a loss at every point of a grid on a plane through three models, [B, A].
+
+    The entry [i, j] is ``loss(point(plane, a_j, b_i), *arguments)``.
 
     Args:
         loss: Function of parameters and ``arguments`` that returns a number; compiled once for each function object.
@@ -142,17 +144,17 @@ def surface(
 def segment(
     loss: Loss, start: PyTree, end: PyTree, shares: ArrayLike, arguments: Arguments = ()
 ) -> Float[np.ndarray, "q"]:
-    """Evaluates ``loss(start + s (end - start), *arguments)`` for every share s of the way, [q].
+    """Evaluates a loss along the segment between two models, ``loss(start + s (end - start), *arguments)``, [q].
 
     Args:
         loss: Function of parameters and ``arguments``, as in ``surface``.
-        start: Parameters at share 0.
-        end: Parameters at share 1.
-        shares: Shares [q].
+        start: Parameters of the first model, at s = 0.
+        end: Parameters of the second model, at s = 1.
+        shares: Values of s, [q].
         arguments: Pytrees of arrays that the loss needs, such as the data.
 
     Raises:
-        ValueError: The ends differ in structure or shapes, or the shares are not a vector.
+        ValueError: The models differ in structure or shapes, or ``shares`` is not a vector.
     """
     if _form(start) != _form(end):
         raise ValueError("end: got another structure or other shapes, must be those of start")
@@ -163,13 +165,13 @@ def segment(
 
 
 def barrier(losses: Num[np.ndarray, "q"]) -> float:
-    """Computes the highest loss on a segment minus the loss at its worse end; 0 if no loss is higher.
+    """Computes the highest loss on a segment between two models minus the larger loss of the two; 0 if none is higher.
 
     Args:
         losses: Losses [q] along the segment, both ends included.
 
     Raises:
-        ValueError: Another shape, or q < 2.
+        ValueError: ``losses`` is not a vector, or q < 2.
     """
     if np.ndim(losses) != 1 or np.size(losses) < 2:
         raise ValueError(f"losses: got shape {np.shape(losses)}, must be a vector with both ends of the segment")
@@ -177,7 +179,7 @@ def barrier(losses: Num[np.ndarray, "q"]) -> float:
 
 
 def mean_loss(model: Model, loss: str, block: int = 2000) -> Loss:
-    """Builds ``(params, x [n, ...], y [n, ...]) -> []``: the mean loss of all examples, computed in blocks.
+    """Builds a function ``(params, x [n, ...], y [n, ...]) -> []``: the mean loss of all examples, computed in blocks.
 
     Args:
         model: Network that is evaluated.
@@ -211,7 +213,10 @@ def mean_loss(model: Model, loss: str, block: int = 2000) -> Loss:
 
 @partial(jax.jit, static_argnames="loss")
 def _chunk(loss: Loss, basis: PyTree, points: Float[Array, "q d"], arguments: Arguments) -> Float[Array, "q"]:
-    """Evaluates the loss at ``origin + sum_d points[:, d] directions[d]``, [q]."""
+    """Evaluates the loss at the parameters ``origin + sum_i points[:, i] directions[i]``, [q].
+
+    ``basis`` has the origin and the tuple of directions. ``arguments`` follow the parameters in the call of the loss.
+    """
     origin, directions = basis
 
     def at(coordinates: Float[Array, "d"]) -> Float[Array, ""]:
@@ -226,7 +231,10 @@ def _chunk(loss: Loss, basis: PyTree, points: Float[Array, "q d"], arguments: Ar
 def _evaluate(
     loss: Loss, basis: PyTree, points: Float64[np.ndarray, "q d"], arguments: Arguments, progress: bool = False
 ) -> Float[np.ndarray, "q"]:
-    """Applies ``_chunk`` to all points [q, d] in calls of one shape, so that it is compiled once."""
+    """Evaluates the loss at all points in calls of ``_chunk`` with one shape, so that it is compiled once.
+
+    The arguments are those of ``_chunk``; ``progress`` shows a progress bar.
+    """
     size = min(len(points), POINTS_A_CALL)
     padded = np.concatenate([points, np.repeat(points[-1:], -len(points) % size, axis=0)])
     losses = []
@@ -239,7 +247,7 @@ def _evaluate(
 
 
 def _vectors(models: Sequence[PyTree]) -> tuple[Float64[np.ndarray, "3 P"], float]:
-    """Checks the three models and returns them as rows [3, P] float64, with the coarsest precision of their leaves."""
+    """Checks three models; returns their parameters as rows [3, P] float64, and the largest epsilon of their dtypes."""
     if not isinstance(models, Sequence) or len(models) != 3:
         got = len(models) if isinstance(models, Sequence) else f"{models!r:.60}"
         raise ValueError(f"models: got {got}, must be three")
@@ -260,6 +268,6 @@ def _form(model: PyTree) -> tuple[jax.tree_util.PyTreeDef, list[tuple[int, ...]]
 
 
 def _tree(vector: Float64[np.ndarray, "P"], like: PyTree) -> PyTree:
-    """Returns ``vector`` [P] in the structure, shapes and dtypes of ``like``."""
+    """Converts a vector [P] to a tree with the structure, shapes and dtypes of ``like``."""
     flat, unravel = ravel_pytree(like)
     return unravel(jnp.asarray(vector, flat.dtype))

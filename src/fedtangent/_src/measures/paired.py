@@ -16,7 +16,7 @@ if TYPE_CHECKING:  # a run measures its metrics, so that the engine stands above
 
 
 class Difference(NamedTuple):
-    """A configuration's metric minus the baseline's: the mean over seeds and its confidence interval."""
+    """Metric of a configuration minus that of the baseline: the mean over seeds and its confidence interval."""
 
     config: Config
     mean: float
@@ -27,21 +27,21 @@ class Difference(NamedTuple):
 
     @property
     def significant(self) -> bool:
-        """Whether the interval excludes zero."""
+        """Whether the confidence interval excludes zero."""
         return self.low > 0 or self.high < 0
 
 
 def differences(
     sweep: Sweep, metric: str, baseline: Config, evaluation: int = -1, confidence: float = 0.95
 ) -> list[Difference]:
-    """Computes the paired difference of every configuration of a sweep from the baseline, with a confidence interval.
+    """Computes the difference of every configuration of a sweep from a baseline, with a confidence interval.
 
-    Differences are taken seed by seed; the intervals are Student's.
+    Differences are paired: both runs have the same seed. The confidence intervals are Student's t over seeds.
 
     Args:
         sweep: Runs of all configurations with the same seeds.
         metric: Name of a metric with one number for each run and evaluation.
-        baseline: Values that identify exactly one configuration; names may be left out.
+        baseline: Values of some options, by name, that only one configuration of the sweep has.
         evaluation: Index into ``sweep.rounds``, by default the last.
         confidence: Level of the intervals.
 
@@ -63,7 +63,7 @@ def differences(
 
 
 def _values(sweep: Sweep, metric: str, evaluation: int) -> Float64[np.ndarray, "seeds configs"]:
-    """Returns the metric at one evaluation, [seeds, configs] float64."""
+    """Returns the metric of every run at one evaluation, [seeds, configs] float64."""
     choice("metric", metric, sweep.metrics)
     if sweep.metrics[metric].ndim != 3:
         raise ValueError(f"metric: got {metric!r} of shape {sweep.metrics[metric].shape[3:]} a run, must be one number")

@@ -25,23 +25,24 @@ def epsilon(
     delta: float,
     sampling: str = "without_replacement",
 ) -> float:
-    """Computes an upper bound of the epsilon of a whole client in a run of ``dp_fed_avg``, over all its models.
+    """Computes an upper bound of the epsilon of a ``dp_fed_avg`` run, for the privacy of a whole client.
 
-    The bound is by Renyi differential privacy (Mironov, 2017), computed by the ``dp-accounting`` library.
+    The bound is by Renyi differential privacy (Mironov, 2017), computed by the ``dp-accounting`` library. It covers all
+    models and rounds of the run.
 
     Args:
         num_clients: Number of clients in the federation.
         clients_per_round: Number of clients in a round of ``schedules.uniform_sampling``; under Poisson sampling the
             expected number, ``rate * num_clients``.
         num_rounds: Number of rounds. If a client trains one of K models in each round, the rounds of all models count.
-        noise_multiplier: Noise of ``dp_fed_avg`` on the sum of the updates, in units of ``clip_norm``; epsilon is
-            infinite below 1e-100.
+        noise_multiplier: Standard deviation of the noise that ``dp_fed_avg`` adds to the sum of the updates, in units
+            of ``clip_norm``; epsilon is infinite below 1e-100.
         delta: The delta of (epsilon, delta) differential privacy, in (0, 1).
         sampling: ``"poisson"`` (``schedules.poisson_sampling``; Mironov, Talwar and Zhang, 2019): neighbouring
-            federations differ in the presence of a client, which moves the sum by at most ``clip_norm``.
+            federations differ in the presence of a client, which changes the sum by at most ``clip_norm``.
             ``"without_replacement"`` (``schedules.uniform_sampling``; ``schedules.all_clients`` with
             ``clients_per_round = num_clients``; Wang, Balle and Kasiviswanathan, 2019, theorem 27): the number of
-            clients is public and neighbours differ in one client's data, which moves the sum by up to twice
+            clients is public and neighbours differ in one client's data, which changes the sum by up to twice
             ``clip_norm``. Epsilons of the two kinds must not be compared.
 
     Example:
@@ -97,17 +98,19 @@ def noise_multiplier(
     delta: float,
     sampling: str = "without_replacement",
 ) -> float:
-    """Computes the least noise multiplier at which a run of ``dp_fed_avg`` keeps within an epsilon, to a relative 1e-6.
+    """Computes the least noise multiplier with which a ``dp_fed_avg`` run has at most a given epsilon.
+
+    It is the inverse of ``measures.epsilon``, to a relative error of 1e-6.
 
     Args:
-        target_epsilon: The budget, above 0.
+        target_epsilon: Largest epsilon, above 0.
         num_clients, clients_per_round, num_rounds, delta, sampling: The run, as for ``measures.epsilon``.
 
     Returns:
-        The multiplier; or 1e-3 or less, without further search, if that suffices.
+        The multiplier; if 1e-3 or less suffices, the search stops there.
 
     Raises:
-        ValueError: The budget is not met with a multiplier of 10^6.
+        ValueError: A multiplier of 10^6 is not enough.
 
     Example:
 

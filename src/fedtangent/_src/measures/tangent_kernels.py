@@ -1,7 +1,7 @@
-"""Measures of tangent kernels: drift, alignment with the targets, spectrum, Gram operators of the clients.
+"""Measures of tangent kernels: change since the start, alignment with the targets, spectrum, clients' Gram operators.
 
-Functions of symmetric matrices [n, n] in NumPy float64, and ``kernel_diagnostics``, which measures every model's kernel
-along a run. For a matrix that is not finite (a run that diverged) they return NaN.
+The functions take symmetric matrices [n, n] and compute in NumPy float64. ``kernel_diagnostics`` applies them to the
+kernel of every model along a run. For a matrix that is not finite (a run that diverged) they return NaN.
 """
 
 from __future__ import annotations
@@ -44,14 +44,14 @@ BLOCK_SIZE = 128  # for networks without a structured kernel; bounds the memory
 
 
 class Drift(NamedTuple):
-    """Relative change of a kernel, in two norms."""
+    """Relative change of a tangent kernel Theta_t since the start of a run, in two norms."""
 
     frobenius: float  # |Theta_t - Theta_0|_F / |Theta_0|_F
     operator: float  # the same in the operator norm, the largest absolute eigenvalue
 
 
 class Spectrum(NamedTuple):
-    """Eigenvalues of a kernel matrix and their summaries."""
+    """Eigenvalues of a kernel matrix and numbers that summarise them, such as the effective rank."""
 
     eigenvalues: Float64[np.ndarray, "n"]  # largest first, those below 0 by rounding set to 0
     effective_rank: float  # exp of the entropy of the eigenvalues over their sum (Roy & Vetterli, 2007), 1 to n
@@ -60,7 +60,10 @@ class Spectrum(NamedTuple):
 
 
 class GramOperators(NamedTuple):
-    """Distances of clients' Gram operators from commuting and from being equal; see ``gram_operators``."""
+    """Differences between the clients' Gram operators Pi_i: how far they are from commuting, and from being equal.
+
+    ``gram_operators`` defines them.
+    """
 
     commutators: Float64[np.ndarray, "p"]  # |[Pi_i, Pi_j]| as operators on functions (Hilbert-Schmidt norm)
     relative: Float64[np.ndarray, "p"]  # the same over sqrt(2) |Pi_i| |Pi_j|, which it never exceeds: 0 to 1
@@ -69,17 +72,17 @@ class GramOperators(NamedTuple):
 
     @property
     def mean(self) -> float:
-        """Mean of ``commutators`` over the pairs; 0 if there are no pairs."""
+        """Mean norm of the commutators of two clients' Gram operators, over pairs of clients; 0 if there are none."""
         return float(np.mean(self.commutators)) if len(self.commutators) else 0.0
 
     @property
     def relative_mean(self) -> float:
-        """Mean of ``relative`` over the pairs; 0 if there are no pairs."""
+        """Mean norm of the commutators over its largest possible value, over pairs of clients; 0 if there are none."""
         return float(np.mean(self.relative)) if len(self.relative) else 0.0
 
 
 def drift(theta: ArrayLike, theta_0: ArrayLike) -> Drift:
-    """Computes the change of a kernel since the start, relative to the initial kernel, in two norms.
+    """Computes the relative change of a kernel since the start, ``|theta - theta_0| / |theta_0|``, in two norms.
 
     For networks of width l, Theorem 9.1 of FE-2021 bounds the change by O(l^-1/2).
 
@@ -115,7 +118,7 @@ def alignment(theta: ArrayLike, targets: ArrayLike, centred: bool = False) -> fl
             targets.
 
     Raises:
-        ValueError: The targets are not finite [n, C].
+        ValueError: The targets have another shape than [n, C], or are not finite.
     """
     kernel, y = square("theta", theta), real_array("targets", targets)
     if y.ndim != 2 or len(y) != len(kernel):
@@ -158,21 +161,22 @@ def spectrum(theta: ArrayLike) -> Spectrum:
 
 
 def gram_operators(theta: ArrayLike, clients: Partition, max_pairs: int = 1000, seed: int = 0) -> GramOperators:
-    """Computes commutators and variance of the clients' Gram operators ``Pi_i f = Theta(., X_i) f(X_i) / n_i``.
+    """Measures how much the clients' Gram operators ``Pi_i f = Theta(., X_i) f(X_i) / n_i`` differ from each other.
 
-    FE-2021 section 9.2: ``[Pi_i, Pi_j]`` is the second-order term of Lemma 9.2, and
-    ``Var(Pi_i) = sum_i p_i Pi_i^2 - (sum_i p_i Pi_i)^2``, ``p_i = n_i / sum n``, is the variance of Lemma 9.3, here
-    over all clients with examples. Both vanish if the clients hold the same examples. They are positive for different
-    examples of one distribution; compare with a random partition of the same sizes.
+    Pi_i maps a function f to the kernel's smoothing of its values at the n_i examples X_i of client i. Two measures are
+    from section 9.2 of FE-2021: the commutators ``[Pi_i, Pi_j] = Pi_i Pi_j - Pi_j Pi_i``, the second-order term of
+    Lemma 9.2, and ``Var(Pi_i) = sum_i p_i Pi_i^2 - (sum_i p_i Pi_i)^2`` with ``p_i = n_i / sum n``, the variance of
+    Lemma 9.3, here over all clients with examples. Both vanish if the clients hold the same examples. They are positive
+    for different examples of one distribution; compare with a random partition of the same sizes.
 
-    Norms are norms of operators on the kernel's function space, where ``Pi_i`` is ``J_i J_i' / n_i`` on weights and
-    symmetric: ``|[Pi_i, Pi_j]|^2 = 2 tr(T_ji T_ii T_ij T_jj) - 2 |T_ij T_ji|_F^2`` over ``(n_i n_j)^2``, with ``T_ij =
-    Theta(X_i, X_j)``. (The norm of the matrix that acts on the values at the n examples hardly tells clients of one
-    distribution from clients of different ones.) A pair costs ``n_i n_j (n_i + n_j)``; the variance is one product of
-    [n, n] matrices.
+    Norms are norms of operators on the kernel's function space, where ``Pi_i`` is symmetric: with the Jacobian J_i of
+    the outputs at X_i by the weights, it acts on weights as ``J_i' J_i / n_i``. Then ``|[Pi_i, Pi_j]|^2 = 2 tr(T_ji
+    T_ii T_ij T_jj) - 2 |T_ij T_ji|_F^2`` over ``(n_i n_j)^2``, with ``T_ij = Theta(X_i, X_j)``. (The norm of the matrix
+    that acts on the values at the n examples hardly tells clients of one distribution from clients of different ones.)
+    A pair costs ``n_i n_j (n_i + n_j)``; the variance is one product of [n, n] matrices.
 
     Args:
-        theta: [n, n], symmetric positive semidefinite.
+        theta: Kernel [n, n] of all examples, symmetric positive semidefinite.
         clients: Rows of ``theta`` that each client holds; clients may share rows, and clients without rows are left
             out.
         max_pairs: Number of pairs that are drawn if there are more.
@@ -200,14 +204,17 @@ def gram_operators(theta: ArrayLike, clients: Partition, max_pairs: int = 1000, 
 
 
 def _commutator(kernel: Float64[np.ndarray, "n n"], a: Int[np.ndarray, "n_a"], b: Int[np.ndarray, "n_b"]) -> float:
-    """Computes the squared norm of ``[Pi_a, Pi_b]`` on functions."""
+    """Computes ``|[Pi_a, Pi_b]|^2`` of two clients' Gram operators, as ``gram_operators`` defines it.
+
+    ``a`` and ``b`` are the rows of the kernel that the two clients hold.
+    """
     cross, of_a, of_b = kernel[np.ix_(a, b)], kernel[np.ix_(a, a)], kernel[np.ix_(b, b)]
     square = 2 * (np.sum((of_a @ cross) * (cross @ of_b)) - np.sum((cross @ cross.T) ** 2))
     return float(square) / (len(a) * len(b)) ** 2
 
 
 def _variance(kernel: Float64[np.ndarray, "n n"], rows: list[Int[np.ndarray, "_"]]) -> tuple[float, float]:
-    """Computes ``|Var(Pi_i)|`` on functions, and its ratio to ``|E[Pi_i]^2|``."""
+    """Computes ``|Var(Pi_i)|`` of Gram operators and its ratio to ``|E[Pi_i]^2|``, as ``gram_operators`` defines."""
     total = sum(map(len, rows))
     count, within = np.zeros(len(kernel)), np.zeros_like(kernel)
     for client in rows:
@@ -224,7 +231,7 @@ def _operator_norm(symmetric: Float64[np.ndarray, "n n"]) -> float:
 
 
 def _rows_of(clients: Partition, n: int) -> list[Int[np.ndarray, "_"]]:
-    """Returns the rows of every client that holds rows."""
+    """Returns the kernel's rows that each client holds, without empty clients; raises ``ValueError`` for bad rows."""
     rows = [client for client in map(clients.client, range(clients.num_clients)) if len(client)]
     if not rows:
         raise ValueError("clients: got a partition without examples, must hold at least one")
@@ -242,7 +249,7 @@ def _rows_of(clients: Partition, n: int) -> list[Int[np.ndarray, "_"]]:
 
 
 class Watched(NamedTuple):
-    """Examples on which kernels are measured."""
+    """Training examples on which the tangent kernels of a run are measured."""
 
     rows: Int[np.ndarray, "m"]  # rows of the data, ascending
     x: Shaped[AnyArray, "m ..."]
@@ -255,7 +262,8 @@ class KernelDiagnostics:
     """Function that measures the tangent kernels of a run at an evaluation; built by ``kernel_diagnostics``.
 
     Metrics are means over the K models; with several models there is also one for each, such as ``drift_model_0``. A
-    metric is NaN if a kernel is not finite. A run has the same history, bit for bit, with and without the measurement.
+    metric is NaN if a kernel is not finite. The measurement changes no other result of the run, not even in its last
+    bit.
     """
 
     watched: Watched
@@ -264,7 +272,7 @@ class KernelDiagnostics:
     initial: Float64[np.ndarray, "K m m"]  # Theta_0
 
     def __call__(self, algorithm: Algorithm, state: PyTree) -> dict[str, float]:
-        """Computes the metrics named in ``METRICS`` for a state of the run."""
+        """Computes the metrics named in ``METRICS`` for a state of the run, by name."""
         of_models = [self._measured(theta, k) for k, theta in enumerate(self.kernels(state))]
         metrics = {name: float(np.mean([values[name] for values in of_models])) for name in METRICS}
         if len(of_models) > 1:
@@ -272,11 +280,14 @@ class KernelDiagnostics:
         return metrics
 
     def kernels(self, state: PyTree) -> Float64[np.ndarray, "K m m"]:
-        """Computes the tangent kernel of every model on the watched examples, mean over outputs: [K, m, m] float64."""
+        """Computes every model's tangent kernel on the examples ``watched``, mean over outputs, [K, m, m] float64."""
         return np.asarray(self.kernels_of(state, self.watched.x), np.float64)
 
     def drifts(self, state: PyTree) -> Float64[np.ndarray, "K"]:
-        """Computes ``|Theta - Theta_0| / |Theta_0|`` (Frobenius) of every model's kernel at a state of the run, [K]."""
+        """Computes ``|Theta - Theta_0| / |Theta_0|`` (Frobenius norm) of every model's kernel at a state, [K].
+
+        Theta_0 is the kernel of the initial model.
+        """
         return np.array([drift(*pair).frobenius for pair in zip(self.kernels(state), self.initial, strict=True)])
 
     def _measured(self, theta: Float64[np.ndarray, "m m"], model: int) -> dict[str, float]:
@@ -293,7 +304,7 @@ class KernelDiagnostics:
     def of_seed(
         self, algorithm: Algorithm, num_clients: int, seed: int | Key, start: Key | PyTree | None = None
     ) -> KernelDiagnostics:
-        """Returns the same diagnostics with the initial kernels of another seed's run; compiles nothing again.
+        """Returns these diagnostics for the run of another seed, with its initial kernels; nothing is compiled again.
 
         Args:
             algorithm: The algorithm for which these diagnostics were built.
@@ -315,15 +326,18 @@ def kernel_diagnostics(
 ) -> KernelDiagnostics:
     """Builds the function that measures the tangent kernels of a run at every evaluation.
 
-    A run with ``evaluation=Evaluation(measure=kernel_diagnostics(algorithm, model, data, seed=0))`` has these metrics,
-    for each of the K models on the same training examples: relative drift from the initial kernel (Frobenius and
-    operator norm: Theorem 9.1 of FE-2021), alignment with the targets (plain and centred), effective rank, trace over
-    largest eigenvalue, ends of the spectrum, condition number; mean norm of the pairwise commutators of the clients'
-    Gram operators and the norm of their variance (FE-2021 section 9.2, Lemmas 9.2 and 9.3).
+    A run with ``evaluation=Evaluation(measure=kernel_diagnostics(algorithm, model, data, seed=0))`` has these metrics
+    of each of the K models, on the same training examples:
+
+    - ``drift``, ``drift_operator``: relative change since the start (FE-2021, Theorem 9.1);
+    - ``alignment``, ``alignment_centred``: alignment with the targets;
+    - effective rank, trace over largest eigenvalue, largest and smallest eigenvalue, condition number;
+    - ``commutator`` and ``gram_variance``, also relative: mean norm of the commutators and norm of the variance of the
+      clients' Gram operators (``gram_operators``).
 
     Kernels are means over outputs. They are float64 if JAX's 64-bit types are enabled and the model is an ``mlp`` or
-    linear in its parameters; otherwise they have the network's precision (in float32 eigenvalues below 1e-6 of the
-    largest are rounding).
+    linear in its parameters; otherwise they have the network's precision (in float32, eigenvalues below 1e-6 of the
+    largest are rounding errors).
 
     Args:
         algorithm: An algorithm that predicts with K networks of ``model``, so that its ``params`` is not None.
@@ -331,7 +345,7 @@ def kernel_diagnostics(
         data: The clients' data.
         seed: Seed of the run, from which the initial kernels are computed.
         num_examples: Largest number of examples, drawn from each client in proportion to the client's size. The Gram
-            operators of a client belong to its drawn examples.
+            operator of a client is that of its drawn examples.
         examples_seed: Seed of the drawn examples.
         start: Initial models of the run, as for ``simulate``.
 
@@ -354,10 +368,10 @@ def kernel_diagnostics(
 
 
 def stratified(data: FederatedData, output_size: int, num_examples: int, seed: int) -> Watched:
-    """Draws at most ``num_examples`` distinct examples of ``data``, from each client in proportion to its size.
+    """Draws at most ``num_examples`` distinct training examples, from each client in proportion to its size.
 
-    Every client with examples gives at least one; if there are more clients than ``num_examples``, clients are drawn.
-    An example counts for every client that holds it.
+    Every client with examples gives at least one. If there are more clients than ``num_examples``, that many clients
+    are drawn, and each gives one. An example belongs to every client that holds it.
 
     Args:
         data: The clients' data.
@@ -380,7 +394,10 @@ def stratified(data: FederatedData, output_size: int, num_examples: int, seed: i
 
 
 def _quotas(sizes: Int[np.ndarray, "N"], total: int, rng: np.random.Generator) -> Int[np.ndarray, "N"]:
-    """Computes the number of examples drawn from each client: proportional by largest remainder, and at least 1."""
+    """Computes how many of ``total`` examples each client gives: in proportion to its size, and at least one.
+
+    Shares are rounded by the largest remainder.
+    """
     if sizes.sum() <= total:
         return sizes
     full = np.flatnonzero(sizes)
@@ -398,14 +415,16 @@ def _quotas(sizes: Int[np.ndarray, "N"], total: int, rng: np.random.Generator) -
 
 
 def _widest(leaf: Shaped[Array, "*shape"]) -> Shaped[Array, "*shape"]:
-    """Converts floating arrays to float64 if 64-bit types are enabled, as small eigenvalues are rounding in float32."""
+    """Converts a floating array to float64 if 64-bit types are enabled: float32 cannot resolve small eigenvalues."""
     if not jnp.issubdtype(leaf.dtype, jnp.floating):
         return leaf
     return leaf.astype(jnp.promote_types(leaf.dtype, jnp.result_type(float)))
 
 
 def check_watchable(algorithm: Algorithm, model: Model, num_clients: int, num_examples: int = 2) -> OfParameters:
-    """Returns the function from a state of ``algorithm`` to its networks' parameters [K, ...], after checks.
+    """Checks that kernels of an algorithm's networks can be measured, and returns its function ``params``.
+
+    This function maps a state of the algorithm to the parameters [K, ...] of its networks.
 
     Args:
         algorithm: Algorithm of the run.
@@ -414,8 +433,8 @@ def check_watchable(algorithm: Algorithm, model: Model, num_clients: int, num_ex
         num_examples: Number of examples to measure on.
 
     Raises:
-        ValueError: The algorithm does not predict with K trained networks, ``model`` has other parameters than they
-            have, or ``num_examples`` is below 2.
+        ValueError: The algorithm does not predict with K trained networks, ``model`` has other parameters than these
+            networks, or ``num_examples`` is below 2.
     """
     whole("num_examples", num_examples, 2)
     params = algorithm.params

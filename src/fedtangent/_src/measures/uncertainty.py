@@ -1,4 +1,4 @@
-"""Uncertainty of ensembles and its calibration: entropies, intervals, and all metrics of a prediction in one row.
+"""Uncertainty of ensembles and its calibration: entropies, intervals, and the metrics of a prediction.
 
 Pure functions, which may be jitted and run in float32 or float64. ``members`` are the outputs of the K models of an
 ensemble, [K, n, C]: logits for classification (the logarithms of probabilities are logits too), values for regression.
@@ -7,10 +7,10 @@ predicts with the mean of its members' softmax probabilities,
 
     p(c | x) = 1/K sum_k softmax(f_k(x))_c,
 
-which is formed in logarithms, so that no logit overflows and no likely class underflows. Numbers in half precision are
-computed with in float32. ``labels`` are integers [n].
-Every function raises ``ValueError`` for members or labels of another shape or kind, and, where they are not traced, for
-labels that are not among the C classes.
+where f_k(x) are the logits of model k. It is computed in logarithms, so that no logit overflows and no likely class
+underflows. Numbers in half precision are converted to float32. ``labels`` are integers [n]. Every function raises
+``ValueError`` for members or labels of another shape or kind, and, unless they are traced, for labels that are not
+among the C classes.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ Predicted: TypeAlias = Prediction | Gaussian | Float[AnyArray, "K n C"]
 
 
 class Reliability(NamedTuple):
-    """Confidence and accuracy in B bins, for a reliability diagram; empty bins hold zeros."""
+    """Confidence and accuracy of predictions in B bins, for a reliability diagram; empty bins hold zeros."""
 
     edges: Float[Array, "B+1"]  # bin b holds the confidences in (edges[b], edges[b + 1]]
     examples: Int[Array, "B"]  # how many
@@ -48,7 +48,10 @@ class Reliability(NamedTuple):
 
 
 def log_probability(members: Float[AnyArray, "K n C"]) -> Float[Array, "n C"]:
-    """Computes ``log(1/K sum_k softmax(f_k(x)))``, [n, C], from logits [K, n, C]."""
+    """Computes the logarithm of the ensemble's mean probability of each class, [n, C].
+
+    It is ``log(1/K sum_k softmax(f_k(x)))`` with the logits f_k(x) in ``members`` [K, n, C].
+    """
     return _log_mean(_checked_members(members))
 
 
@@ -58,24 +61,28 @@ def _log_mean(members: Float[Array, "K n C"]) -> Float[Array, "n C"]:
 
 
 def knowledge_variance(members: Float[AnyArray, "K n C"]) -> Float[Array, "n C"]:
-    """Computes knowledge uncertainty ``1/K sum_k (f_k - mean_k f_k)^2`` of values [K, n, C]: [n, C] (FE-2024, V-B)."""
+    """Computes the variance of the ensemble's outputs over its models, ``1/K sum_k (f_k - mean_k f_k)^2``, [n, C].
+
+    It measures knowledge uncertainty (FE-2024, section V-B). ``members`` are the outputs f_k, [K, n, C].
+    """
     return jnp.var(_checked_members(members), axis=0)
 
 
 def predictive_entropy(members: Float[AnyArray, "K n C"]) -> Float[Array, "n"]:
-    """Computes the entropy ``H[p] = -sum_c p_c log p_c`` of the prediction in nats, [n], from logits [K, n, C].
+    """Computes the entropy ``-sum_c p_c log p_c`` of the ensemble's class probabilities p in nats, [n].
 
-    This is the total uncertainty of Depeweg et al. (2018), section 3.
+    It is the total uncertainty of Depeweg et al. (2018), section 3. ``members`` are logits [K, n, C].
     """
     log_p = log_probability(members)
     return -jnp.sum(_weighed(log_p, log_p), axis=-1)
 
 
 def mutual_information(members: Float[AnyArray, "K n C"]) -> Float[Array, "n"]:
-    """Computes knowledge uncertainty in nats, [n], from logits [K, n, C]: predictive minus mean entropy.
+    """Computes the knowledge uncertainty of an ensemble in nats, [n], from logits [K, n, C].
 
-    It is from 0 to log K, and is computed as the mean Kullback-Leibler divergence ``1/K sum_k KL(softmax(f_k) | p)``,
-    which loses no digits if the members agree. Houlsby et al. (2011), equation 2; Depeweg et al. (2018).
+    It is the entropy of the mean prediction p minus the mean entropy of the models' predictions, between 0 and log K.
+    It is computed as the mean Kullback-Leibler divergence ``1/K sum_k KL(softmax(f_k) | p)``, which loses no digits if
+    the models agree. Houlsby et al. (2011), equation 2; Depeweg et al. (2018).
     """
     log_p = jax.nn.log_softmax(_checked_members(members), axis=-1)
     mean = log_probability(members)
@@ -84,22 +91,22 @@ def mutual_information(members: Float[AnyArray, "K n C"]) -> Float[Array, "n"]:
 
 
 def negative_log_likelihood(members: Float[AnyArray, "K n C"], labels: Int[AnyArray, "n"]) -> Float[Array, ""]:
-    """Computes ``-1/n sum_j log p(y_j | x_j)`` in nats, [].
+    """Computes the mean negative log-likelihood of the labels, ``-1/n sum_j log p(y_j | x_j)``, in nats, [].
 
     Args:
         members: Logits [K, n, C].
-        labels: Labels [n].
+        labels: Labels y [n].
     """
     _check_labels(members, labels)
     return -jnp.mean(jnp.take_along_axis(log_probability(members), labels[:, None], axis=-1))
 
 
 def brier_score(members: Float[AnyArray, "K n C"], labels: Int[AnyArray, "n"]) -> Float[Array, ""]:
-    """Computes ``1/n sum_j sum_c (p(c | x_j) - [c = y_j])^2``, [], from 0 to 2 (Brier, 1950).
+    """Computes the Brier score ``1/n sum_j sum_c (p(c | x_j) - [c = y_j])^2``, [], from 0 to 2 (Brier, 1950).
 
     Args:
         members: Logits [K, n, C].
-        labels: Labels [n].
+        labels: Labels y [n].
     """
     _check_labels(members, labels)
     probability = jnp.exp(log_probability(members))
@@ -115,17 +122,18 @@ def accuracy(
     Args:
         members: Outputs [K, n, C]; logits for the cross entropy.
         labels: Labels [n].
-        loss: Name of the loss by which the models were trained, or a function. The ensemble averages probabilities for
-            a loss of classes, and outputs for any other loss (``losses.mean_prediction``).
+        loss: Loss by which the models were trained: a name, or a function. For a loss of classes the ensemble averages
+            probabilities, for any other loss it averages outputs (``losses.mean_prediction``).
     """
     _check_labels(members, labels)
     return jnp.mean(is_right(mean_prediction(loss, _checked_members(members)), labels))
 
 
 def reliability(members: Float[AnyArray, "K n C"], labels: Int[AnyArray, "n"], num_bins: int = 15) -> Reliability:
-    """Computes accuracy against confidence, the probability of the predicted class, in bins ``((b - 1) / B, b / B]``.
+    """Computes accuracy and mean confidence of the ensemble's predictions in bins of confidence.
 
-    Source: Guo et al., 2017, section 2.
+    The confidence is the probability of the predicted class. Bin b of B holds the confidences in ``((b - 1) / B, b /
+    B]``. Source: Guo et al., 2017, section 2.
 
     Args:
         members: Logits [K, n, C].
@@ -150,7 +158,10 @@ def reliability(members: Float[AnyArray, "K n C"], labels: Int[AnyArray, "n"], n
 
 
 def calibration_error(bins: Reliability) -> Float[Array, ""]:
-    """Computes the ECE of ``bins``, ``sum_b n_b / n |accuracy_b - confidence_b|``, [] (Guo et al., 2017, eq. 3)."""
+    """Computes the expected calibration error ``sum_b n_b / n |accuracy_b - confidence_b|`` of bins b, [].
+
+    n_b of the n examples are in bin b. Source: Guo et al., 2017, eq. (3).
+    """
     return jnp.sum(bins.examples * jnp.abs(bins.accuracy - bins.confidence)) / jnp.sum(bins.examples)
 
 
@@ -174,10 +185,10 @@ def expected_calibration_error(
 
 
 def moments(prediction: Predicted) -> tuple[Float[AnyArray, "n C"], Float[AnyArray, "n #C"]]:
-    """Returns mean and variance of every output; a variance is NaN if a Gaussian has no covariance.
+    """Returns the mean and the variance of every output; the variance is NaN for a Gaussian without covariance.
 
     Args:
-        prediction: Prediction at n inputs.
+        prediction: Prediction at n inputs. The variance of an ensemble is taken over its K models.
     """
     if isinstance(prediction, Gaussian):
         mean, cov = prediction.mean, prediction.cov
@@ -192,8 +203,8 @@ def predictive_interval(members: Predicted, level: float = 0.95, noise_variance:
     """Computes Gaussian intervals ``mean +- z sqrt(variance + noise_variance)`` at every point and output, each [n, C].
 
     Args:
-        members: Values [K, n, C]; their mean and ``knowledge_variance`` are used (FE-2024, section V-B). A
-            ``Prediction``, or a ``Gaussian`` with its own mean and variance, such as that of ``theory.gp_limit``.
+        members: Outputs [K, n, C] or a ``Prediction``, whose mean and variance over models are used (FE-2024, section
+            V-B); or a ``Gaussian``, such as ``theory.gp_limit`` returns.
         level: Probability of the interval; z is the normal quantile of ``(1 + level) / 2``.
         noise_variance: Variance of an observation about its expectation, a number or [n, C]; 0 for an interval of the
             expectation itself.
@@ -225,9 +236,7 @@ def coverage(interval: Interval, targets: Float[AnyArray, "..."]) -> Float[Array
 
 
 def coverage_interval(share: ArrayLike, num_points: int, level: float = 0.95) -> Interval:
-    """Computes the confidence interval of a coverage that was measured at ``num_points`` independent points.
-
-    It is Wilson's (1927).
+    """Computes Wilson's (1927) confidence interval of a coverage that was measured at independent points.
 
     Args:
         share: Measured coverage, of any shape.
@@ -250,13 +259,13 @@ def coverage_interval(share: ArrayLike, num_points: int, level: float = 0.95) ->
 def measure(
     predicted: Prediction, targets: Num[AnyArray, "n *C"], labels: Int[AnyArray, "n"] | None, loss: str | Loss
 ) -> dict[str, float]:
-    """Computes the metrics of a prediction under a loss, by name: the names of ``METRICS`` that apply.
+    """Computes all metrics in ``METRICS`` that apply to a prediction, by name.
 
-    The metric of the loss itself is called ``metric_of(loss)``. Accuracies of outputs that are not finite are NaN.
+    The mean loss is called "nll", "mse" or "loss" (``metric_of(loss)``). Accuracies are NaN if an output is not finite.
 
     Args:
         predicted: Outputs of the K models, [K, n, C], and their mean.
-        targets: Targets [n, C] of the squared error, or of a loss of margins.
+        targets: Targets [n, C]: numbers for the squared error, -1 and 1 for a loss of signs such as the logistic one.
         labels: Class labels [n]; None for regression.
         loss: Name of a loss, or a function, which is called with the labels, or in regression with the targets.
     """
@@ -275,11 +284,11 @@ def measure(
 def metric_of(loss: str | Loss) -> str:
     """Returns the name of the metric that shows the progress of training by a loss: "nll", "mse" or "loss".
 
-    It is "nll" for a loss of classes and "mse" for a loss of numbers. For a loss of margins and a user's function it is
-    "loss", the loss of the mean prediction.
+    It is "nll" for a loss of classes and "mse" for a loss of numbers. For a loss of signs (-1 and 1), such as the
+    logistic one, and for a user's function it is "loss", the loss of the mean prediction.
 
     Raises:
-        ValueError: An unknown loss.
+        ValueError: The loss is unknown.
     """
     return {"classes": "nll", "numbers": "mse"}.get(targets_of(loss), "loss")
 
@@ -292,7 +301,7 @@ def _scores(
     labels: Int[Array, "n"] | None,
     loss: str | Loss,
 ) -> tuple[dict[str, Float[Array, ""]], Int[Array, "n"]]:
-    """Computes the metrics of ``measure`` except accuracies, and the predicted classes [n]."""
+    """Computes the metrics of ``measure`` but accuracies, and the predicted classes [n]; ``mean`` is over models."""
     several, scores = members.shape[0] > 1, dict[str, Array]()
     metric = metric_of(loss)
     if metric == "nll" and labels is not None:
@@ -313,7 +322,7 @@ def _scores(
 
 
 def _weighed(log_p: Float[Array, "*shape"], log_q: Float[Array, "*other"]) -> Float[Array, "*shape"]:
-    """Computes ``p log q``, and 0 where p is 0."""
+    """Computes ``p log q`` elementwise from log p and log q, and 0 where p is 0."""
     p = jnp.exp(log_p)
     return p * jnp.where(p > 0, log_q, 0)
 
@@ -321,7 +330,7 @@ def _weighed(log_p: Float[Array, "*shape"], log_q: Float[Array, "*other"]) -> Fl
 def _confidence(
     members: Float[AnyArray, "K n C"], labels: Int[AnyArray, "n"]
 ) -> tuple[Float[Array, "n"], Float[Array, "n"]]:
-    """Returns the probability of the predicted class [n], and 1 where that class is right, else 0."""
+    """Returns the ensemble's probability of the predicted class [n], and 1 where that class is right, else 0, [n]."""
     _check_labels(members, labels)
     log_p = log_probability(members)
     best = jnp.max(log_p, axis=-1)
@@ -329,13 +338,13 @@ def _confidence(
 
 
 def _normal_quantile(level: float, dtype: jnp.dtype) -> Float[Array, ""]:
-    """Returns the two-sided normal quantile of ``level``."""
+    """Returns z such that a standard normal variable is in [-z, z] with probability ``level``."""
     number("level", level, above=0, below=1)
     return jnp.asarray(scipy.special.ndtri(0.5 + level / 2), dtype)
 
 
 def _noise(variance: ArrayLike, shape: tuple[int, ...], dtype: jnp.dtype) -> Float[Array, "n C"]:
-    """Broadcasts a noise variance to ``shape``; raises ``ValueError`` for another shape or negative values."""
+    """Broadcasts a noise variance to ``shape``; raises ``ValueError`` for another shape or a negative variance."""
     is_traced = isinstance(variance, jax.core.Tracer)
     value = jnp.asarray(variance if is_traced else real_array("noise_variance", variance), dtype)
     if value.shape not in ((), shape):
@@ -346,7 +355,7 @@ def _noise(variance: ArrayLike, shape: tuple[int, ...], dtype: jnp.dtype) -> Flo
 
 
 def _checked_members(members: Float[AnyArray, "K n C"]) -> Float[AnyArray, "K n C"]:
-    """Returns ``members`` in float32 at least; raises ``ValueError`` unless floating, [K, n, C] and not empty."""
+    """Converts half precision to float32; raises ``ValueError`` unless ``members`` are floating and [K, n, C]."""
     _check_array("members", members)
     if members.ndim != 3 or 0 in members.shape:
         raise ValueError(f"members: got shape {members.shape}, must be [K, n, C] with K, n and C at least 1")

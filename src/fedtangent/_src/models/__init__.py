@@ -1,6 +1,6 @@
-"""Models as pure functions, each with its analytic kernel if one is known.
+"""Models as pure functions, with their analytic kernels at infinite width where these are known.
 
-Every model that has an entry in a file here can be imported from the package: ``models.mlp``.
+A function that is marked with ``models.entry.network`` can be read from this package by its name: ``models.mlp``.
 """
 
 from __future__ import annotations

@@ -32,14 +32,17 @@ LARGEST_WINDOW = 127  # of a pooling: positions are kept as int8
 
 
 def _windows(x: Array, window: tuple[int, int]) -> Array:
-    """Reshapes ``x`` [B, H, W, C] to [B, H // h, h, W // w, w, C]; drops rows and columns that fill no window."""
+    """Splits ``x`` [B, H, W, C] into windows (h, w): [B, H // h, h, W // w, w, C]; drops a rest that fills none."""
     (h, w), (rows, columns) = window, (x.shape[1] // window[0], x.shape[2] // window[1])
     filled = x[:, : rows * h, : columns * w]
     return filled.reshape((x.shape[0], rows, h, columns, w, x.shape[3]))
 
 
 def _largest(x: Array, window: tuple[int, int]) -> tuple[Array, Array]:
-    """Returns the largest entry of each window and its position, the first of equal ones; [B, H', W', C] each."""
+    """Returns the largest entry of each window and its position in the window (int8), [B, H', W', C] each.
+
+    Of equal entries, the first one counts.
+    """
     parts = _windows(x, window)
     positions = itertools.product(range(window[0]), range(window[1]))
     best = parts[:, :, 0, :, 0]
@@ -68,15 +71,15 @@ def _pool_jvp(window: tuple[int, int], primals: tuple[Array], tangents: tuple[Ar
 def max_pool(x: Array, window: tuple[int, int] = (2, 2)) -> Array:
     """Computes ``flax.linen.max_pool(x, window, strides=window, padding="VALID")`` for ``x`` [B, H, W, C].
 
-    Values and gradient are the same: the first of several equal entries in a window gets the gradient. It has
-    derivatives of both modes and any order.
+    Values and gradient are the same: the first of several equal entries in a window gets the gradient. It can be
+    differentiated in forward and reverse mode, and to any order.
 
     Args:
         x: Images [B, H, W, C].
         window: Height and width of the window.
 
     Raises:
-        ValueError: Another number of axes, or a window of more than 127 entries.
+        ValueError: ``x`` has not four axes, or the window has more than 127 entries.
     """
     if x.ndim != 4:
         raise ValueError(f"x: got shape {x.shape}, must have the axes [B, H, W, C]")
@@ -91,11 +94,11 @@ def max_pool(x: Array, window: tuple[int, int] = (2, 2)) -> Array:
 def choose_convolution(input_shape: Sequence[int], filters: int, window: int) -> str:
     """Returns ``"lax"`` or ``"gemm"``, whichever is faster for a convolution and its gradients on this device.
 
-    A machine measures it once, for two clients with separate kernels [window, window, I, filters] and batches of 10
-    images: one after another on a CPU, at once elsewhere, as in the engine.
+    The time is measured once on each machine, for two clients with separate kernels [window, window, I, filters] and
+    batches of 10 images. The clients run one after another on a CPU, and at once on other devices, as in ``simulate``.
 
     Args:
-        input_shape: (H, W, I) of an image.
+        input_shape: (H, W, I) of an image with I channels.
         filters: Output channels.
         window: Side of the window.
     """
@@ -122,7 +125,11 @@ def convolution_called(name: str, input_shape: Sequence[int], filters: int, wind
 
 
 def _measure(shape: tuple[int, ...], filters: int, window: int, mapping: str) -> dict[str, float]:
-    """Measures the median seconds of ``_step`` for each convolution."""
+    """Measures the median seconds of a convolution with its gradients, for each entry of ``CONVOLUTIONS``.
+
+    ``shape`` is (H, W, channels) of an image. With ``mapping`` "scan" the clients run one after another, with "vmap" at
+    once.
+    """
     keys = jax.random.split(jax.random.key(0), 2)
     x = jax.random.normal(keys[0], (CLIENTS, BATCH, *shape), jnp.float32)
     w = jax.random.normal(keys[1], (CLIENTS, window, window, shape[-1], filters), jnp.float32)
@@ -139,7 +146,10 @@ def _measure(shape: tuple[int, ...], filters: int, window: int, mapping: str) ->
 
 
 def _step(convolve: Convolution, mapping: str) -> Callable[[Array, Array], Array]:
-    """Compiles a convolution of N clients with its gradients, which returns a scalar, as the function to be timed."""
+    """Compiles the function to be timed: a convolution with its gradients for several clients, reduced to a scalar.
+
+    ``convolve`` computes the convolution; ``mapping`` is "scan" or "vmap", as for ``_measure``.
+    """
 
     def loss(x: Array, w: Array) -> Array:
         y = convolve(x, w, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC"))
@@ -188,7 +198,7 @@ def _network(
     first_init = nn.initializers.variance_scaling(1 / filters[0] if of_width else 1.0, "fan_in", "truncated_normal")
 
     def applied(layer: nn.Conv | nn.Dense, x: Array, is_first: bool = False, is_last: bool = False) -> Array:
-        """Applies a layer with the factors of its weights and of its biases."""
+        """Applies a layer; in muP, scales its input and output so that its weights and biases get their factors."""
         if not of_width:
             return layer(x)
         if is_last:
@@ -244,8 +254,9 @@ def cnn(
     (LeCun normal, zero biases), float32. There is no analytic kernel.
 
     In the ``maximal_update`` parameterization (muP; Yang et al., 2022, table 9) hidden features start as in the
-    standard one, and outputs are divided by the root of the last fan-in. One learning rate of SGD then serves all
-    layers and any number of channels and units, if they grow alike. ``mlp`` says for which optimizers.
+    standard one, and outputs are divided by the root of the last layer's fan-in. One learning rate of SGD then serves
+    all layers, and any numbers of channels and units in fixed proportion. The docstring of ``mlp`` says for which
+    optimizers this holds.
 
     Args:
         input_shape: (H, W, channels); (H, W) is short for (H, W, 1).
@@ -256,7 +267,7 @@ def cnn(
         parameterization: standard or maximal_update.
 
     Raises:
-        ValueError: A size is impossible, or a name is unknown.
+        ValueError: A size is below 1, ``filters`` is empty, the image is too small to be pooled, or a name is unknown.
     """
     shape = image_shape(input_shape)
     filters, hidden = tuple(filters), tuple(hidden)

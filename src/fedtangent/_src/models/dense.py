@@ -37,7 +37,7 @@ class Sized(Protocol):
 
 
 class DenseLayer(NamedTuple):
-    """A layer ``z = weight_scale * h W + bias_scale * b``; ``bias_scale`` None stands for a layer without biases."""
+    """Scales of a layer ``z = weight_scale * h W + bias_scale * b`` with inputs h; ``bias_scale`` None: no biases."""
 
     weight_scale: float  # Python floats, so that they never decide the dtype
     bias_scale: float | None
@@ -64,7 +64,7 @@ def flatten_inputs(x: Shaped[EitherArray, "n ..."], input_size: int) -> Shaped[E
         input_size: Number of features of an example.
 
     Raises:
-        ValueError: Examples of another size.
+        ValueError: An example has another number of features.
     """
     flat = cast("EitherArray", x.reshape((x.shape[0], -1)) if x.shape[0] else x.reshape((0, input_size)))
     if flat.shape[1] != input_size:
@@ -99,7 +99,10 @@ def forward(
 
 
 class Activation(NamedTuple):
-    """An elementwise function, with name and arguments of its layer in stax, which has the analytic kernel."""
+    """An elementwise activation function, with the name and arguments of its layer in neural-tangents' ``stax``.
+
+    The ``stax`` layer provides the analytic kernel.
+    """
 
     function: Callable[[Array], Array]
     stax_name: str
@@ -127,7 +130,7 @@ class _Layer(NamedTuple):
 
 
 class _Scaled(NamedTuple):
-    """The factors of a layer, and the standard deviations of its initial weights and biases."""
+    """Factors of weights and biases in a layer's formula, and the standard deviations of their initial values."""
 
     factors: DenseLayer
     weight_std: float
@@ -135,7 +138,10 @@ class _Scaled(NamedTuple):
 
 
 def _scaled(layer: _Layer, parameterization: str) -> _Scaled:
-    """Returns the scales of a layer; ``maximal_update`` is table 9 of Yang et al. (2022)."""
+    """Returns the scales of a layer in a parameterization, as ``mlp`` defines them.
+
+    Those of ``maximal_update`` are from table 9 of Yang et al. (2022).
+    """
     w_std, b_std, root = layer.w_std, layer.b_std, layer.fan_in**0.5
     if parameterization == "standard":
         return _Scaled(DenseLayer(1.0, None if b_std is None else 1.0), w_std / root, b_std or 0.0)
@@ -194,7 +200,7 @@ def sizes_of(input_size: int | Sized, output_size: int | None) -> tuple[int, int
         output_size: Number of outputs; None for the data set's.
 
     Raises:
-        ValueError: No ``output_size`` beside a number of inputs.
+        ValueError: ``output_size`` is None although ``input_size`` is a number, or it is a tuple or list.
     """
     if isinstance(output_size, tuple | list):
         raise ValueError(f"output_size: got {output_size}, must be a number; widths are named: widths={output_size}")
@@ -208,10 +214,10 @@ def outputs_of(inputs: object, output_size: int | None, name: str) -> int:
     Args:
         inputs: Inputs of a model: a data set, or a shape.
         output_size: Number of outputs; None for the data set's.
-        name: Name of the argument ``inputs``.
+        name: Name of the argument ``inputs``, for the error message.
 
     Raises:
-        ValueError: No ``output_size`` beside a shape.
+        ValueError: ``output_size`` is None although ``inputs`` is not a data set.
     """
     if output_size is not None:
         return output_size
@@ -262,15 +268,15 @@ def mlp(
     networks of every width learn features, and one learning rate of SGD serves all layers and all widths. The first
     weights have variance 1 / fan_out and the factor ``w_std sqrt(fan_out / fan_in)``, hidden weights variance 1 /
     fan_in and the factor ``w_std``, the last weights variance 1 / fan_in and the factor ``w_std / sqrt(fan_in)``. All
-    biases but the last have variance 1 / fan_out and the factor ``b_std sqrt(fan_out)``. If all widths are n, it is
-    (apart from the last biases) the ``ntk`` network with last weights divided by sqrt(n), trained at n times the rate.
-    Its tangent kernel changes in training at every width, so it has no ``kernel``. All of this holds for optimizers
-    that are linear in the gradients: momentum, weight decay and proximal terms. Adam needs a rate for each layer:
-    divided by fan_in in hidden layers, and by the root of the width in the others.
+    biases but the last have variance 1 / fan_out and the factor ``b_std sqrt(fan_out)``. If all widths are n, the
+    network is (apart from the last biases) the ``ntk`` network with last weights divided by sqrt(n), trained at n times
+    the rate. Its tangent kernel changes in training at every width, so it has no ``kernel``. All of this holds for
+    optimizers that are linear in the gradients: momentum, weight decay and proximal terms. Adam needs a rate for each
+    layer: divided by fan_in in hidden layers, and by the root of the width in the others.
 
     ``apply`` takes ``x`` [n, ...], flattens each example and computes in the parameters' dtype. ``init(key)`` draws the
-    same numbers whether or not 64-bit mode is on. ``kernel(x1, x2=None, get=("nngp", "ntk"))`` returns
-    ``Kernels(nngp, ntk)``, each [n1, n2], the same for every output, in float64 if 64-bit mode is on.
+    same numbers whether or not 64-bit mode is on. ``kernel(x1, x2=None, get=("nngp", "ntk"))`` returns ``Kernels(nngp,
+    ntk)``, each [n1, n2], the same for every output, in float64 if 64-bit mode is on.
 
     Args:
         input_size: Numbers of an example, or a ``Dataset``.
@@ -282,8 +288,8 @@ def mlp(
         **scales: ``w_std``, ``b_std`` and ``last_w_std``, see ``WeightScales``.
 
     Raises:
-        ValueError: A size is below 1, a name or a scale is unknown, a scale is negative, or ``float64`` is used
-            without 64-bit mode.
+        ValueError: A size is below 1, a name or a scale is unknown, a scale is negative, or ``float64`` is used without
+            64-bit mode.
 
     Example, a network of width 64, and the kernels of infinite width:
 
@@ -345,7 +351,7 @@ def logistic(
 ) -> Model:
     """Builds multinomial logistic regression, the linear mlp ``x W + b`` in the standard parameterization.
 
-    The tangent kernel does not depend on the parameters: ``x1 x2' + 1``.
+    The tangent kernel of inputs x1 and x2 is ``x1 x2' + 1``, whatever the parameters.
 
     Args:
         input_size: Numbers of an example, or a ``Dataset``.

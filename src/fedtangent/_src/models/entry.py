@@ -1,4 +1,4 @@
-"""Entries of models, and models by name.
+"""Entries of models, by which commands and ``build`` find a model by its name.
 
 A model is a function such as ``cnn(input_shape, output_size, filters=..)`` marked with ``network``. Its options on the
 command line are parameters of the function: name, type, default and help are in its signature and docstring.
@@ -30,7 +30,7 @@ OF_IMAGES = {SQUARED_ERROR: 0.01, CROSS_ENTROPY: 0.05}  # step sizes with which 
 
 @runtime_checkable
 class ModelFunction(Protocol):
-    """A function that builds a model."""
+    """A function that builds a model, such as ``mlp``."""
 
     def __call__(self, *sizes: Any, **options: Any) -> Model:
         """Builds the model.
@@ -43,7 +43,7 @@ class ModelFunction(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class ModelEntry(Entry):
-    """The entry of a model, with ``build(options, input_shape, output_size) -> Model``."""
+    """The entry of a model: its name, options and papers, and ``build(options, input_shape, output_size) -> Model``."""
 
     function: ModelFunction = cast("ModelFunction", None)  # noqa: RUF009
     """Function that builds the model."""
@@ -73,13 +73,14 @@ def network(
     more: type[Any] = NoOptions,
     **about: Any,
 ) -> Callable[[Function], Function]:
-    """Marks a function as a model, so that it can be chosen by its name.
+    """Returns a decorator that marks a function as a model, so that it can be chosen by its name.
 
     Args:
-        most: The parameters that are options, each with the largest number allowed or None, as for ``entries.option``.
-        papers: Papers behind the model.
-        sizes: Turns the shape of the examples and the number of outputs into arguments.
-        more: A frozen dataclass of options that are no parameters of the function.
+        most: Names of the parameters that are options on the command line, each with the largest number allowed or
+            None.
+        papers: Keys of the papers behind the model.
+        sizes: Converts the shape of an example and the number of outputs to arguments of the function.
+        more: A frozen dataclass of further options that are no named parameters of the function.
         about: Further fields of ``ModelEntry``.
     """
 
@@ -98,7 +99,7 @@ def network(
 
 
 def entry_of(function: ModelFunction) -> ModelEntry:
-    """Returns the entry of a function that is marked with ``network``."""
+    """Builds the entry of a model from its function, which is marked with ``network``."""
     about = dict(vars(function)["about"])
     name, sizes = about.pop("name"), about.pop("sizes")
     options = _options(name, function, about.pop("most"), about.pop("more"))
@@ -112,7 +113,11 @@ def entry_of(function: ModelFunction) -> ModelEntry:
 
 
 def _options(title: str, function: ModelFunction, most: Mapping[str, int | None], more: Any) -> type[Any]:
-    """Returns a dataclass whose fields are parameters of a function, with help from its docstring."""
+    """Builds a dataclass with a field for each option of a model's function, with help from its docstring.
+
+    ``title`` is the model's name. ``most`` has the largest number allowed for each option, or None. ``more`` is a
+    dataclass of further options.
+    """
     import docstring_parser
 
     texts = {p.arg_name: p.description or "" for p in docstring_parser.parse(inspect.getdoc(function) or "").params}
@@ -156,14 +161,14 @@ def entry_of_function(name: str, function: ModelFunction) -> ModelEntry:
     """Builds the entry of a user's function ``(input_shape, output_size, **options)``.
 
     The function returns a ``Model``, or a flax.linen module that maps floating examples [n, *input_shape] to [n,
-    output_size]; a module for text is first converted by ``from_flax``.
+    output_size]. For text it must convert its module with ``from_flax``.
 
     Args:
         name: ``package.module:function``.
         function: The function; its ``input_shape`` is a tuple, the shape of one example.
 
     Raises:
-        ValueError: As ``entries.own_options``.
+        ValueError: A parameter of the function has no default, or a type that cannot be written on a command line.
     """
     options = own_options("model", name, function, (), ())
 

@@ -1,4 +1,4 @@
-"""Models linear in their weights: of the inputs (Local-GD), and of radial basis functions (FE-2024, section V-A)."""
+"""Models linear in their weights: linear in the inputs (Local-GD), or in radial basis functions (FE-2024, V-A)."""
 
 from __future__ import annotations
 
@@ -31,7 +31,10 @@ class LinearStructure(NamedTuple):
 def _gram(
     phi1: Float[Array, "n f"], phi2: Float[Array, "m f"], sigma: float
 ) -> tuple[Float[Array, "n m"], Float[Array, "n m"]]:
-    """Computes the covariance of ``phi w`` with weights of standard deviation sigma, and the tangent kernel."""
+    """Computes the prior covariance and the tangent kernel of ``f = phi w`` with weights w ~ N(0, sigma^2).
+
+    ``phi1`` and ``phi2`` are the features of the two batches of inputs.
+    """
     gram = phi1 @ phi2.T
     return sigma**2 * gram, gram
 
@@ -44,9 +47,9 @@ def _gram(
 def linear(input_size: int, output_size: int = 1, sigma: float = 0.0, dtype: DTypeLike = jnp.float32) -> Model:
     """Builds a model linear in the inputs, ``f(x) = x W``, without a bias, whose kernel is exact (Local-GD, section 2).
 
-    Inputs [n, ...] are flattened to [n, d]. ``params["weights"]`` is [d, C] and starts as N(0, sigma^2). The paper has
-    C = 1 and starts at w = 0. The kernel is exact, not a limit: ``nngp = sigma^2 x1 x2'`` and ``ntk = x1 x2'``, [n1,
-    n2] each.
+    Inputs [n, ...] are flattened to [n, d]. ``params["weights"]`` is [d, C] and starts as N(0, sigma^2). Local-GD has C
+    = 1 and starts at W = 0. The kernel is exact at any size, not a limit of infinite width: ``nngp = sigma^2 x1 x2'``
+    and ``ntk = x1 x2'``, [n1, n2] each.
 
     Args:
         input_size: Numbers d of an example.
@@ -55,7 +58,7 @@ def linear(input_size: int, output_size: int = 1, sigma: float = 0.0, dtype: DTy
         dtype: Type of the parameters.
 
     Raises:
-        ValueError: A size is below 1, ``sigma`` is negative, or inputs have another size.
+        ValueError: A size is below 1, or ``sigma`` is negative.
     """
     for name, size in (("input_size", input_size), ("output_size", output_size)):
         whole(name, size)
@@ -88,8 +91,9 @@ def rbf_linear(
     """Builds a linear model of radial basis functions of one number, whose kernel is exact (FE-2024, section V-A).
 
     It is ``f(x) = sum_p w_p exp(-(x - v_p)^2 / (2 b^2))`` for scalar ``x``. The defaults of ``num_features`` and
-    ``bandwidth`` are the paper's; the paper does not state sigma. ``params["weights"]`` is [num_features, C]. The
-    kernel is exact, not a limit: ``nngp = sigma^2 phi(x1) phi(x2)'`` and ``ntk = phi(x1) phi(x2)'``, [n1, n2] each.
+    ``bandwidth`` are those of FE-2024, which does not state sigma. ``params["weights"]`` is [num_features, C]. The
+    kernel is exact, not a limit of infinite width. With the vector phi(x) of all basis functions it is ``nngp = sigma^2
+    phi(x1) phi(x2)'`` and ``ntk = phi(x1) phi(x2)'``, [n1, n2] each.
 
     Args:
         num_features: Number of basis functions.
@@ -100,7 +104,7 @@ def rbf_linear(
         dtype: Type of the parameters.
 
     Raises:
-        ValueError: A size is below 1, ``bandwidth`` is not positive, ``sigma`` is negative, or inputs are not scalar.
+        ValueError: A size is below 1, ``bandwidth`` is not positive, or ``sigma`` is negative.
     """
     for name, size in (("num_features", num_features), ("output_size", output_size)):
         whole(name, size)
@@ -124,7 +128,7 @@ def _of_features(
     output_size: int,
     dtype: DTypeLike,
 ) -> Model:
-    """Builds the model ``features(x) @ weights`` with weights from N(0, sigma^2)."""
+    """Builds the model ``features(x) @ weights`` with initial weights from N(0, sigma^2)."""
     features = jax.jit(features)
     check_dtype(dtype, needs_x64=False)
 

@@ -1,7 +1,7 @@
-"""flax networks as models: which of their weights are in dense and convolutional layers, and the layers' inputs.
+"""Conversion of flax networks to models, with a description of their dense and convolutional layers.
 
-A weight with any other use (tied, transformed, inside a lifted transformation such as ``nn.scan``) does not count as a
-layer's, so that the kernel of the layers is exact.
+A layer counts only if its weights have no other use (such as being tied, transformed, or inside a lifted transformation
+such as ``nn.scan``). So the tangent kernel that is computed layer by layer is exact.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _CUSTOM = (
 
 
 class _Functions(NamedTuple):
-    """A flax module as pure functions of its parameters, which exclude other variables."""
+    """A flax module as pure functions of its parameters; other variables, such as batch statistics, are only named."""
 
     title: str
     init: Callable[[Key], PyTree]
@@ -138,7 +138,11 @@ def _of_nnx(module: object) -> _Functions:
 
 
 def flax_structure(apply: Apply) -> LayeredStructure:
-    """Returns the structure of a network of flax layers; ``apply`` computes in the parameters' dtype."""
+    """Builds the description of the layers of a flax network, for its tangent kernel.
+
+    Args:
+        apply: ``(params, x [n, ...]) -> outputs [n, C]``, computed in the parameters' dtype.
+    """
     return LayeredStructure(functools.partial(_read_plan, apply), functools.partial(_run_layers, apply))
 
 
@@ -154,7 +158,10 @@ class _Uses(NamedTuple):
 
 
 def _read_plan(apply: Apply, params: PyTree, x: WithShape) -> Plan:
-    """Determines how ``apply`` uses each leaf of ``params``: in layers only, in other ways too, or not at all."""
+    """Determines which leaves of ``params`` the network uses in layers only; returns the layers and the other leaves.
+
+    ``apply`` computes the network's outputs from ``params`` and ``x`` [n, ...]; both may be shapes.
+    """
     one = jax.ShapeDtypeStruct((1, *x.shape[1:]), x.dtype)
     shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(jnp.shape(leaf), jnp.result_type(leaf)), params)
     uses = _Uses([], {}, [])
@@ -175,7 +182,7 @@ def _read_plan(apply: Apply, params: PyTree, x: WithShape) -> Plan:
 
 
 def _needed(jaxpr: Jaxpr) -> set[int]:
-    """Returns the identities of the variables on which a jaxpr's results depend."""
+    """Returns the ``id`` of every variable of a jaxpr on which its results depend."""
     needed = {id(v) for v in jaxpr.outvars}
     for eqn in reversed(jaxpr.eqns):
         if needed & {id(v) for v in eqn.outvars}:
@@ -186,7 +193,10 @@ def _needed(jaxpr: Jaxpr) -> set[int]:
 def _run_layers(
     apply: Apply, plan: Plan, params: PyTree, shifts: list[Array], x: AnyArray
 ) -> tuple[Array, list[Array]]:
-    """Implements ``LayeredStructure.run`` for flax layers, with ``gemm_convolution``, for speed inside loops."""
+    """Computes a network's outputs on one example and the inputs of its layers; see ``layers.RunLayers``.
+
+    Convolutions are computed by ``gemm_convolution``, which is fast inside loops.
+    """
     inputs: list[Array] = []
     layers = {call.path for call in plan.calls}
 
@@ -208,7 +218,7 @@ def _run_layers(
 
 
 def _convolve(layer: Conv | Dense, call: Call, x: Array) -> Array:
-    """Computes the output of a convolutional layer."""
+    """Computes the output of a convolutional layer for its input ``x``, with the settings in ``call``."""
     images = x.reshape((-1, *x.shape[-len(call.window) - 1 :]))
     weights, numbers = layer.variables["params"], channels_last(images.ndim)
     more = ConvolutionOptions(rhs_dilation=call.dilation, dimension_numbers=numbers, precision=layer.precision)
@@ -223,7 +233,7 @@ class _Method(Protocol):
     """A method of a flax module."""
 
     def __call__(self, *args: PyTree, **kwargs: PyTree) -> PyTree:
-        """Returns the method's result."""
+        """Calls the method and returns its result."""
 
 
 _Interceptor = Callable[[_Method, tuple[PyTree, ...], dict[str, PyTree], "InterceptorContext"], PyTree]
@@ -240,7 +250,10 @@ def _intercept(interceptor: _Interceptor) -> Iterator[None]:
 def _called_layer(
     args: tuple[PyTree, ...], kwargs: dict[str, PyTree], context: InterceptorContext
 ) -> Conv | Dense | None:
-    """Returns the dense or convolutional layer of a call ``layer(x)``; None for any other call."""
+    """Returns the layer of an intercepted call if it is ``layer(x)`` of a dense or convolutional layer; else None.
+
+    The arguments are those of a function for ``flax.linen.intercept_methods``.
+    """
     import flax.linen as nn
 
     layer = context.module
@@ -256,7 +269,11 @@ def _note(
     kwargs: dict[str, PyTree],
     context: InterceptorContext,
 ) -> PyTree:
-    """Records a layer's call and returns zeros in place of its output, so that nothing depends on the layer."""
+    """Intercepts a call of a flax method: records a layer in ``uses`` and returns zeros in place of its output.
+
+    With the zeros, the network's output no longer depends on weights that are used in layers only. ``leaves`` are all
+    parameters of the network; the other arguments are those of ``flax.linen.intercept_methods``.
+    """
     output = method(*args, **kwargs)
     layer = _called_layer(args, kwargs, context)
     weights = None if layer is None else _places_of_weights(layer, leaves)
@@ -270,7 +287,7 @@ def _note(
 
 
 def _places_of_weights(layer: Conv | Dense, leaves: list[Array]) -> list[int] | None:
-    """Returns the indices of a layer's kernel and bias among the leaves; None if one of them is not a leaf."""
+    """Returns the indices in ``leaves`` of a layer's kernel and bias; None if one of them is not exactly one leaf."""
     names = ("kernel", "bias") if layer.use_bias else ("kernel",)
     weights: list[Array] = [layer.get_variable("params", name) for name in names]
     places = [[i for i, leaf in enumerate(leaves) if leaf is weight] for weight in weights]
@@ -278,7 +295,10 @@ def _places_of_weights(layer: Conv | Dense, leaves: list[Array]) -> list[int] | 
 
 
 def _is_plain(layer: Conv | Dense, kernel: Array, x: Array) -> bool:
-    """Returns whether a layer is ``patch W + b`` in the dtype of its kernel."""
+    """Returns whether a layer computes ``patch W + b`` of its input ``x`` in the dtype of ``kernel``, its weights W.
+
+    It does not if one of flax's special options is set, such as a custom product or circular padding.
+    """
     custom = [getattr(layer, name, None) for name in _CUSTOM]
     if any(value is not None for value in custom) or layer.dtype not in (None, kernel.dtype):
         return False
@@ -312,7 +332,7 @@ def _call(
 
 
 def _for_each_axis(numbers: int | Sequence[int] | None, num_axes: int) -> tuple[int, ...]:
-    """Returns a number for each spatial axis, from flax's number, numbers, or None for 1."""
+    """Returns one number for each spatial axis; flax allows one number for all, a sequence, or None for 1."""
     if numbers is None or isinstance(numbers, int):
         return (1 if numbers is None else numbers,) * num_axes
     return tuple(numbers)

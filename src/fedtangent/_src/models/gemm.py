@@ -35,7 +35,10 @@ DimensionNumbers = lax.ConvGeneralDilatedDimensionNumbers
 
 
 class Geometry(NamedTuple):
-    """Static settings of a convolution of x [B, *spatial, I] with w [*window, I, O] into y [B, *output, O]."""
+    """Settings of a convolution of x [B, *spatial, I] with w [*window, I, O] into y [B, *output, O].
+
+    B is the number of examples, I and O are the numbers of input and output channels.
+    """
 
     spatial: tuple[int, ...]
     window: tuple[int, ...]
@@ -46,12 +49,12 @@ class Geometry(NamedTuple):
 
     @property
     def extent(self) -> tuple[int, ...]:
-        """Size of the dilated window."""
+        """Size of the dilated window along each spatial axis."""
         return tuple((k - 1) * d + 1 for k, d in zip(self.window, self.dilation, strict=True))
 
     @property
     def output(self) -> tuple[int, ...]:
-        """Spatial size of the result."""
+        """Size of the output along each spatial axis."""
         room = (n + low + high for n, (low, high) in zip(self.spatial, self.padding, strict=True))
         return tuple(
             max(0, (r - e) // stride + 1) for r, e, stride in zip(room, self.extent, self.strides, strict=True)
@@ -59,7 +62,7 @@ class Geometry(NamedTuple):
 
 
 def channels_last(ndim: int) -> tuple[str, str, str]:
-    """Returns the dimension numbers of arrays with ``ndim`` axes, channels last."""
+    """Returns the ``dimension_numbers`` of ``lax.conv_general_dilated`` for arrays of ``ndim`` axes, channels last."""
     spatial = "DHW"[-(ndim - 2) :]
     return f"N{spatial}C", f"{spatial}IO", f"N{spatial}C"
 
@@ -71,7 +74,10 @@ def _library(x: Array, w: Array, g: Geometry) -> Array:
 
 
 def _direct_to_input(y: Array, w: Array, g: Geometry) -> Array:
-    """Computes the input's gradient as a convolution of the dilated, padded cotangent with the flipped kernel."""
+    """Computes the gradient of a convolution by its input, as a convolution of ``y`` with the flipped kernel ``w``.
+
+    ``y`` is the gradient by the convolution's output, [B, *output, O]. It is dilated and padded.
+    """
     before = [e - 1 - low for e, (low, _) in zip(g.extent, g.padding, strict=True)]
     dilated = [(n - 1) * stride + 1 for n, stride in zip(g.output, g.strides, strict=True)]
     after = [n + e - 1 - d - b for n, e, d, b in zip(g.spatial, g.extent, dilated, before, strict=True)]
@@ -87,7 +93,10 @@ def _direct_to_input(y: Array, w: Array, g: Geometry) -> Array:
 
 
 def _direct_to_kernel(x: Array, y: Array, g: Geometry) -> Array:
-    """Computes the kernel's gradient as a convolution with the cotangent, with channels and examples swapped."""
+    """Computes the gradient of a convolution by its kernel from input ``x`` and the gradient ``y`` by its output.
+
+    It is a convolution of ``x`` with ``y``, in which channels and examples are swapped.
+    """
     dilated = [(n - 1) * stride + 1 for n, stride in zip(g.output, g.strides, strict=True)]
     sides = zip(g.padding, g.extent, dilated, g.spatial, strict=True)
     padding = [(low, e - 1 + d - n - low) for (low, _), e, d, n in sides]
@@ -98,7 +107,7 @@ def _direct_to_kernel(x: Array, y: Array, g: Geometry) -> Array:
 
 
 def _shifted(x: Array, g: Geometry) -> list[Array]:
-    """Returns, for each entry of the window, the entries of ``x`` that it multiplies: arrays [B, *output, I]."""
+    """Returns, for each entry of the window, the entries of ``x`` that it multiplies, [B, *output, I] each."""
     padded = lax.pad(x, jnp.zeros((), x.dtype), [(0, 0, 0), *((low, high, 0) for low, high in g.padding), (0, 0, 0)])
     shifted = []
     for offset in itertools.product(*map(range, g.window)):
@@ -109,7 +118,7 @@ def _shifted(x: Array, g: Geometry) -> list[Array]:
 
 
 def patches(x: Array, g: Geometry) -> Array:
-    """Gathers the window's entries at each place of the output, [B, *output, window * I], in the kernel's order.
+    """Gathers the inputs under the window at each output position, [B, *output, window * I], in the kernel's order.
 
     Args:
         x: Inputs [B, *spatial, I].
@@ -120,7 +129,10 @@ def patches(x: Array, g: Geometry) -> Array:
 
 
 def _depthwise(x: Array, w: Array, g: Geometry) -> Array:
-    """Convolves each channel of ``x`` [B, *spatial, I] with its own kernels, ``w`` [*window, 1, O]."""
+    """Computes a depthwise convolution: each channel of ``x`` [B, *spatial, I] with kernels of its own in ``w``.
+
+    ``w`` is [*window, 1, O], with O / I kernels for each channel.
+    """
     wide = jnp.repeat(x, w.shape[-1] // x.shape[-1], axis=-1)
     rows = w.reshape((-1, *(1,) * (x.ndim - 1), w.shape[-1]))
     return functools.reduce(jnp.add, (part * row for part, row in zip(_shifted(wide, g), rows, strict=True)))
@@ -137,7 +149,7 @@ _Bilinear = Callable[[Array, Array, Geometry], Array]  # a convolution, or its g
 
 
 def _transposed(forward: _Bilinear, by: str) -> _Bilinear:
-    """Returns the gradient of ``forward`` by its ``"input"`` or ``"kernel"``, from JAX's transposition."""
+    """Derives the gradient of ``forward``, a convolution, by its operand ``by``, with ``jax.linear_transpose``."""
 
     def to_input(y: Array, w: Array, g: Geometry) -> Array:
         like = jax.ShapeDtypeStruct((y.shape[0], *g.spatial, w.shape[-2]), y.dtype)
@@ -151,7 +163,10 @@ def _transposed(forward: _Bilinear, by: str) -> _Bilinear:
 
 
 class _Map(NamedTuple):
-    """One of the three bilinear maps: its implementations, and the axes for folding in a batch axis of one operand."""
+    """One of three bilinear maps (a convolution, its gradient by the input, by the kernel) with its implementations.
+
+    ``folds`` has the axes into which ``vmap`` folds a batch axis if only one operand has one.
+    """
 
     direct: _Bilinear  # fast on a CPU
     library: _Bilinear  # fast on an accelerator
@@ -186,14 +201,19 @@ _MAPS = {
 
 
 def _is_direct(a: Array, g: Geometry) -> bool:
-    """Returns whether XLA's fast CPU convolution applies and beats a product: float32, and a window larger than 1."""
+    """Returns whether XLA's convolution beats a matrix product on a CPU: float32, and a window larger than 1."""
     return a.dtype == jnp.float32 and max(g.window) > 1
 
 
 def _batched(
     primitive: Primitive, rules: _Map, args: Sequence[AnyArray], dims: Sequence[int | None], g: Geometry
 ) -> tuple[Array, int]:
-    """Implements ``vmap``: one batched operand is folded into a larger map, two become products, or a loop on a CPU."""
+    """Implements ``vmap`` of a bilinear map: returns the result and its batch axis.
+
+    ``args`` are the two operands, and ``dims`` their batch axes or None. A batch axis of one operand is folded into a
+    larger map. If both operands have one, the maps become batched matrix products, or a loop where XLA's convolution is
+    faster on a CPU.
+    """
     if None in dims:
         i = 1 if dims[0] is None else 0
         axis, result_axis = (place % args[1 - i].ndim for place in rules.folds[i])
@@ -266,7 +286,7 @@ def _check(x: Array, w: Array, dimension_numbers: DimensionNumbers, groups: int)
 
 
 class ConvolutionOptions(TypedDict, total=False):
-    """Further arguments of ``jax.lax.conv_general_dilated``, with its defaults."""
+    """Optional arguments of ``jax.lax.conv_general_dilated``; one that is left out has its default there."""
 
     lhs_dilation: Sequence[int] | None
     rhs_dilation: Sequence[int] | None
@@ -287,13 +307,13 @@ class Convolution(Protocol):
         padding: str | Sequence[tuple[int, int]],
         **options: Unpack[ConvolutionOptions],
     ) -> Array:
-        """Returns the convolution, [B, *output, O].
+        """Returns the convolution of B examples with a kernel of O output channels, [B, *output, O].
 
         Args:
             lhs: Inputs [B, *spatial, I].
             rhs: Kernel [*window, I / groups, O].
             window_strides: Stride along each spatial axis.
-            padding: Name of a padding, or pairs (low, high).
+            padding: Name of a padding, or pairs (low, high) for each spatial axis.
             options: See ``ConvolutionOptions``.
         """
 
@@ -307,7 +327,7 @@ def gemm_convolution(
 ) -> Array:
     """Computes ``jax.lax.conv_general_dilated`` for channels-last inputs, fast inside loops and under ``vmap``.
 
-    Values and derivatives of both modes and any order equal the ones of ``conv_general_dilated`` to rounding.
+    Values and derivatives, forward and reverse and of any order, equal those of ``conv_general_dilated`` to rounding.
 
     Args:
         lhs: Inputs ``[B, *spatial, I]`` with one to three spatial axes.
@@ -320,8 +340,8 @@ def gemm_convolution(
         Array ``[B, *output, O]``.
 
     Raises:
-        ValueError: The layout is another, dtypes differ, channels do not fit, or padding has a name for a dilated
-            input.
+        ValueError: The channels are not the last axis, dtypes differ, numbers of channels do not fit, or ``padding`` is
+            a name although ``lhs_dilation`` dilates the input.
     """
     lhs_dilation, rhs_dilation = options.get("lhs_dilation"), options.get("rhs_dilation")
     groups = options.get("feature_group_count", 1)
@@ -351,14 +371,14 @@ def gemm_convolution(
 
 
 def with_fast_convolutions(apply: Apply) -> Apply:
-    """Returns ``apply`` whose convolutions are computed by ``gemm_convolution``, equal to rounding, on a CPU.
+    """Returns a function with the values of ``apply``, to rounding, whose convolutions run fast inside loops on a CPU.
 
-    A user's network is traced and evaluated with its convolutions exchanged, those in its loops, branches, ``jit`` and
-    ``checkpoint`` too; convolutions inside a function with derivatives of its own stay. The package's networks already
-    have the convolution that they were built with.
+    ``apply`` is traced, and ``gemm_convolution`` takes the place of its convolutions, also in its loops, branches,
+    ``jit`` and ``checkpoint``. Convolutions inside functions with custom derivatives stay. On other devices, and for
+    networks of this package, ``apply`` itself is returned.
 
     Args:
-        apply: ``(params, x [n, ...]) -> outputs [n, C]``.
+        apply: ``(params, x [n, ...]) -> outputs [n, C]`` of a user's network.
     """
     if module_of(apply).startswith("fedtangent.") or jax.default_backend() != "cpu":
         return apply
@@ -385,7 +405,7 @@ def _is_exchanged(eqn: JaxprEqn) -> bool:
 
 
 def _exchanged(eqn: JaxprEqn, x: AnyArray, w: AnyArray) -> Array:
-    """Computes one convolution with ``gemm_convolution``, whatever the order of its axes."""
+    """Computes a traced convolution ``eqn`` of ``x`` with ``w`` by ``gemm_convolution``, whatever the order of axes."""
     (batch, channels, *places), (outputs, inputs, *window), of_result = eqn.params["dimension_numbers"]
     options = {name: eqn.params[name] for name in ("lhs_dilation", "rhs_dilation", "feature_group_count", "precision")}
     last = gemm_convolution(
@@ -401,7 +421,7 @@ def _exchanged(eqn: JaxprEqn, x: AnyArray, w: AnyArray) -> Array:
 
 
 def _evaluate(program: ClosedJaxpr, *arguments: Array) -> list[object]:
-    """Evaluates a traced function with its convolutions exchanged."""
+    """Evaluates a traced function with ``gemm_convolution`` in place of its convolutions; returns its results."""
     jaxpr = program.jaxpr
     values = dict(zip((*jaxpr.constvars, *jaxpr.invars), (*program.consts, *arguments), strict=True))
 
@@ -423,7 +443,7 @@ def _evaluate(program: ClosedJaxpr, *arguments: Array) -> list[object]:
 
 
 def _rewritten(eqn: JaxprEqn) -> dict[str, object]:
-    """Returns the parameters of an operation, with the convolutions in its programs exchanged."""
+    """Returns the parameters of an operation; in its inner programs ``gemm_convolution`` replaces the convolutions."""
 
     def faster(value: object) -> object:
         if not isinstance(value, Program):

@@ -1,9 +1,9 @@
-"""The shared parts of networks of images: shapes, halving, convolutions, and a normalisation without statistics.
+"""Parts that networks of images share: checks of shapes, strides, convolutions and group normalisation.
 
-``nn.GroupNorm`` (Wu and He, 2018) replaces batch normalisation everywhere: it normalises groups of channels within one
-example, with as many learned numbers. Statistics of batches, averaged over clients whose data differ, would fit no
-client's data; kept at the clients, they would be unknown to the server. And the output of one example would depend on
-others.
+``nn.GroupNorm`` (Wu and He, 2018) replaces batch normalisation in all of them. It normalises groups of channels within
+one example, with as many learned numbers. Batch statistics would not suit federated learning: averaged over clients
+whose data differ, they fit no client's data; kept at the clients, they are unknown to the server. The output of one
+example would also depend on the other examples of its batch.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ def image_shape(input_shape: Sequence[int]) -> tuple[int, int, int]:
 def of_images(module: nn.Module, shape: Sequence[int], output_size: int, name: str) -> Model:
     """Converts a flax network of images to a model without an analytic kernel.
 
-    Its ``apply`` takes ``x`` [n, ...] of any shape with as many numbers for each example, and computes in the
-    parameters' dtype; weights start as float32.
+    Its ``apply`` takes ``x`` [n, ...] of any shape that holds an image's numbers, and computes in the parameters'
+    dtype; weights start as float32.
 
     Args:
         module: The flax network.
@@ -66,17 +66,17 @@ def of_images(module: nn.Module, shape: Sequence[int], output_size: int, name: s
 
 
 def strides(shape: Sequence[int], places: int) -> list[int]:
-    """Returns a stride, 1 or 2, for each place at which a published network halves its images, in order.
+    """Returns the stride, 1 or 2, of each layer at which the published network halves its images, in order.
 
-    Small images are halved only at the last places, so that at least 4 x 4 remain. For 32 x 32 this turns networks for
-    ImageNet into the usual ones for CIFAR.
+    Small images are halved by the last layers only, so that at least 4 x 4 pixels remain. For 32 x 32 images this turns
+    networks for ImageNet into the usual ones for CIFAR.
 
     Args:
         shape: (height, width, ...) of an image.
-        places: Number of places.
+        places: Number of layers at which the published network halves its images.
 
     Raises:
-        ValueError: Images below 4 x 4.
+        ValueError: Images are smaller than 4 x 4.
     """
     side = min(shape[:2])
     if side < SMALLEST:
@@ -98,14 +98,14 @@ def check_groups(groups: int, channels: Iterable[int]) -> None:
 
 
 def check_blocks(blocks: Sequence[int], most: int) -> tuple[int, ...]:
-    """Returns the number of blocks of each stage as a tuple of positive numbers.
+    """Returns the numbers of blocks of the stages as a tuple.
 
     Args:
-        blocks: Blocks of each stage.
+        blocks: Number of blocks of each stage.
         most: Largest number of stages.
 
     Raises:
-        ValueError: No stage or too many, or a stage without a block.
+        ValueError: There is no stage or more than ``most``, or a stage has no block.
     """
     if not isinstance(blocks, Sequence):
         raise ValueError(f"blocks: got {blocks!r}, must be a number for each stage, such as (1, 1)")
@@ -115,20 +115,20 @@ def check_blocks(blocks: Sequence[int], most: int) -> tuple[int, ...]:
 
 
 class Layers(NamedTuple):
-    """The layers of networks of images, without biases."""
+    """Builder of the flax layers of image networks: convolutions without biases, and group normalisations."""
 
     convolution: Convolution
     initializer: Initializer  # of kernels
     groups: int  # of a normalisation
 
     def conv(self, channels: int, window: int = 1, stride: int = 1, feature_groups: int = 1) -> nn.Conv:
-        """Returns a convolution, which keeps the size of images at stride 1.
+        """Builds a convolution; at stride 1 it keeps the size of the image.
 
         Args:
             channels: Output channels.
             window: Side of the window, an odd number.
             stride: Stride along both axes.
-            feature_groups: Groups of channels that do not mix.
+            feature_groups: Number of groups of channels that do not mix; 1 for an ordinary convolution.
         """
         import flax.linen as nn  # here: it takes longer to import than the rest of the package
 
@@ -136,7 +136,7 @@ class Layers(NamedTuple):
         return layer(channels, (window, window), stride, window // 2, feature_group_count=feature_groups)
 
     def norm(self) -> nn.GroupNorm:
-        """Returns a normalisation of groups of channels."""
+        """Builds a GroupNorm layer of ``groups`` groups of channels."""
         import flax.linen as nn
 
         return nn.GroupNorm(self.groups, epsilon=1e-5)
@@ -158,11 +158,13 @@ def _as_image(input_shape: tuple[int, ...], output_size: int) -> dict[str, int |
 
 
 def image_network(most: Mapping[str, int | None], *papers: str) -> Callable[[Function], Function]:
-    """Marks a function ``(input_shape, output_size, **options)`` as a network of images, and completes its docstring.
+    """Returns a decorator that marks a function as a network of images and completes its docstring.
+
+    The function takes ``(input_shape, output_size, **options)`` and can then be chosen by its name.
 
     Args:
-        most: The parameters that are options, as for ``entry.network``.
-        papers: Papers behind the network.
+        most: Names of the parameters that are options on the command line, with the largest number allowed or None.
+        papers: Keys of the papers behind the network.
     """
 
     as_model = network(most, papers, _as_image, kinds=("image",), loss=CROSS_ENTROPY, learning_rates=OF_IMAGES)

@@ -1,4 +1,4 @@
-"""The shared parts of the models' analytic kernels."""
+"""Analytic kernels of infinitely wide networks, computed by neural-tangents, in tiles where the inputs are images."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ KERNELS = ("nngp", "ntk")
 
 
 class Kernels(NamedTuple):
-    """Blocks [n1, n2] of the prior covariance (``nngp``) and the tangent kernel (``ntk``); None if not requested."""
+    """Prior covariance (``nngp``) and tangent kernel (``ntk``) between two batches, [n1, n2]; None if not requested."""
 
     nngp: Float[Array, "n1 n2"] | None = None
     ntk: Float[Array, "n1 n2"] | None = None
 
 
 def check_get(get: str | tuple[str, ...]) -> tuple[str, ...]:
-    """Returns ``get`` as a tuple of kernel names; raises ``ValueError`` with the allowed ones."""
+    """Returns ``get`` as a tuple of kernel names; raises ``ValueError`` unless each is "nngp" or "ntk"."""
     names = (get,) if isinstance(get, str) else tuple(get) if isinstance(get, tuple | list) else ()
     if not names or any(name not in KERNELS for name in names) or len(set(names)) < len(names):
         raise ValueError(f"get: got {get!r}, allowed are {', '.join(map(repr, KERNELS))} and tuples of them")
@@ -42,10 +42,10 @@ Blocks = Kernels | Float[Array, "n1 _"]  # of several kernels by name, or of one
 
 
 def select(blocks: Kernels, get: str | tuple[str, ...]) -> Blocks:
-    """Returns one block of ``blocks``, or all of them.
+    """Returns the kernel [n1, n2] that ``get`` names, or all of ``blocks`` if ``get`` is a tuple.
 
     Args:
-        blocks: The blocks.
+        blocks: The computed kernels.
         get: Name of one kernel, or a tuple of names.
     """
     selected: Blocks = getattr(blocks, get) if isinstance(get, str) else blocks
@@ -90,17 +90,18 @@ def stax() -> ModuleType:
 
 @dataclasses.dataclass(frozen=True)
 class AnalyticKernel:
-    """Kernel ``(x1, x2=None, get=("nngp", "ntk")) -> Kernels`` of a neural-tangents network, built on first use.
+    """Analytic kernel of a neural-tangents network, called as ``kernel(x1, x2=None, get=("nngp", "ntk"))``.
 
-    A pair of images needs memory in proportion to the square of the number of pixels, if the network pools. Kernels of
-    images are therefore computed in tiles, and of two tiles that mirror each other only one.
+    The network is built at the first call. If it pools, a pair of images needs memory in proportion to the square of
+    the number of pixels. Kernels of images are therefore computed in tiles (blocks of rows and columns). Without ``x2``
+    the kernel is symmetric, and only the tiles on one side of the diagonal are computed.
     """
 
     network: Callable[[], StaxNetwork]
     prepare: Callable[[Array], Array]  # inputs [n, ...] -> inputs of the network
 
     def __call__(self, x1: ArrayLike, x2: ArrayLike | None = None, get: str | tuple[str, ...] = KERNELS) -> Blocks:
-        """Computes kernel blocks [n1, n2]; takes the arguments of ``types.Kernel``."""
+        """Computes the kernels that ``get`` names between ``x1`` and ``x2``, [n1, n2] each; see ``types.Kernel``."""
         return select(self.blocks(x1, x2, check_get(get)), get)
 
     def blocks(
@@ -110,12 +111,12 @@ class AnalyticKernel:
         names: tuple[str, ...] = KERNELS,
         tick: Tick = lambda done, total: None,
     ) -> Kernels:
-        """Computes kernel blocks [n1, n2], in tiles if they need much memory.
+        """Computes kernels between two batches, [n1, n2] each, in tiles if they need much memory.
 
         Args:
             x1: Inputs [n1, ...].
             x2: Inputs [n2, ...]; None for ``x1``.
-            names: Names of the kernels.
+            names: Names of the kernels to compute.
             tick: Called with the number of finished tiles and the number of all tiles.
 
         Raises:
@@ -146,7 +147,7 @@ class AnalyticKernel:
         return Kernels(**{name: jnp.asarray(block) for name, block in out.items()})
 
     def side(self, x: ArrayLike) -> int:
-        """Returns the largest number of examples on a side of a tile.
+        """Returns the number of rows, and of columns, of the largest tile of the kernel that is computed at once.
 
         Args:
             x: Inputs [n, ...]; only their shape and type count.
@@ -167,7 +168,7 @@ class AnalyticKernel:
         return max(1, math.isqrt(work // of_pair))
 
     def tile_bytes(self, x: ArrayLike) -> int:
-        """Returns the bytes of intermediate arrays of a tile; 0 for a kernel that is not computed in tiles.
+        """Returns the bytes of the intermediate arrays that one tile needs; 0 if the kernel is not computed in tiles.
 
         Args:
             x: Inputs [n, ...], as for ``side``.
@@ -176,28 +177,28 @@ class AnalyticKernel:
         return 0 if side == MAX_INDEX else side**2 * _pair_bytes(self, np.shape(x)[1:], self._computing(x))
 
     def _computing(self, x: ArrayLike) -> str:
-        """Returns the dtype in which the network's kernel is computed at ``x``: a conversion is no work of a pair."""
+        """Returns the name of the dtype in which the kernel of ``x`` is computed: at least JAX's default float."""
         return str(jnp.promote_types(jnp.result_type(x), jnp.result_type(float)))
 
 
 def tiles(n: int, side: int) -> list[slice]:
-    """Returns consecutive ranges of ``side`` numbers that cover n; the last one may be shorter.
+    """Splits ``range(n)`` into consecutive slices of length ``side``; the last one may be shorter.
 
     Args:
         n: Number of examples.
-        side: Examples of a range.
+        side: Number of examples in a slice.
     """
     return [slice(start, min(start + side, n)) for start in range(0, n, side)]
 
 
 def _filled(x: Array, side: int) -> Array:
-    """Returns ``x`` [n, ...] with its last example repeated, [side, ...]."""
+    """Pads ``x`` [n, ...] to [side, ...] by repeating its last example."""
     return x if len(x) == side else jnp.concatenate([x, jnp.repeat(x[-1:], side - len(x), axis=0)])
 
 
 @functools.lru_cache(maxsize=64)
 def _pair_bytes(kernel: AnalyticKernel, shape: tuple[int, ...], dtype: str) -> int:
-    """Returns the bytes of intermediate arrays of the kernels between one example and another, at most."""
+    """Bounds the bytes of the intermediate arrays that the kernel of one pair of examples of this shape needs."""
     one = jax.ShapeDtypeStruct((1, *shape), dtype)
     traced = jax.make_jaxpr(lambda x1, x2: kernel.network()[2](kernel.prepare(x1), kernel.prepare(x2), KERNELS).ntk)
     return max(1, liveness.peak_bytes(traced(one, one).jaxpr))
@@ -212,11 +213,11 @@ def _blocks(
 
 
 def check_dtype(dtype: DTypeLike, needs_x64: bool) -> None:
-    """Raises ``ValueError`` unless ``dtype`` is floating and, if ``needs_x64``, available in the current mode.
+    """Raises ``ValueError`` unless ``dtype`` is floating, and available if ``needs_x64`` (float64 needs 64-bit mode).
 
     Args:
         dtype: Type of a model's parameters.
-        needs_x64: Whether a 64-bit type needs JAX's 64-bit mode.
+        needs_x64: Whether a 64-bit type raises an error while JAX's 64-bit mode is off.
     """
     kind = np.dtype(dtype)
     if not jnp.issubdtype(kind, jnp.floating):

@@ -1,6 +1,8 @@
-"""The layers of a network, as tangent kernels need them: which weights are matrices of layers, and the layers' inputs.
+"""Description of a network's dense and convolutional layers, from which its tangent kernel is computed layer by layer.
 
-Such a layer is linear in its weights, with the same matrix at every position: ``z(p) = patch(p) W + b``.
+At every position p of an example (a pixel, or a step of time) such a layer computes ``z(p) = patch(p) W + b``, with the
+same matrix W and bias b at all positions. The patch is the window of a convolution, or the input vector of a dense
+layer.
 """
 
 from __future__ import annotations
@@ -34,7 +36,7 @@ class WithShape(Protocol):
 
 
 class Call(NamedTuple):
-    """A use of a layer on one example; static."""
+    """One application of a layer to an example: shapes and settings, all known before the network is run."""
 
     path: Path  # path of the layer in the tree of parameters
     window: tuple[int, ...]  # of a convolution; () for a dense layer
@@ -48,12 +50,12 @@ class Call(NamedTuple):
 
     @property
     def positions(self) -> int:
-        """Positions P at which the layer's matrix is used on an example."""
+        """Number P of positions at which the layer applies its matrix, such as the pixels of its output."""
         return math.prod(self.output[:-1])
 
 
 class Plan(NamedTuple):
-    """Which weights of a network belong to which layers; static, for one shape of an example."""
+    """Assignment of a network's weights to its dense and convolutional layers, for one shape of an example."""
 
     calls: tuple[Call, ...]  # all uses of the layers whose weights have no other use, in the order of the forward pass
     others: tuple[int, ...]  # leaves of the parameters that are used in any other way
@@ -65,19 +67,22 @@ class RunLayers(Protocol):
     """A function that computes a network's outputs on one example, and the inputs of its layers."""
 
     def __call__(self, plan: Plan, params: PyTree, shifts: list[Array], x: AnyArray, /) -> tuple[Array, list[Array]]:
-        """Returns the outputs [1, C], and each call's input.
+        """Returns the network's outputs [1, C], and the input of each layer call in ``plan.calls``.
 
         Args:
-            plan: Layers of the network.
+            plan: Calls of the network's layers.
             params: Parameters of the network.
-            shifts: Arrays that are added to the calls' results. The derivative by a shift is the signal that is
-                propagated back to its call.
+            shifts: An array for each call, which is added to the call's output. The derivative of the network's output
+                by a shift is the gradient that reaches this call in backpropagation.
             x: One example, [1, ...].
         """
 
 
 class LayeredStructure(NamedTuple):
-    """Structure of a network whose weights are in layers, apart from a few such as the scales of a normalisation."""
+    """Functions that find and run the dense and convolutional layers of a network, for its tangent kernel.
+
+    A few weights may be elsewhere, such as the scales of a normalisation.
+    """
 
     plan: Callable[[PyTree, WithShape], Plan]  # (params, x [n, ...]), arrays or their shapes -> use of the weights
     run: RunLayers
@@ -94,10 +99,10 @@ def biased(z: Float[AnyArray, "*rows C"], bias: Float[AnyArray, "*ones C"]) -> F
 
 
 def layer_patches(call: Call, inputs: Shaped[Array, "n ..."]) -> Float[Array, "n P fan_in"]:
-    """Gathers the rows that a layer's matrix multiplies.
+    """Gathers the patches of the inputs that a layer multiplies by its weight matrix, at each of its P positions.
 
     Args:
-        call: A use of the layer.
+        call: The application of the layer.
         inputs: Inputs of the layer, [n, ...] with the shape ``call.input`` for each example.
     """
     n = inputs.shape[0]

@@ -31,12 +31,13 @@ def deep_linear(
     depth: int = 3,
     dtype: DTypeLike = jnp.float32,
 ) -> Model:
-    """Builds a deep linear network, whose kernel is linear in the inputs (FedAvg on deep linear networks, eq. 1).
+    """Builds a deep linear network, whose kernel is linear in the inputs (DeepLin, eq. (1)).
 
-    It is ``f(x) = (m^(L-1) C)^(-1/2) W^L .. W^1 x`` with entries N(0, 1) and no bias. Parameters have the structure of
-    ``mlp``'s: ``params[2 l][0]`` is the transpose of ``W^(l + 1)``, [fan_in, fan_out]. ``apply`` multiplies the
-    matrices from the output's side before the examples: a step costs ``O(n d C)`` and terms that do not depend on n.
-    The kernel is the limit of infinite width, [n1, n2] for every output: ``nngp = x1 x2' / C``, ``ntk = L x1 x2' / C``.
+    It is ``f(x) = (m^(L-1) C)^(-1/2) W^L .. W^1 x`` with L matrices whose entries are N(0, 1), and no bias. Parameters
+    have the structure of ``mlp``'s: ``params[2 l][0]`` is the transpose of ``W^(l + 1)``, [fan_in, fan_out]. ``apply``
+    multiplies the matrices from the output's side before the examples: a step on n examples costs ``O(n d C)`` and
+    terms that do not depend on n. The kernel is the limit of infinite width, [n1, n2] for every output: ``nngp = x1 x2'
+    / C``, ``ntk = L x1 x2' / C``.
 
     Args:
         input_size: Numbers d of an example, or a ``Dataset``.
@@ -107,9 +108,15 @@ TOGETHER = 5
 def _descended(
     weights: tuple[Array, ...], scale: float, loss: Callable[[Array], Array], rate: Array, steps: Array, together: int
 ) -> tuple[tuple[Array, ...], Array]:
-    """Takes gradient steps on ``loss``, a function of the product of the weights times ``scale``.
+    """Takes gradient steps on the loss of a deep linear network, ``loss(scale * W^L .. W^1)``.
 
-    The full weight matrices are written once every ``together`` steps, which does not change the result.
+    Args:
+        weights: Transposes of W^1 to W^L.
+        scale: Factor of the product of the weights.
+        loss: Loss as a function of that scaled product, [C, d].
+        rate: Step size.
+        steps: Number of steps.
+        together: Steps between two writes of the full weight matrices; it changes the speed, not the result.
 
     Returns:
         The new weights, and the sum of the losses before each step.

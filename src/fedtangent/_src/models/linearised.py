@@ -1,4 +1,4 @@
-"""A model linearised in its weights about fixed parameters; it is a model like any other."""
+"""Models linearised in their weights: the first-order Taylor expansion of a network about fixed parameters."""
 
 from __future__ import annotations
 
@@ -13,7 +13,9 @@ from fedtangent._src.types import AnyArray, Array, Model, PyTree
 
 
 def linearised(model: Model, at: PyTree) -> Model:
-    """Returns a model linearised in its weights, ``f(at, x) + df(at, x) (w - at)``.
+    """Returns the first-order expansion of a network in its weights w, ``f(at, x) + df(at, x) (w - at)``, as a model.
+
+    Here f(w, x) is the output of the network and df its derivative by the weights.
 
     Args:
         model: The network.
@@ -34,10 +36,10 @@ def linearised(model: Model, at: PyTree) -> Model:
 
 
 def first_order(model: Model, at: PyTree, params: PyTree, x: Shaped[AnyArray, "n ..."]) -> Float[Array, "n C"]:
-    """Computes ``f(at, x) + df(at, x) (params - at)``, [n, C].
+    """Computes the outputs [n, C] of the linearised network, ``f(at, x) + df(at, x) (params - at)``.
 
     Args:
-        model: The network.
+        model: The network f.
         at: Parameters about which it is linearised.
         params: Parameters at which the linearisation is evaluated; ``at`` is cast to their dtype.
         x: Inputs [n, ...].

@@ -1,7 +1,7 @@
 """Networks for small devices, MobileNetV2 and ShuffleNetV2, with group normalisation (see ``models.images``).
 
-Their 1x1 and depthwise 3x3 convolutions are ``models.gemm_convolution``'s: inside a loop over clients on a CPU the
-library's depthwise convolutions take a hundred times as long.
+All convolutions are computed by ``models.gemm_convolution``: inside a loop over clients on a CPU, the depthwise
+convolutions of XLA take a hundred times as long.
 """
 
 from __future__ import annotations
@@ -59,7 +59,10 @@ def _layers(groups: int) -> Layers:
 
 
 def _eighths(channels: float) -> int:
-    """Rounds to the nearest multiple of 8 that is not more than a tenth below, as in the authors' code."""
+    """Rounds a number of channels to the nearest multiple of 8, or to the next if that is over a tenth too low.
+
+    This is the rule of the authors' code of MobileNetV2.
+    """
     nearest = max(8, int(channels + 4) // 8 * 8)
     return nearest + 8 if nearest < 0.9 * channels else nearest
 
@@ -67,7 +70,12 @@ def _eighths(channels: float) -> int:
 def _inverted_network(
     stem: tuple[int, int], stages: list[tuple[int, int, int, int]], head: int, groups: int, output_size: int
 ) -> nn.Module:
-    """Builds the network; ``stem`` is (channels, stride), a stage (factor, channels, blocks, first stride)."""
+    """Builds the flax module of MobileNetV2.
+
+    ``stem`` has the channels and the stride of the first convolution. ``stages`` has for each stage the factor of the
+    hidden channels, the channels, the number of blocks, and the stride of the first block. ``head`` is the number of
+    channels of the last convolution.
+    """
     import flax.linen as nn
 
     layers = _layers(groups)
@@ -109,14 +117,14 @@ def mobilenet_v2(
 ) -> Model:
     """Builds MobileNetV2, of inverted residual blocks, with group normalisation (Sandler et al., 2018, table 2).
 
-    By default it has 2,236,682 parameters for 32x32x3 images and 10 classes, 3,504,872 for 1000. The images are halved
-    at up to five places, small ones only at the last places (``models.images.strides``). There is no dropout before the
-    output, since a model has no random numbers. GroupNorm replaces batch normalisation (see the module
-    ``models.images``). ``apply`` takes ``x`` [n, ...] of any shape that holds an example's numbers.
+    By default it has 2,236,682 parameters for 32x32x3 images and 10 classes, 3,504,872 for 1000. Large images are
+    halved by five of the layers, small images by the last of these only (``models.images.strides``). There is no
+    dropout before the output, since a model has no random numbers. GroupNorm replaces batch normalisation (see the
+    module ``models.images``). ``apply`` takes ``x`` [n, ...] of any shape that holds an example's numbers.
 
     Args:
-        width: Factor of the channels, which are rounded to multiples of 8; below 1 the last convolution keeps its
-            number.
+        width: Factor of the numbers of channels, which are rounded to multiples of 8; below 1 the last convolution
+            keeps its 1,280 channels.
     """
     shape, size = image_shape(input_shape), whole("output_size", output_size)
     factor_of_all = number("width", width, above=0)
@@ -138,7 +146,11 @@ def mobilenet_v2(
 def _shuffled_network(
     strides: Sequence[int], stages: list[tuple[int, int, int]], head: int, groups: int, output_size: int
 ) -> nn.Module:
-    """Builds the network; ``strides`` are the two before the stages, a stage is (channels, units, first stride)."""
+    """Builds the flax module of ShuffleNetV2.
+
+    ``strides`` are those of the first convolution and of the max pooling. ``stages`` has for each stage the channels,
+    the number of units, and the stride of the first unit. ``head`` is the number of channels of the last convolution.
+    """
     import flax.linen as nn
 
     layers = _layers(groups)
@@ -182,7 +194,7 @@ def _shuffled_network(
 
 
 def _in_turn(a: Array, b: Array) -> Array:
-    """Interleaves the channels of both, so that each half of the next unit's input holds channels of both."""
+    """Interleaves the channels of ``a`` and ``b``, so that each half of the next unit's input has channels of both."""
     return jnp.stack([a, b], axis=-1).reshape((*a.shape[:-1], -1))
 
 
@@ -197,8 +209,8 @@ def shufflenet_v2(
     """Builds ShuffleNetV2, of units that shuffle channels, with group normalisation (Ma et al., 2018, table 5).
 
     Half of a unit's channels pass unchanged, then all channels are shuffled. By default it has 1,263,854 parameters for
-    32x32x3 images and 10 classes, 2,278,604 for 1000. The images are halved at up to five places, small ones only at
-    the last places (``models.images.strides``). GroupNorm replaces batch normalisation (see the module
+    32x32x3 images and 10 classes, 2,278,604 for 1000. Large images are halved by five of the layers, small images by
+    the last of these only (``models.images.strides``). GroupNorm replaces batch normalisation (see the module
     ``models.images``). ``apply`` takes ``x`` [n, ...] of any shape that holds an example's numbers.
 
     Args:
@@ -206,8 +218,8 @@ def shufflenet_v2(
         blocks: Units of each stage; fewer numbers, fewer stages.
 
     Raises:
-        ValueError: Images are below 4x4, the width is another, a size is below 1, or ``groups`` does not divide the
-            channels.
+        ValueError: Images are smaller than 4x4, ``width`` is not one of the four numbers, a size is below 1, or
+            ``groups`` does not divide the channels.
     """
     shape, size = image_shape(input_shape), whole("output_size", output_size)
     if number("width", width, above=0) not in SHUFFLED:

@@ -1,8 +1,9 @@
 """Networks of images in the NTK parameterization, with the analytic kernels of their infinite width.
 
-Every layer is ``z = (w_std / sqrt(fan_in)) W * h + b_std b`` with entries N(0, 1), and is a layer of neural-tangents'
-``stax``, which also derives the kernels. Convolutions pad with zeros to keep the size. Pooling is averaging, because no
-infinite-width kernel of max pooling is known.
+The output of every layer is ``(w_std / sqrt(fan_in)) W * h + b_std b``, where h is its input, ``*`` a convolution or a
+product, and the entries of W and b are N(0, 1). It is a layer of neural-tangents' ``stax``, which also derives the
+kernels. Convolutions pad with zeros to keep the size. Pooling is averaging, because no infinite-width kernel of max
+pooling is known.
 """
 
 from __future__ import annotations
@@ -49,14 +50,14 @@ def _dense(units: int) -> StaxNetwork:
 
 
 def _activation(activation: str, layer_norm: bool) -> list[StaxNetwork]:
-    """Returns the layers of an activation, with ``layer_norm`` after a normalisation over channels."""
+    """Returns the stax layers of an activation; with ``layer_norm``, a normalisation over channels precedes it."""
     chosen = ACTIVATIONS[activation]
     layer: StaxNetwork = getattr(stax(), chosen.stax_name)(**chosen.stax_arguments)
     return [stax().LayerNorm(), layer] if layer_norm else [layer]
 
 
 def _readout(readout: str, output_size: int) -> list[StaxNetwork]:
-    """Returns the layers from the places of an image to the outputs."""
+    """Returns the stax layers that compute the outputs from the features at all positions of an image."""
     layers = stax()
     pooled = {
         "flatten": [layers.Flatten()],
@@ -67,7 +68,7 @@ def _readout(readout: str, output_size: int) -> list[StaxNetwork]:
 
 
 def _sum(branch: Sequence[StaxNetwork], shortcut: StaxNetwork | None = None) -> StaxNetwork:
-    """Returns the sum of a branch and of a shortcut, by default the input itself."""
+    """Builds a residual block of stax: the sum of ``branch`` and ``shortcut``; None for the input itself."""
     layers = stax()
     both = layers.parallel(layers.Identity() if shortcut is None else shortcut, layers.serial(*branch))
     block: StaxNetwork = layers.serial(layers.FanOut(2), both, layers.FanInSum())
@@ -75,7 +76,7 @@ def _sum(branch: Sequence[StaxNetwork], shortcut: StaxNetwork | None = None) -> 
 
 
 def _quiet(function: Callable[P, T]) -> Callable[P, T]:
-    """Wraps a function of stax to silence three warnings: independent branches, axis 3 for -1, keys as queries."""
+    """Wraps a function of stax so that three of its warnings, which do not matter here, are silent."""
 
     @functools.wraps(function)
     def quiet(*args: P.args, **kwargs: P.kwargs) -> T:
@@ -87,7 +88,11 @@ def _quiet(function: Callable[P, T]) -> Callable[P, T]:
 
 
 def _model(build: Callable[[int], Sequence[StaxNetwork]], shape: Sequence[int], width: int, name: str) -> Model:
-    """Returns the model of a function from the width to the layers; all widths share one kernel."""
+    """Builds a model that can be resized; models of all widths share one kernel.
+
+    ``build`` maps a width to the network's stax layers. ``name`` is the beginning of the model's name, without the
+    width.
+    """
 
     def at_width(width: int, kernel: Kernel | None = None) -> Model:
         whole("width", width)
@@ -140,8 +145,9 @@ def ntk_cnn(
 ) -> Model:
     """Builds a convolutional network in the NTK parameterization, with the kernels of its infinite width.
 
-    It has ``depth`` convolutions with an activation each, and a linear readout. Its kernel is the CNTK of Arora et al.
-    (2019). For a pair of images the work grows with the square of the number of pixels, with "flatten" with the number.
+    It has ``depth`` convolutions, each followed by an activation, and a linear readout. Its tangent kernel is the CNTK
+    of Arora et al. (2019). The work for a pair of images grows with the square of the number of pixels; with the
+    readout "flatten" it is proportional to the number of pixels.
 
     Args:
         input_shape: (height, width, channels), or a ``Dataset``.
@@ -149,8 +155,8 @@ def ntk_cnn(
         width: Channels of the convolutions.
         depth: Number of convolutions.
         window: Side of a convolution's window.
-        readout: From the places to the outputs: "flatten" has weights for every place, "average" for every 2 x 2 places
-            after a mean over them, "global" for the mean over all places.
+        readout: How the last layer reads the image: "flatten" has weights for every position, "average" for means over
+            2 x 2 positions, "global" for the mean over all positions.
         activation: relu, leaky_relu, abs, erf, gelu, sin or cos.
         layer_norm: Whether each activation follows a normalisation over channels.
 
@@ -204,8 +210,8 @@ def ntk_resnet(
         width: Channels of the convolutions.
         blocks: Blocks of each stage; at most four stages.
         window: Side of a convolution's window.
-        readout: How the last layer reads the image: flatten (every place), average (means of 2 x 2 places) or global
-            (their mean).
+        readout: How the last layer reads the image: flatten (every position), average (means of 2 x 2 positions) or
+            global (the mean over all positions).
         activation: relu, leaky_relu, abs, erf, gelu, sin or cos.
         layer_norm: Whether each activation follows a normalisation over channels.
 
@@ -260,7 +266,7 @@ def ntk_transformer(
         width: Size of the embedding of a patch.
         depth: Number of blocks.
         patch: Side of a patch, which divides height and width of an image.
-        readout: From the patches to the outputs: flatten, average or global, as for ``ntk_cnn``.
+        readout: How the last layer reads the patches: flatten, average or global, as for ``ntk_cnn``.
         activation: relu, leaky_relu, abs, erf, gelu, sin or cos.
 
     Raises:

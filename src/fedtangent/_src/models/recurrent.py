@@ -1,7 +1,7 @@
 """The next-character network of the federated-learning literature: embedding, LSTM layers, a linear output.
 
-The input projections and, in the backward pass, the gradients of both kernels are one matrix product over all
-characters at once. The loop over time contains one product, for the four gates together.
+For speed, the products with the input kernels are computed for all characters at once, and so are the gradients of both
+kernels in the backward pass. Only one product per character, of all four gates with the state, remains in the loop.
 """
 
 from __future__ import annotations
@@ -29,13 +29,18 @@ Recurrence = Callable[[Array, Array], Array]  # (projected inputs [T, B, 4 H], r
 
 
 def _gates(z: Array) -> tuple[Array, Array]:
-    """Computes input, forget and output gates [B, 3 H] and the candidate [B, H] from ``z`` [B, 4 H]."""
+    """Computes the input, forget and output gates [B, 3 H] and the candidate [B, H] of an LSTM from ``z`` [B, 4 H]."""
     size = z.shape[-1] // 4
     return jax.nn.sigmoid(z[:, : 3 * size]), jnp.tanh(z[:, 3 * size :])
 
 
 def _forward(z: Array, kernel: Array) -> tuple[Array, tuple[Array, ...]]:
-    """Computes the hidden states [T, B, H] of one layer, and the values that its backward pass needs."""
+    """Runs one LSTM layer over T characters of B examples; returns hidden states [T, B, H] and all states.
+
+    Args:
+        z: Products of the inputs with the input kernel, plus bias, [T, B, 4 H] for H units.
+        kernel: Recurrent kernel [H, 4 H].
+    """
     start = jnp.zeros((z.shape[1], kernel.shape[0]), z.dtype)
 
     def step(carry: tuple[Array, Array], z_t: Array) -> tuple[tuple[Array, Array], tuple[Array, ...]]:
@@ -51,7 +56,7 @@ def _forward(z: Array, kernel: Array) -> tuple[Array, tuple[Array, ...]]:
 
 
 def _layer(z: Array, kernel: Array) -> Array:
-    """Computes hidden states [T, B, H] from projected inputs ``z`` [T, B, 4 H] and the recurrent kernel [H, 4 H]."""
+    """Computes hidden states [T, B, H] of an LSTM layer; the arguments are those of ``_forward``."""
     return _forward(z, kernel)[0]
 
 
@@ -65,7 +70,11 @@ def _previous(states: Array) -> Array:
 
 
 def _backward(saved: PyTree, by_hidden: Array) -> tuple[Array, Array]:
-    """Computes the gradients by ``z`` and by the kernel, the latter as one product over all steps of time."""
+    """Computes the gradients of an LSTM layer by ``z`` and by the recurrent kernel, the arguments of ``_layer``.
+
+    ``saved`` are the states and the kernel that ``_save`` returns, ``by_hidden`` [T, B, H] is the gradient by the
+    hidden states.
+    """
     (hidden, cell, gates, candidate), kernel = saved
     transposed = kernel.T
 
@@ -117,7 +126,10 @@ def _initialise(sizes: tuple[int, int, int, int, int], dtype: DTypeLike, key: Ke
 
 
 def _hidden(layers: int, recur: Recurrence, params: PyTree, x: Shaped[AnyArray, "n ..."]) -> tuple[list[Array], Array]:
-    """Returns the inputs of each layer, [T, B, ..], and the hidden states of the last one, [T, B, H]."""
+    """Runs embedding and LSTM layers; returns the inputs of each layer [T, B, ..] and the last hidden states [T, B, H].
+
+    ``recur`` runs one layer, as ``_layer``; ``x`` [B, T] are the characters.
+    """
     table = params["embedding"]
     # a product and not a gather: the gradient of a gather is a scatter, which is slow on a CPU
     characters = jax.nn.one_hot(x.T.astype(jnp.int32), table.shape[0], dtype=table.dtype)  # [T, B, V]
@@ -138,7 +150,7 @@ def _apply(layers: int, positions: str, recur: Recurrence, params: PyTree, x: Sh
 
 
 def _plan(layers: int, params: PyTree, x: WithShape) -> Plan:
-    """Assigns the weights to layers: an LSTM layer is one matrix that acts on its input and previous state together."""
+    """Describes the layers for the tangent kernel: an LSTM layer has one matrix for its input and previous state."""
     length, calls = x.shape[1], []
     for layer in range(layers):
         weights = params[f"layer_{layer}"]
@@ -154,7 +166,7 @@ def _plan(layers: int, params: PyTree, x: WithShape) -> Plan:
 def _run(
     layers: int, recur: Recurrence, plan: Plan, params: PyTree, shifts: list[Array], x: Array
 ) -> tuple[Array, list[Array]]:
-    """Implements ``LayeredStructure.run`` for the network that predicts the character after the last."""
+    """Computes outputs and layer inputs for one example, as ``layers.RunLayers``, where ``positions`` is "last"."""
     before: list[Array] = []  # the hidden states before each character
 
     def moved(z: Array, kernel: Array) -> Array:

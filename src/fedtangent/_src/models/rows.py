@@ -1,4 +1,4 @@
-"""What is measured of a user's network: its rows do not influence each other, and it reads all tokens of the data."""
+"""Checks of a user's network by experiment: examples of a batch are independent, and every token is read."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _measured: weakref.WeakSet[Apply] = weakref.WeakSet()  # functions whose rows di
 
 
 def module_of(apply: Apply) -> str:
-    """Returns the module in which a network's function is written; a wrapper has the module of its network."""
+    """Returns the name of the Python module that defines ``apply``, after unwrapping a ``functools.partial``."""
     function: object = apply
     while isinstance(function, functools.partial):
         function = function.func
@@ -29,9 +29,9 @@ def module_of(apply: Apply) -> str:
 def check_independent_rows(model: Model, shape: tuple[int, ...], dtype: np.dtype, name: str = "model") -> None:
     """Raises ``ValueError`` if the output of a network for an example depends on the other examples of the batch.
 
-    Such a network (it normalises over its batch, say) would read the padding of a batch as examples. It is measured
-    once for each network, by changing all examples but one, and by leaving them out. The package's own networks are
-    measured in the tests.
+    Such a network (one with batch normalisation, say) would count the padding of a batch as examples. The check
+    evaluates the network on a batch, on batches that share only one example with it, and on that example alone. It does
+    so once for each network, and never for networks of this package, which the tests cover.
 
     Args:
         model: The network.
@@ -53,10 +53,11 @@ def check_independent_rows(model: Model, shape: tuple[int, ...], dtype: np.dtype
 
 
 def change_by_others(model: Model, shape: tuple[int, ...], dtype: np.dtype) -> tuple[float, float]:
-    """Returns how far outputs move with the other examples of their batch, relative to the largest, and the rounding.
+    """Measures how much the output for one example changes with the other examples of its batch.
 
-    Examples are positive and of three sizes. Noise is added to the parameters of ``init``, so that weights that start
-    at 0 hide nothing. Where an output is NaN whatever the others are, it counts as 0.
+    Returns the largest change divided by the largest output, and the epsilon of the outputs' dtype. Other examples are
+    positive and of three sizes, or absent. Noise is added to the parameters of ``init``, so that weights that start at
+    0 hide nothing. An output that is always NaN does not count.
 
     Args:
         model: The network.
@@ -87,7 +88,7 @@ def change_by_others(model: Model, shape: tuple[int, ...], dtype: np.dtype) -> t
 
 
 def _near_the_start(model: Model, key: Key) -> PyTree:
-    """Returns parameters of ``init`` with noise, so that weights that start at 0 hide nothing."""
+    """Draws parameters with ``init`` and adds Gaussian noise, so that weights that start at 0 hide nothing."""
     leaves, structure = jax.tree.flatten(model.init(key))
     near = [w + jax.random.normal(jax.random.fold_in(key, i), w.shape, w.dtype) / 8 for i, w in enumerate(leaves)]
     return jax.tree.unflatten(structure, near)
@@ -99,12 +100,12 @@ def _outputs_near_the_start(model: Model, key: Key, x: Shaped[Array, "n ..."]) -
 
 
 def check_reads(model: Model, *inputs: Shaped[AnyArray, "n ..."] | None) -> None:
-    """Raises ``ValueError`` if a network of unknown vocabulary reads the largest token of the data as another token.
+    """Raises ``ValueError`` if a network confuses the largest token of the data with another one.
 
-    Beyond the end of an embedding JAX raises no error: it reads the last row, or NaN, and a one-hot vector is 0. So the
-    network's outputs for the largest token are compared with those for two others. The token before it has the same
-    outputs if both are read as the last row. The token -2 has the same outputs if both one-hot vectors are 0; a table
-    reads -2 as its last row but one.
+    This happens if the network's vocabulary is too small. JAX raises no error beyond the end of an embedding: it reads
+    the last row, or NaN, and a one-hot vector is 0. So the outputs for the largest token are compared with those for
+    two others. The token before it has the same outputs if both are read as the last row. The token -2 has the same
+    outputs if both one-hot vectors are 0. Networks that state their vocabulary are not checked.
 
     Args:
         model: The network.

@@ -75,7 +75,7 @@ def from_stax(
 
 
 def _measured(model: Model, shape: tuple[int, ...]) -> Model:
-    """Returns a model of a user's network; raises ``ValueError`` if its rows influence each other."""
+    """Returns ``model``, marked as a user's; raises ``ValueError`` if an example's output depends on other examples."""
     model.apply.__module__ = "stax"
     check_independent_rows(model, shape, jnp.dtype(jnp.float32), "network")
     return model
@@ -88,7 +88,8 @@ def stax_model(network: StaxNetwork, shape: tuple[int, ...], name: str, kernel: 
         network: The triple (init_fn, apply_fn, kernel_fn).
         shape: Shape of an example.
         name: Name of the model.
-        kernel: The kernel, if it is known from the same network at another width; None: it is checked.
+        kernel: Kernel of the same network at another width, which is used again; None to take the network's, and to
+            check it.
     """
     if not (isinstance(network, tuple) and len(network) == 3 and all(callable(part) for part in network)):
         raise ValueError(f"network: got {shown(network)}, must be the (init_fn, apply_fn, kernel_fn) of stax.serial")
@@ -122,7 +123,7 @@ def stax_model(network: StaxNetwork, shape: tuple[int, ...], name: str, kernel: 
 
 
 def _outputs(trace: Callable[[], jax.ShapeDtypeStruct], name: str) -> jax.ShapeDtypeStruct:
-    """Returns the shape of the network's outputs; raises ``ValueError`` if the network cannot be run."""
+    """Returns the shape of a network's outputs by ``trace()``; raises ``ValueError`` if the network fails there."""
     try:
         return trace()
     except Exception as error:
@@ -130,7 +131,7 @@ def _outputs(trace: Callable[[], jax.ShapeDtypeStruct], name: str) -> jax.ShapeD
 
 
 def _check_kernel(network: StaxNetwork, one: jax.ShapeDtypeStruct, name: str) -> None:
-    """Raises ``ValueError`` unless the network has kernels of an output that is Gaussian at infinite width."""
+    """Raises ``ValueError`` unless stax has both kernels of a network, and its output is Gaussian at infinite width."""
     gaussian: list[bool] = []
 
     def traced(x1: Array, x2: Array) -> tuple[Array, Array]:
@@ -149,5 +150,5 @@ def _check_kernel(network: StaxNetwork, one: jax.ShapeDtypeStruct, name: str) ->
 
 
 def _line(error: Exception) -> str:
-    """Returns an error in one line."""
+    """Returns the type and message of an error as text of one line, at most 300 letters."""
     return f"{type(error).__name__} {' '.join(str(error).split())}"[:300]

@@ -1,7 +1,7 @@
 """Models of which a part is trained: some parameters, or low-rank factors of weight matrices; the rest is frozen.
 
-The parameters of such a model are the trained ones only, and so are messages, bytes on the wire, linearisations and
-tangent kernels. In a tree of parameters the others are None, which JAX counts as no leaf.
+Only the trained parameters are parameters of such a model, and count in messages, bytes on the wire, linearisations and
+tangent kernels. In its tree of parameters the frozen ones are None, which JAX counts as no leaf.
 """
 
 from __future__ import annotations
@@ -131,14 +131,14 @@ def lora(model: Model, params: PyTree, rank: int, select: Select = "", alpha: fl
 
 
 def _factors(key: Key, weight: Array, rank: int) -> LowRank:
-    """Draws the factors of a matrix, in its dtype."""
+    """Draws the initial LoRA factors of a weight matrix, in its dtype: ``a`` with variance 1 / rank, ``b`` zero."""
     columns = weight.shape[-1]
     a = jax.random.normal(key, (weight.size // columns, rank), weight.dtype) / jnp.sqrt(rank).astype(weight.dtype)
     return LowRank(a, jnp.zeros((rank, columns), weight.dtype))
 
 
 def _is_place(leaf: PyTree) -> bool:
-    """Returns whether a subtree of factors belongs to one parameter of the network."""
+    """Returns whether a subtree of LoRA's parameters stands for one parameter of the network: a ``LowRank`` or None."""
     return leaf is None or (isinstance(leaf, LowRank) and not (leaf.a is None or isinstance(leaf.a, LowRank)))
 
 
@@ -148,7 +148,7 @@ def _of_part(model: Model, name: str, init: Callable[[Key], PyTree], apply: Appl
 
 
 def _as_wide(frozen: PyTree, trained: PyTree) -> PyTree:
-    """Returns the frozen parameters, in float64 if the trained ones are in float64."""
+    """Returns the frozen parameters, converted to float64 if any of the trained ones is float64."""
     if not any(leaf.dtype == jnp.float64 for leaf in jax.tree.leaves(trained)):
         return frozen
     return jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.float64), frozen)
@@ -164,11 +164,11 @@ def selection(name: str, model: Model, select: Select, are_matrices: bool = Fals
         name: Name of the argument, for the error message.
         model: Model whose parameters are selected.
         select: A regular expression, a function of a path, or a tree of bools, as for ``trainable``.
-        are_matrices: Whether only weight matrices count.
+        are_matrices: Whether only weight matrices can be selected.
 
     Raises:
-        ValueError: The tree has another structure, there are other values than bools, the expression is invalid, or no
-            parameter is selected.
+        ValueError: The tree of bools has another structure or other values, the expression is invalid, or no parameter
+            is selected.
     """
     instance("model", model, Model)
     params = jax.eval_shape(model.init, jax.random.key(0))
@@ -206,7 +206,7 @@ def part_of(mask: PyTree, params: PyTree) -> PyTree:
     """Returns the selected parameters, with None for the others.
 
     Args:
-        mask: Whether a parameter is selected, as ``selection`` makes it.
+        mask: Whether each parameter is selected: a tree of bools, as ``selection`` builds it.
         params: All parameters of a model.
     """
     return jax.tree.map(lambda is_selected, leaf: leaf if is_selected else None, mask, params)
@@ -216,18 +216,18 @@ def rest_of(mask: PyTree, params: PyTree) -> PyTree:
     """Returns the parameters that are not selected, with None for the others.
 
     Args:
-        mask: Whether a parameter is selected, as ``selection`` makes it.
+        mask: Whether each parameter is selected: a tree of bools, as ``selection`` builds it.
         params: All parameters of a model.
     """
     return jax.tree.map(lambda is_selected, leaf: None if is_selected else leaf, mask, params)
 
 
 def joined(part: PyTree, rest: PyTree) -> PyTree:
-    """Returns all parameters of a model; inverts ``part_of`` and ``rest_of``.
+    """Joins the selected and the other parameters of a model to one tree; inverts ``part_of`` and ``rest_of``.
 
     Args:
         part: The selected parameters, with None for the others.
-        rest: The others, with None for the selected ones.
+        rest: The other parameters, with None for the selected ones.
     """
     return jax.tree.map(
         lambda leaf, other: other if leaf is None else leaf, part, rest, is_leaf=lambda leaf: leaf is None

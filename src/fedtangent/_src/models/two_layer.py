@@ -1,7 +1,8 @@
-"""The two-layer ReLU network of NTK-FL's analysis (Yue et al., ICML 2022, eq. 12), with the kernel of eq. (13).
+"""The two-layer ReLU network that NTK-FL analyses (Yue et al., ICML 2022, eq. (12)), and its kernel, eq. (13) there.
 
-``f(v; x) = n^{-1/2} sum_r c_r max(v_r' x, 0)``: the first layer v is trained, the signs c stay fixed. With the factor
-``n^{-1/2}`` (erratum `ntk_fl.12`) the tangent kernel is ``1/n x_i' x_j sum_r 1_ir 1_jr``.
+``f(v; x) = n^{-1/2} sum_r c_r max(v_r' x, 0)`` has n neurons with trained weights v_r and fixed signs c_r. With the
+factor ``n^{-1/2}`` (erratum `ntk_fl.12`) the tangent kernel of inputs x_i and x_j is ``1/n x_i' x_j`` times the number
+of neurons that are active (``v_r' x > 0``) at both.
 """
 
 from __future__ import annotations
@@ -31,20 +32,20 @@ def two_layer_relu(
 ) -> Model:
     """Builds ``f(v; x) = n^{-1/2} sum_r c_r max(v_r' x, 0)`` of n neurons with one output; only v is trained.
 
-    ``init(key)`` draws ``{"v": [n, input_size]}`` (Assumption 1). ``kernel``: ``ntk`` is eq. (13), for any signs c;
-    ``nngp`` is the covariance of f at the start over random v and c.
+    ``init(key)`` draws ``{"v": [n, input_size]}`` (NTK-FL, Assumption 1). ``kernel`` is the one of infinite width:
+    ``ntk`` is eq. (13) of NTK-FL, for any signs c; ``nngp`` is the covariance of the initial f over random v and c.
 
     Args:
         input_size: Numbers of an example.
         width: Number n of neurons.
         alpha: Standard deviation of v: rows are N(0, alpha^2 I).
-        covariance: Covariance of the rows instead, [input_size, input_size].
+        covariance: Covariance of the rows of v instead, [input_size, input_size].
         seed: Seed of the signs c, +1 or -1 with equal probability, which are no parameters (``output_signs``).
         dtype: Type of the parameters.
 
     Raises:
         ValueError: A size is below 1, ``alpha`` is not positive, the covariance is not [input_size, input_size],
-            symmetric and positive definite, or alpha is not 1 beside a covariance.
+            symmetric and positive definite, or ``alpha`` is not 1 although a covariance is given.
     """
     for name, size in (("input_size", input_size), ("width", width)):
         whole(name, size)
@@ -93,10 +94,11 @@ def output_signs(width: int, seed: int = 0) -> Float64[np.ndarray, "width"]:
 def arc_cosine(
     x1: Float[AnyArray, "n1 d"], x2: Float[AnyArray, "n2 d"] | None, spread: Float64[np.ndarray, "d d"]
 ) -> tuple[Float[AnyArray, "n1 _"], Float[AnyArray, "n1 _"]]:
-    """Computes ``(E[s(v.a) s(v.b)], a.b P(v.a >= 0, v.b >= 0))`` for v ~ N(0, A A') and s the ReLU; [n1, n2] each.
+    """Computes the prior and the tangent kernel of ``two_layer_relu`` at infinite width, [n1, n2] each.
 
-    The inputs are a of ``x1`` and b of ``x2``. With theta the angle between A'a and A'b, the second, eq. (13), is
-    ``a.b (pi - theta) / (2 pi)``. NumPy arrays are computed in NumPy, JAX arrays in JAX.
+    For inputs a of ``x1`` and b of ``x2``, weights v ~ N(0, A A') and the ReLU s, these are ``E[s(v.a) s(v.b)]`` and
+    ``a.b P(v.a >= 0, v.b >= 0)``. The second, eq. (13) of NTK-FL, equals ``a.b (pi - theta) / (2 pi)``, where theta is
+    the angle between A'a and A'b. NumPy arrays are computed in NumPy, JAX arrays in JAX.
 
     Args:
         x1: Inputs [n1, d].
@@ -119,7 +121,7 @@ def arc_cosine(
 
 
 def _spread(input_size: int, alpha: float, covariance: ArrayLike | None) -> Float64[np.ndarray, "d d"]:
-    """Returns A [d, d] with ``A A'`` the covariance of a row of v."""
+    """Returns a matrix A [d, d] such that ``A A'`` is the covariance of each row of v in ``two_layer_relu``."""
     number("alpha", alpha, above=0)
     if covariance is None:
         return float(alpha) * np.eye(input_size)
@@ -136,7 +138,7 @@ def square_root(covariance: ArrayLike, input_size: int) -> Float64[np.ndarray, "
         input_size: Numbers d of an example.
 
     Raises:
-        ValueError: Another shape, or a matrix that is not symmetric and positive definite.
+        ValueError: The covariance is not [d, d], symmetric and positive definite.
     """
     matrix = symmetric("covariance", covariance)
     if matrix.shape != (input_size, input_size):

@@ -1,4 +1,4 @@
-"""Figures of comparisons: networks beside the flow, and K trained networks beside the law of Theorem 2."""
+"""Figures of comparisons of trained networks with theory: the federated kernel flow, and Fed-ensemble's Theorem 2."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ MOST_LINEAR = 30  # largest over smallest variance on linear axes
 
 
 def draw_all(results: Sequence[Compared], figures: Figures) -> list[Path]:
-    """Draws every figure that applies to the comparisons, and returns their paths.
+    """Draws the figures of all comparisons, each alone and all together; returns the paths of the files.
 
     Args:
         results: The comparisons.
@@ -50,7 +50,7 @@ def draw_all(results: Sequence[Compared], figures: Figures) -> list[Path]:
 
 
 def draw_each(result: Compared, figures: Figures) -> list[Path]:
-    """Draws the figures of one comparison, and returns their paths.
+    """Draws the figures that apply to one comparison; returns the paths of the files.
 
     Args:
         result: The comparison.
@@ -75,7 +75,9 @@ def draw_each(result: Compared, figures: Figures) -> list[Path]:
 
 
 def draw_together(results: Sequence[Compared], figures: Figures) -> list[Path]:
-    """Draws the figures that show all comparisons together, of errors by width and by round; returns their paths.
+    """Draws the figures that have a panel for each comparison; returns the paths of the files.
+
+    They show the distance of networks to their prediction by width, and the residual by round.
 
     Args:
         results: The comparisons.
@@ -87,7 +89,7 @@ def draw_together(results: Sequence[Compared], figures: Figures) -> list[Path]:
 
 
 def _bands(result: Comparison, path: Path) -> Path:
-    """Draws networks, NTK-FL and theory on a scalar input: mean, 95 % band, single models and training data."""
+    """Draws networks, NTK-FL and the prediction over a scalar input: means with 95 % bands, and single functions."""
     setting, problem, theory = result.setting, result.setting.problem, result.theory
     x, order = problem.x_test[:, 0], np.argsort(problem.x_test[:, 0])
     evolved = [networks for networks in result.ntk_fl if networks.width == setting.size.largest][:1]
@@ -114,12 +116,14 @@ def _bands(result: Comparison, path: Path) -> Path:
 
 
 def _members(ax: Axes, x: np.ndarray, functions: np.ndarray, label: str) -> None:
-    """Draws functions [draws, len(x)] as thin lines of one name."""
+    """Draws functions [draws, len(x)] as thin lines with a single entry ``label`` in the legend."""
     ax.plot(x, functions.T, color=NEUTRAL, lw=0.7, alpha=0.6, label=[label, *[None] * (len(functions) - 1)])
 
 
 def width_errors(results: Sequence[Compared], path: Path) -> Path:
-    """Draws the relative error of each network to its prediction against the width, with the fitted slope beside -1/2.
+    """Draws the relative distance of each network to its prediction against the network's width, on log-log axes.
+
+    A panel has a line with the fitted slope and one with the slope -1/2 of theory.
 
     Args:
         results: Comparisons, a panel each.
@@ -146,7 +150,7 @@ def width_errors(results: Sequence[Compared], path: Path) -> Path:
 
 
 def _residuals(results: Sequence[Compared], path: Path) -> Path:
-    """Draws the predicted and the simulated training residual against the round."""
+    """Draws the training residual of predictions and of trained networks against the round, a panel per comparison."""
     figure, axes = canvas(len(results), width=4.6, height=3.6)
     for ax, result in zip(axes[0], results, strict=True):
         for networks, gap, colour in zip(result.simulated, result.gaps, shades(len(result.gaps)), strict=True):
@@ -158,7 +162,7 @@ def _residuals(results: Sequence[Compared], path: Path) -> Path:
 
 
 def _beside(result: Compared, path: Path) -> Path:
-    """Draws learning curves at every width with the predicted one, and the residual of each client's examples."""
+    """Draws learning curves of networks of every width and the predicted one; beside them, each client's residual."""
     setting, widest = result.setting, result.simulated[-1]
     figure, axes = canvas(2, width=5.2, height=3.9)
     curve, clients = axes[0]
@@ -185,7 +189,11 @@ def _beside(result: Compared, path: Path) -> Path:
 
 
 def _laziness(result: Comparison, path: Path) -> Path:
-    """Draws the parts of the distance to the flow, and the kernels' drift, by width and round; points are networks."""
+    """Draws how far networks are from the linear (lazy) regime, by width and by round.
+
+    Shown are the parts of a network's distance to the flow (to its linearisation, and from there to infinite width),
+    and the change of its tangent kernel. Points are single networks.
+    """
     figure, axes = canvas(3, width=4.6, height=3.8)
     across, along, drift = axes[0]
     widths = np.array([lazy.width for lazy in result.laziness], float)
@@ -219,12 +227,12 @@ def _laziness(result: Comparison, path: Path) -> Path:
 
 
 def _geometric(values: np.ndarray) -> np.ndarray:
-    """Computes geometric means over the last axis."""
+    """Computes the geometric mean over the last axis."""
     return np.asarray(np.exp(np.mean(np.log(values), axis=-1)))
 
 
 def _uncertainty(result: Comparison, path: Path) -> Path:
-    """Draws sampled against predicted mean and standard deviation at every test point, for the largest width."""
+    """Draws mean and standard deviation over networks of the largest width against the predicted ones, as points."""
     networks, last = result.simulated[-1], result.theory.moments[-1]
     members = networks.test[-1]  # [K, E, m, C]
     variance = np.maximum(np.diagonal(last.cov, axis1=1, axis2=2), 0).mean(axis=0)
@@ -245,12 +253,13 @@ def _uncertainty(result: Comparison, path: Path) -> Path:
 
 
 def theorem2_figure(result: Theorem2, path: Path) -> Path:
-    """Draws sampled against predicted mean, variance and covariance of Fed-ensemble's Theorem 2, and its coverage.
+    """Draws four panels that compare K trained models with the Gaussian distribution of Fed-ensemble's Theorem 2.
 
-    The first panel shows mean and band over x for scalar inputs, and a scatter of the means otherwise.
+    Mean, variance and covariance over the models are drawn against the predicted ones. For scalar inputs, the first
+    panel shows mean and band over x instead. The last panel shows the coverage of the predicted intervals.
 
     Args:
-        result: Samples of trained networks, and the law of the theorem.
+        result: Outputs of trained networks, and the mean and covariance that the theorem predicts.
         path: File to write.
     """
     figure, axes = canvas(4, width=4.3, height=3.9)
@@ -284,7 +293,11 @@ def _law_band(ax: Axes, result: Theorem2) -> None:
 
 
 def _scatter(ax: Axes, name: str, widths: list[Entries], result: Theorem2) -> None:
-    """Draws measured against predicted entries by width, averaged over outputs, with bars of one standard error."""
+    """Draws measured against predicted entries of a mean or covariance, with bars of one standard error.
+
+    ``name`` is "mean", "variance" or "off-diagonal covariance"; the latter two are averaged over outputs. ``widths``
+    has the entries for each width of the networks.
+    """
     # all outputs share variances and covariances, and their errors are independent
     outputs = 1 if name == "mean" else result.setting.problem.y_train.shape[1]
     step = max(len(widths[0].measured) // outputs // MOST_BARS, 1)
@@ -302,7 +315,7 @@ def _scatter(ax: Axes, name: str, widths: list[Entries], result: Theorem2) -> No
 
 
 def _coverage(ax: Axes, result: Theorem2) -> None:
-    """Draws the share of values inside the law's central interval of each level, after and before training."""
+    """Draws the share of outputs inside the predicted central interval by its level, after and before training."""
     ax.plot([0, 1], [0, 1], color=PREDICTED, lw=1.2, label="nominal")
     for trained, colour in zip(result.trained, shades(len(result.trained)), strict=True):
         shares = [covered(trained.samples, result.law, level).mean() for level in LEVELS]

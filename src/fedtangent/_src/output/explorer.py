@@ -1,4 +1,4 @@
-"""The explorer: a page of controls and panels that shows a predicted run anew as one moves the controls.
+"""The explorer: a page that shows the prediction of a run, and predicts it anew when the user moves a slider.
 
 Bokeh draws it, in Jupyter as an ipywidget and in the browser by a server on this machine. All that the page needs comes
 with the installed packages.
@@ -46,13 +46,13 @@ WIDE, WRAP = {"sizing_mode": "stretch_width"}, {"flex-wrap": "wrap"}
 
 @runtime_checkable
 class Later(Protocol):
-    """A function that may be called on any thread, and calls another one a moment later on the thread of the page."""
+    """A function that may be called on any thread; soon after, it calls its argument on the thread of the page."""
 
     def __call__(self, function: Callable[[], object], /) -> object:
-        """Arranges the call.
+        """Arranges that ``function`` is called soon on the thread of the page.
 
         Args:
-            function: The function, which takes no arguments.
+            function: A function without arguments.
         """
 
 
@@ -95,17 +95,17 @@ def explore(data: Dataset | str = "sine", num_clients: int = 20, num_rounds: int
 
 
 def check_installed(package: str) -> None:
-    """Raises ``ValueError`` if a package of the extra ``explore`` is not installed."""
+    """Raises ``ValueError`` unless ``package``, of the optional dependencies ``explore``, is installed."""
     if importlib.util.find_spec(package) is None:
         raise ValueError(f"explore: {package} is not installed: pip install 'fedtangent[explore]'")
 
 
 def server(run: Explored, port: int = 0) -> Server:
-    """Returns a Bokeh server of the explorer on the loopback address; its ``run_until_shutdown`` serves.
+    """Builds a Bokeh server that shows the explorer on this machine; its ``run_until_shutdown`` starts to serve.
 
     Args:
         run: The run to explore.
-        port: Port; 0 for any that is free.
+        port: Port on 127.0.0.1; 0 for any that is free.
 
     Raises:
         ValueError: The port is in use.
@@ -124,7 +124,7 @@ def server(run: Explored, port: int = 0) -> Server:
 
 
 def page(run: Explored, later: Later) -> LayoutDOM:
-    """Builds the page of one visitor.
+    """Builds the explorer's page for one visitor.
 
     Args:
         run: The run to explore.
@@ -188,7 +188,7 @@ def page(run: Explored, later: Later) -> LayoutDOM:
 
 
 class _View:
-    """Controls and panels of one visitor."""
+    """Sliders and panels of the explorer's page for one visitor."""
 
     def __init__(self, run: Explored) -> None:
         from bokeh.models import CategoricalSlider, ColumnDataSource, Div
@@ -214,13 +214,13 @@ class _View:
 
     @property
     def controls(self) -> Controls:
-        """The position of the controls."""
+        """The settings of the run that the sliders show."""
         at = {name: type(getattr(self.first, name))(slider.value) for name, slider in self.sliders.items()}
         return Controls(**vars(self.first) | at)
 
     @np.errstate(all="ignore")  # of a run that is not stable
     def draw(self, controls: Controls, networks: Curves | None) -> None:
-        """Shows the prediction at ``controls``, beside trained networks if there are any."""
+        """Shows the prediction of the run with the settings ``controls``, and trained ``networks`` if there are any."""
         run, now = self.run, runs.moved(self.run, controls)
         curves, clients, place = now.curves, np.arange(run.num_clients), np.arange(1, len(now.curvatures) + 1)
         self._set("curve", round=curves.rounds, **_bands(curves.errors))
@@ -321,7 +321,7 @@ class _View:
 
 
 def _below(panel: Figure) -> Figure:
-    """Returns the panel with its legend below it."""
+    """Moves the legend of a panel below it, and returns the panel."""
     legend = panel.legend[0]
     panel.add_layout(legend, "below")
     legend.update(orientation="horizontal", ncols=2, border_line_color=None, padding=0, margin=0, spacing=8)
@@ -329,12 +329,15 @@ def _below(panel: Figure) -> Figure:
 
 
 def _drawn(values: np.ndarray) -> np.ndarray:
-    """Returns numbers with NaN for those that are not finite, or too large to be drawn."""
+    """Replaces numbers that are not finite, or too large to be drawn, by NaN."""
     return np.where(np.abs(values) < LARGEST, values, np.nan)
 
 
 def _bands(errors: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Returns the mean over starts of each split's errors [E, r], and their 5 % and 95 % ends, by column."""
+    """Computes the mean and the 5th and 95th percentiles of each split's errors [E, r] over E initial functions.
+
+    The keys are the split's name, also with "_low" and "_high".
+    """
     columns = dict[str, np.ndarray]()
     for split, of_split in errors.items():
         low, high = np.percentile(of_split, BAND, axis=0)
@@ -343,7 +346,7 @@ def _bands(errors: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
 
 
 def _score(curves: Curves) -> str:
-    """Returns error, its band and accuracy of the test examples at the end, in words."""
+    """Describes the test error of a run at the end in words, with its 90 % range, and the accuracy if there is one."""
     errors = curves.errors["test"][:, -1]
     if not np.isfinite(errors).all():
         return "beyond all numbers"

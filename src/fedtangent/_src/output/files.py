@@ -1,4 +1,4 @@
-"""The files of an output folder: config.json, metrics.csv, result.json, and those of TensorBoard."""
+"""The files of an output folder: config.json, metrics.csv, result.json, and the event files of TensorBoard."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ Row = dict[str, Any]  # a row of the table in result.json, by column
 
 
 class Metric(NamedTuple):
-    """One row of metrics.csv: one metric of one evaluation."""
+    """One row of metrics.csv: the value of one metric at one evaluation of a run."""
 
     round: int
     algorithm: str
@@ -60,7 +60,7 @@ FORMATS = {
 
 
 class Figures(NamedTuple):
-    """Folder and file format of a command's figures; ``kind`` is a key of ``FORMATS``."""
+    """Folder and file format of the figures that a command draws; ``kind`` is a key of ``FORMATS``."""
 
     folder: Path
     kind: str = "png"
@@ -87,7 +87,7 @@ def ended(failures: Iterable[str], advice: str = "", undecided: Sequence[str] = 
     """Returns the outcome of a command: exit code 1 with all failures as its status, or success without failures.
 
     Args:
-        failures: Failures in a few words each.
+        failures: Descriptions of the failures, a few words each.
         advice: Advice to the user after a failure.
         undecided: Names of the undecided verdicts, for the last line.
         strict: Whether undecided verdicts without a failure end with the exit code ``UNDECIDED``.
@@ -99,7 +99,7 @@ def ended(failures: Iterable[str], advice: str = "", undecided: Sequence[str] = 
 
 
 def output_folder(path: str | os.PathLike[str]) -> Path:
-    """Returns the folder at ``path``, which it creates if need be; raises ``ValueError`` if that is impossible."""
+    """Creates the folder at ``path`` if need be, and returns it; raises ``ValueError`` if that is impossible."""
     folder = Path(path)
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -112,12 +112,12 @@ def output_folder(path: str | os.PathLike[str]) -> Path:
 
 
 def check_free(folder: Path, command: str, options: Mapping[str, object], goes_on: bool, can_go_on: bool) -> None:
-    """Raises ``ValueError`` if ``folder`` holds a run, unless the command continues that very run.
+    """Raises ``ValueError`` if ``folder`` holds a run, unless the command may continue this run.
 
     Args:
         folder: Output folder.
         command: Name of the command that is to write there.
-        options: Options that tell the new run from other runs.
+        options: Values of the options by which the command's run differs from other runs.
         goes_on: Whether the command may continue the run in the folder.
         can_go_on: Whether the error message should offer ``--resume``.
 
@@ -145,7 +145,7 @@ def check_free(folder: Path, command: str, options: Mapping[str, object], goes_o
 
 
 def held_by(folder: Path) -> dict[str, Any] | None:
-    """Reads the configuration of the run in ``folder``; None if the folder holds no run."""
+    """Reads the content of config.json in ``folder``; returns None if the folder holds no run."""
     path, config = folder / "config.json", None
     if not path.exists():
         return None
@@ -155,11 +155,11 @@ def held_by(folder: Path) -> dict[str, Any] | None:
 
 
 def clear(folder: Path, whole: bool = True) -> None:
-    """Removes the run in a folder.
+    """Removes the files of a run from an output folder.
 
     Args:
         folder: Output folder.
-        whole: Whether to remove the whole run; False: only files that a killed process left half written.
+        whole: True to remove all files of the run; False to remove only files that a killed process left half written.
     """
     halves = [path for name in WRITTEN for path in folder.glob(f"{name}.*{PART}")]
     for path in halves + ([folder / name for name in WRITTEN] if whole and held_by(folder) is not None else []):
@@ -189,12 +189,12 @@ def _plain(value: Any) -> object:
 
 
 def _finite(options: Mapping[str, object]) -> dict[str, object]:
-    """Returns the options with infinities as text, since JSON has no infinities."""
+    """Returns the options with infinities and NaN as text, since JSON has neither."""
     return {k: str(v) if isinstance(v, float) and not math.isfinite(v) else v for k, v in options.items()}
 
 
 def write_json(path: Path, value: object) -> None:
-    """Writes a value as JSON, atomically.
+    """Writes a value to a JSON file, atomically; numbers that are not finite become null.
 
     Args:
         path: File to write.
@@ -204,9 +204,9 @@ def write_json(path: Path, value: object) -> None:
 
 
 def write_config(folder: Path, command: str, config: Any, **more: object) -> None:
-    """Writes config.json: the command, all its options, the environment and ``more``; enough to repeat the run.
+    """Writes config.json, which has all that is needed to repeat a run: the command, its options and the environment.
 
-    Removes result.json and the figures of an earlier, shorter run that this one continues.
+    Also removes result.json and the figures that an earlier part of the same run has written.
 
     Args:
         folder: Output folder.
@@ -248,7 +248,7 @@ def write_result(folder: Path, rows: Iterable[object], **more: object) -> None:
 
 
 def write_end(folder: Path, ended: Ended) -> None:
-    """Adds status and exit code to result.json; does nothing if the run ended before that file was written.
+    """Adds the status and the exit code of a command to result.json, if the command has written that file.
 
     Args:
         folder: Output folder.
@@ -272,9 +272,9 @@ def check_tensorboard() -> None:
 def tensorboard(folder: Path) -> Iterator[Callable[[Iterable[Metric]], None]]:
     """Opens a writer of metrics for TensorBoard below ``folder``/tensorboard, with one TensorBoard run for each seed.
 
-    Yields a function that writes the metrics of an evaluation to disk. Its first call removes earlier files, since a
-    resumed run writes all its evaluations again. A metric is the scalar ``split/metric`` at its round; the bytes sent
-    until then are ``bytes/uplink`` and ``bytes/downlink``.
+    Yields a function that writes the metrics of an evaluation to disk. Its first call removes the files of an earlier
+    writer, since a resumed run writes all its evaluations again. Each metric is a scalar ``split/metric`` at its round.
+    The bytes sent up to this round are ``bytes/uplink`` and ``bytes/downlink``.
     """
     from tensorboardX.event_file_writer import EventsWriter
     from tensorboardX.proto.event_pb2 import Event

@@ -1,4 +1,4 @@
-"""Figures of predictions: learning curves with their bands, and the loss at the horizon against the clients' rate."""
+"""Figures of predicted runs: learning curves with bands, and the final loss against the clients' learning rate."""
 
 from __future__ import annotations
 
@@ -31,9 +31,10 @@ BEYOND = 2.0  # times the untrained loss, above which a curve is cut off
 def learning_curves(forecasts: Sequence[Forecast], path: Path) -> Path:
     """Draws predicted loss and main metric against the round, with bands from the 5th to the 95th percentile.
 
-    Percentiles are over initial functions. For one forecast: training and test curves at its learning rate, and the
-    test curve at the best rate. For several: each test curve at the best rate for it. Runs of more than
-    eight rounds get a further panel of the main metric, whose vertical axis fits the last half of the rounds.
+    Percentiles are over initial functions. For one forecast there are training and test curves at its learning rate,
+    and the test curve at the best rate. For several forecasts there is one test curve each, at its best rate. Runs of
+    more than eight rounds get a further panel, in which the vertical axis fits the main metric of the last half of the
+    rounds.
 
     Args:
         forecasts: The forecasts.
@@ -88,7 +89,9 @@ def _lines(forecasts: Sequence[Forecast]) -> list[tuple[Curve, str, str, str]]:
 
 
 def loss_against_rate(forecasts: Sequence[Forecast], path: Path) -> Path:
-    """Draws the predicted test loss at the last round against the client learning rate, with best and stable rates.
+    """Draws the predicted test loss at the last round against the clients' learning rate.
+
+    The best and the largest stable rate are marked.
 
     Args:
         forecasts: The forecasts, a line each.

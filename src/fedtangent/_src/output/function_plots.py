@@ -1,4 +1,4 @@
-"""Figures of functions with their bands: samples of a posterior, and predictions where there are no data."""
+"""Figures of functions of a scalar input with bands: samples of a posterior, and predictions away from the data."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MEMBERS = (METHODS[0], METHODS[2], METHODS[3], "#e69f00", "#56b4e9")  # one colo
 
 
 class PosteriorRow(NamedTuple):
-    """Functions on a scalar input: a Gaussian process, draws from it, and K trained and untrained models."""
+    """Functions of a scalar input: a Gaussian process, draws from it, and K models before and after training."""
 
     name: str
     x: np.ndarray  # [n] training inputs
@@ -30,7 +30,7 @@ class PosteriorRow(NamedTuple):
 
 
 class BandPanel(NamedTuple):
-    """Prediction of one method on a scalar input."""
+    """Prediction of one method as a function of a scalar input."""
 
     name: str
     mean: np.ndarray  # [m]
@@ -40,7 +40,7 @@ class BandPanel(NamedTuple):
 
 
 class UserCurve(NamedTuple):
-    """Measurements of one user on a scalar input, and the prediction for that user."""
+    """Measurements of one user of a scalar input, and the prediction for this user."""
 
     name: str
     grid: np.ndarray  # [m]
@@ -76,12 +76,13 @@ def curves_by_user(users: Sequence[UserCurve], names: tuple[str, str], title: st
 
 
 def posterior_samples(rows: Sequence[PosteriorRow], num_rounds: int, path: Path) -> Path:
-    """Shows draws of a Gaussian process, trained and untrained models, in three panels over the process's 95 % band.
+    """Draws three panels of functions over mean and 95 % band of a Gaussian process, a row for each family of models.
 
-    The panels of a family share axes that fit the band and the data; untrained models may leave them.
+    The panels have draws of the process, trained models, and untrained models. The panels of a row share axes that fit
+    the band and the data, so that untrained models may be cut.
 
     Args:
-        rows: One family of models each.
+        rows: The families of models.
         num_rounds: Rounds of training, for the titles.
         path: File to write, which is returned.
     """
@@ -121,9 +122,9 @@ def bands_side_by_side(
 
     Args:
         panels: The methods' predictions.
-        points: Training inputs and targets.
-        truth: Grid of the panels, and the true function on it.
-        edge: Half width of the shaded interval around 0 that holds no data.
+        points: Inputs and targets of the training data.
+        truth: Inputs at which the functions are drawn, and the true function there.
+        edge: Half the width of the interval around 0 without data, which is shaded.
         height: The vertical axis shows [-height, height].
         title: Title of the figure.
         path: File to write, which is returned.

@@ -1,4 +1,4 @@
-"""Figures of a run's history: its metrics along the rounds, theory dashed over simulation, with bands."""
+"""Figures of a run's history: metrics against the round, simulated (solid) and predicted (dashed, with bands)."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def history_figure(history: History, metrics: Sequence[str] = ()) -> Figure:
 
 
 def history_html(history: History) -> str:
-    """Returns HTML for a notebook: a table of up to 8 evaluations, the last one included, and the figure."""
+    """Returns HTML that shows a history in a notebook: a table of up to 8 evaluations, with the last, and a figure."""
     curves = history.curves()
     if not curves:
         return f"<pre>{escape(repr(history))}</pre>"

@@ -20,10 +20,10 @@ def write_junit(
     seconds: Mapping[str, float],
     strict: bool = False,
 ) -> None:
-    """Writes a file of JUnit XML, atomically: a test suite for each comparison, and in it a test case for each verdict.
+    """Writes verdicts to a JUnit XML file, atomically: a test suite per comparison, a test case per verdict.
 
     Args:
-        path: File to write; its folder is made if need be.
+        path: File to write; its folder is created if need be.
         command: Name of the command, which begins the names of all test classes.
         suites: Verdicts of each comparison by its name, or the text of the error that ended it.
         seconds: Seconds of each comparison.
@@ -56,7 +56,7 @@ def write_junit(
 
 
 def _count(element: ElementTree.Element) -> None:
-    """Sets the attributes that count the test cases in ``element`` by their outcomes."""
+    """Sets the attributes of an XML element that count its test cases: all, failed, with errors, and skipped."""
     for attribute, tag in (("tests", "testcase"), ("failures", "failure"), ("errors", "error"), ("skipped", "skipped")):
         element.set(attribute, str(sum(1 for _ in element.iter(tag))))
 

@@ -1,4 +1,4 @@
-"""Figures of experiments with lines and points: over settings, under bounds, with errors."""
+"""Figures of experiments: heat maps over two settings, curves with bounds, and points with standard errors."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ DASHES = ("--", "-.", (0, (1, 1)), (0, (5, 1)), (0, (3, 1, 1, 1)))
 
 
 class Shades(NamedTuple):
-    """A heat map of ``values`` [rows, columns], which are also written in the cells.
+    """A heat map of ``values`` [rows, columns], whose cells also show the values as text.
 
     Attributes:
         values: The values.
-        axes: Ticks of each axis by its name: the vertical axis, then the horizontal one.
+        axes: Names of the ticks of each axis, by the axis' name: the vertical axis, then the horizontal one.
         label: Name of the values.
         title: Title of the panel.
-        form: Format of a written value.
-        log: Whether shades go by the logarithm.
+        form: Format of the text, such as ".1f".
+        log: Whether the shades show the logarithm of the values.
     """
 
     values: np.ndarray
@@ -37,7 +37,7 @@ class Shades(NamedTuple):
 
 
 def heat_map(values: np.ndarray, axes: Mapping[str, list[str]], label: str, title: str, path: Path) -> Path:
-    """Draws a single heat map.
+    """Draws a figure with one heat map.
 
     Args:
         values, axes, label, title: As in ``Shades``.
@@ -47,7 +47,7 @@ def heat_map(values: np.ndarray, axes: Mapping[str, list[str]], label: str, titl
 
 
 def heat_maps(grid: Sequence[Sequence[Shades]], path: Path, title: str = "") -> Path:
-    """Draws a grid of heat maps; values that are not finite have no shade.
+    """Draws a grid of heat maps; values that are not finite have no colour.
 
     Args:
         grid: Rows of heat maps, all of one length.
@@ -75,7 +75,11 @@ def heat_maps(grid: Sequence[Sequence[Shades]], path: Path, title: str = "") -> 
 
 
 class BoundedPanel(NamedTuple):
-    """A panel: single measured curves solid, several of one name as points, bounds dashed, wrong bounds dotted."""
+    """A panel of measured curves with their bounds.
+
+    A measured curve is a solid line, or points if several curves have one name. Bounds are dashed, and wrong bounds,
+    the negative controls, dotted.
+    """
 
     title: str
     x: np.ndarray  # [T]
@@ -89,7 +93,7 @@ class BoundedPanel(NamedTuple):
 def bounded(
     panels: Sequence[BoundedPanel], title: str, names: tuple[str, str], lowest: float | None, path: Path, log: str = "y"
 ) -> Path:
-    """Draws measured curves and their bounds.
+    """Draws measured curves and the bounds that theory gives for them.
 
     Args:
         panels: The panels, side by side.
@@ -133,7 +137,7 @@ def _positive(values: np.ndarray) -> np.ndarray:
 
 
 class Points(NamedTuple):
-    """A series: for each number of models a value and its standard error."""
+    """Values with standard errors, one for each number of models, for ``variance_against_models``."""
 
     values: Mapping[int, tuple[float, float]]
     is_line: bool  # a prediction, drawn as a line; otherwise points with bars of one standard error
@@ -150,10 +154,10 @@ def _series(ax: Axes, place: int, label: str, points: Points) -> None:
 
 
 def variance_against_models(panels: Mapping[str, Mapping[str, Points]], title: str, path: Path) -> Path:
-    """Draws log-log panels of variance against the number of models K, each with a line of slope -1.
+    """Draws variance against the number of models K on log-log axes, with a line of slope -1 in each panel.
 
     Args:
-        panels: For each panel's title its series by label.
+        panels: For each panel's title its ``Points`` by label.
         title: Title of the figure.
         path: File to write, which is returned.
     """
@@ -179,11 +183,13 @@ def points_with_errors(
     title: str,
     path: Path,
 ) -> Path:
-    """Draws series of values with bars of one standard error over named ticks; the last series is the published one.
+    """Draws several series of values with bars of one standard error.
+
+    The last series is the published one, which is dashed.
 
     Args:
-        series: For each label the value and standard error at each place on the horizontal axis.
-        ticks: Name of each place.
+        series: For each label the value and standard error at each position on the horizontal axis.
+        ticks: Name of each position.
         names: Names of the horizontal and the vertical axis.
         title: Title of the figure.
         path: File to write, which is returned.

@@ -1,4 +1,4 @@
-"""The report of runs: one HTML page that contains its figures, style and script."""
+"""The report of finished runs: one HTML page that contains its figures, style and script."""
 
 from __future__ import annotations
 
@@ -49,12 +49,12 @@ class ReportedRun(NamedTuple):
 
     @property
     def command(self) -> str:
-        """The command that ran."""
+        """Name of the command that wrote the run."""
         return str(self.config["command"])
 
     @property
     def ended(self) -> str:
-        """The outcome of the run in a few words: its status, or the round at which an unfinished run stands."""
+        """Outcome of the run in a few words: its status, or the round that an unfinished run has reached."""
         code = self.result.get("exit_code")
         if code is None:
             at = f", at round {self.last[0]['round']}" if self.last else ""
@@ -63,7 +63,11 @@ class ReportedRun(NamedTuple):
 
 
 def runs_below(folder: Path) -> list[Path]:
-    """Finds the folders of runs: ``folder`` itself, or all runs below it; raises ``ValueError`` if there is no run."""
+    """Finds the folders of runs: ``folder`` itself if it holds a run, else all below it that do.
+
+    Raises:
+        ValueError: ``folder`` is no folder, or there is no run in it or below it.
+    """
     if not folder.is_dir():
         raise ValueError(f"runs: got {folder}, must be a folder")
     folders = _below(folder)
@@ -73,7 +77,7 @@ def runs_below(folder: Path) -> list[Path]:
 
 
 def _below(folder: Path) -> list[Path]:
-    """Finds the folders of runs, ordered by name; folders of reports are skipped."""
+    """Finds the folders of runs at or below ``folder``, ordered by name; skips the folders of reports."""
     path = folder / "config.json"
     if path.is_file() and _read(path).get("command", "report") != "report":
         return [folder]
@@ -82,7 +86,7 @@ def _below(folder: Path) -> list[Path]:
 
 
 def _read(path: Path) -> Row:
-    """Reads config.json or result.json; raises ``ValueError`` with the file's name if a run did not write it."""
+    """Reads config.json or result.json of a run; raises ``ValueError`` if the file does not look as a run writes it."""
     content = json_of("runs", path)
     if not isinstance(content, dict):
         raise ValueError(f"runs: {path} is not a JSON file of a run")
@@ -93,10 +97,10 @@ def _read(path: Path) -> Row:
 
 
 def read_run(folder: Path) -> ReportedRun:
-    """Reads the files of a run's folder, without unfinished figures.
+    """Reads the files of a run's folder; leaves out figures that are written only in part.
 
     Raises:
-        ValueError: A file cannot be read; the message has its name.
+        ValueError: A file cannot be read, or no run has written it; the message has its name.
     """
     config = _read(folder / "config.json")
     if config.get("command") is None or config.get("options") is None:
@@ -110,7 +114,7 @@ def read_run(folder: Path) -> ReportedRun:
 
 
 def _last(path: Path) -> list[dict[str, str]]:
-    """Reads the rows of the last round from metrics.csv, in the file's order."""
+    """Reads the rows of the last round from metrics.csv; returns an empty list if there is no such file."""
     if not path.exists():
         return []
     try:
@@ -128,7 +132,7 @@ def _is_whole(path: Path, content: bytes) -> bool:
 
 
 class _Link(NamedTuple):
-    """A link within the page."""
+    """A link to a section of the HTML page."""
 
     anchor: str
     text: str
@@ -180,7 +184,7 @@ def page(runs: Sequence[ReportedRun], commands: Sequence[str], version: str) -> 
 
 
 def _subject(run: ReportedRun) -> str:
-    """Returns the subject of the run: algorithm, data set and model, or the name and scale of an experiment."""
+    """Returns what a run is about: its algorithm, data set and model, or the name and scale of an experiment."""
     options = run.config["options"]
     if "algorithm" in options:
         return ", ".join(filter(None, (_words(options.get(name)) for name in ("algorithm", "dataset", "model"))))
@@ -189,14 +193,14 @@ def _subject(run: ReportedRun) -> str:
 
 
 def _words(value: object) -> str:
-    """Returns the value of an option as text; "" for None."""
+    """Converts the value of an option to text; None becomes ""."""
     if isinstance(value, list):
         return " ".join(map(str, value))
     return "" if value is None else str(value)
 
 
 def _in_short(run: ReportedRun) -> str:
-    """Returns the counts of verdicts, or if there are no verdicts the first two test metrics."""
+    """Summarises a run in a line: how many verdicts hold, or if it has no verdicts the first two test metrics."""
     verdicts = run.result.get("verdicts") or run.result.get("rows") or []  # of check-theory the rows are verdicts
     passed = [row["passed"] for row in verdicts if _is_verdict(row)]
     if passed:
@@ -213,12 +217,12 @@ MARKS = ("holds", "control_fails", "passed")
 
 
 def _is_verdict(row: object) -> bool:
-    """Tells whether a row of a table is a verdict: each of its ``MARKS`` is True, False or None."""
+    """Tells whether a row of a table is a verdict: its entries named in ``MARKS`` are True, False or None."""
     return isinstance(row, Mapping) and all(isinstance(row.get(mark, ""), bool | None) for mark in MARKS)
 
 
 def _article(run: ReportedRun, line: str) -> Row:
-    """Returns the values of the page's section about one run."""
+    """Collects what the page shows about one run: facts, tables, figures, options and the command ``line``."""
     result, config = run.result, run.config
     facts = {"command": run.command, "of": _subject(run), "ended": run.ended}
     facts |= {name: result[name] for name in ("rounds", "seconds") if isinstance(result.get(name), int | float)}
@@ -248,7 +252,7 @@ def _is_table(value: object) -> bool:
 
 
 def _rows(value: Sequence[object]) -> list[Row]:
-    """Converts a list to rows of a table, with verdicts in the words of the terminal's table."""
+    """Converts a list to the rows of a table; in rows that are verdicts, True and False become words."""
     return [_in_words(row) if isinstance(row, dict) else {"value": row} for row in value]
 
 
@@ -260,7 +264,7 @@ def _in_words(row: Row) -> Row:
 
 
 def _number(value: Any) -> Any:
-    """Converts a text to int or float; returns any other value unchanged."""
+    """Converts text to an int or a float; returns any other value unchanged."""
     try:
         return int(value) if isinstance(value, str) and value.isdecimal() else float(value)
     except (TypeError, ValueError):
@@ -268,7 +272,7 @@ def _number(value: Any) -> Any:
 
 
 def _figure(path: Path, content: bytes) -> Row:
-    """Returns the values of an embedded figure; the size of a PNG in CSS is at most as large as it was drawn."""
+    """Returns the values with which the page embeds a figure: its data, and for a PNG its size in CSS pixels."""
     data = f"data:{FORMATS[path.suffix[1:]].kind};base64,{base64.b64encode(content).decode('ascii')}"
     figure: Row = {"name": _plain(path.stem), "file": path.name, "data": data}
     if path.suffix != ".png":
@@ -280,7 +284,7 @@ def _figure(path: Path, content: bytes) -> Row:
 
 
 def _table(rows: Sequence[Row]) -> _Table:
-    """Returns a table with every column in which some row has a value."""
+    """Returns a table of the columns in which at least one row has a value."""
     columns = []
     for name in dict.fromkeys(name for row in rows for name in row if row[name] not in (None, "")):
         is_number = all(_is_number(row[name]) for row in rows if row.get(name) is not None)
@@ -294,7 +298,7 @@ def _is_number(value: object) -> bool:
 
 
 def _text(value: object) -> str:
-    """Returns a value as readable text, with 4 digits of a float."""
+    """Converts a value to readable text; floats have 4 digits, and None becomes "-"."""
     if value is None:
         return "-"
     if isinstance(value, _Link):

@@ -1,4 +1,4 @@
-"""Figures of runs: metrics against the round, calibration, tangent kernels."""
+"""Figures of runs: metrics against the round, calibration, tangent kernels, distance to the linear regime."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def curves(
 
     Args:
         panels: For each metric the values [seeds, len(x)] by label.
-        x: Places on the horizontal axis.
+        x: Values of the horizontal axis, such as rounds.
         title: Title of the figure.
         path: File to write, which is returned.
         across: Name of the horizontal axis.
@@ -99,7 +99,7 @@ def _lines(ax: Axes, lines: Mapping[str, np.ndarray], x: Sequence[float]) -> Non
 
 
 def _mark(ax: Axes, x: Sequence[float]) -> None:
-    """Sets a tick at every value of ``x`` if there are few, on a logarithmic axis if they are of many sizes."""
+    """Sets a tick at every value of ``x`` if there are at most 8, on a logarithmic axis if they differ widely."""
     if len(x) <= FEW:
         if 0 < MANY_SIZES * x[0] <= x[-1]:
             ax.set_xscale("log")
@@ -108,10 +108,10 @@ def _mark(ax: Axes, x: Sequence[float]) -> None:
 
 
 def learning_curves(metrics: Sequence[Metric], loss: str, title: str, path: Path) -> Path:
-    """Draws the metrics of a training run against the round, and the last of them against the MiB of uplink.
+    """Draws the loss and, if it was measured, the accuracy of a training run against the round.
 
-    The metrics are the loss and, if it was measured, the accuracy. Each split has a line, as in ``curves``, over the
-    rounds at which every seed was evaluated.
+    A further panel shows the last of these metrics against the MiB of uplink. Each split has a line, as in ``curves``,
+    over the rounds that every seed has measured.
 
     Args:
         metrics: Rows of metrics.csv.
@@ -138,7 +138,7 @@ def learning_curves(metrics: Sequence[Metric], loss: str, title: str, path: Path
 def _by_split(
     metrics: Sequence[Metric], name: str, seeds: Sequence[int], rounds: Sequence[int]
 ) -> dict[str, np.ndarray]:
-    """Collects the metric's values [seeds, rounds] by split."""
+    """Collects the values [seeds, rounds] of the metric called ``name``, by split such as "train" or "test"."""
     values = {(m.split, m.seed, m.round): m.value for m in metrics if m.metric == name}
     splits = dict.fromkeys(split for split, _, _ in values)
     return {split: np.array([[values[split, seed, r] for r in rounds] for seed in seeds]) for split in splits}
@@ -150,7 +150,7 @@ def reliability_diagram(methods: Mapping[str, Sequence[Reliability]], title: str
     Whiskers are 95 % intervals (Wilson) of a bin's accuracy, as if its examples were independent.
 
     Args:
-        methods: Reliability of each seed over the same bins, by method; the examples of all seeds are pooled.
+        methods: For each method the ``Reliability`` of each seed, over the same bins; examples of all seeds are pooled.
         title: Title of the figure.
         path: File to write.
     """
@@ -179,7 +179,7 @@ def reliability_diagram(methods: Mapping[str, Sequence[Reliability]], title: str
 
 
 def _pooled(seeds: Sequence[Reliability]) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Pools the bins of all seeds: edges, number of examples, mean confidence and accuracy."""
+    """Pools the bins of all seeds; returns edges, number of examples, mean confidence and accuracy of the bins."""
     examples = np.array([seed.examples for seed in seeds])
     count = np.sum(examples, axis=0)
     confidence, accuracy = (
@@ -197,10 +197,10 @@ def kernel_figure(
     title: str,
     path: Path,
 ) -> Path:
-    """Draws kernel diagnostics against the round, and the spectrum of the kernels at the first and the last round.
+    """Draws measures of tangent kernels against the round, and the spectrum at the first and the last round.
 
-    Lines are means over models and seeds; the band of a panel's first metric goes from the smallest to the largest
-    value.
+    The measures are those of ``measures.kernel_diagnostics``. Lines are means over models and seeds; the band of a
+    panel's first metric goes from the smallest to the largest value.
 
     Args:
         series: ``{metric: {round: values}}`` with a value for each model and seed.
@@ -229,10 +229,12 @@ def kernel_figure(
 
 
 def laziness_figure(series: dict[str, dict[int, list[float]]], title: str, path: Path) -> Path:
-    """Draws the parts of the distance of networks to their prediction, and the drift of their kernels, by round.
+    """Draws how far networks of a run are from the linear (lazy) regime, by round.
 
-    Lines are means over models and seeds; bands go from the smallest to the largest value. Distances start at round 1,
-    because they are 0 before, and parts that ``series`` lacks are left out.
+    One panel has the parts of a network's distance to its prediction (to its linearisation, and from there to infinite
+    width), the other the relative change of its tangent kernel. Lines are means over models and seeds; bands go from
+    the smallest to the largest value. Distances start at round 1, because they are 0 before. Parts that ``series``
+    lacks are left out.
 
     Args:
         series: ``{metric: {round: values}}`` with a value for each model and seed.
@@ -253,7 +255,7 @@ def laziness_figure(series: dict[str, dict[int, list[float]]], title: str, path:
 
 
 def _banded(ax: Axes, values: Mapping[int, Sequence[float]], colour: str, label: str) -> None:
-    """Draws means by round, and a band of all values if a round has several."""
+    """Draws a line through the mean of the values of each round, and a band from the smallest to the largest."""
     rounds = sorted(values)
     by_round = np.array([values[r] for r in rounds])
     if by_round.shape[1] > 1:

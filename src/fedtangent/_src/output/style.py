@@ -52,14 +52,14 @@ def canvas(columns: int, rows: int = 1, width: float = 4.2, height: float = 3.4,
 
 
 def dress(ax: Axes, x: str = "", y: str = "", title: str = "", log: str = "", whole: bool = False) -> None:
-    """Sets names, title and scales of an axis.
+    """Sets the names, the title and the scales of a panel's axes.
 
     Args:
-        ax: The axis.
-        x: Name of the horizontal side; "" keeps the present name.
-        y: Name of the vertical side; "" keeps the present name.
+        ax: The panel.
+        x: Name of the horizontal axis; "" keeps the present name.
+        y: Name of the vertical axis; "" keeps the present name.
         title: Title of the panel.
-        log: Sides that become logarithmic: "x", "y", "xy" or "".
+        log: Axes that become logarithmic: "x", "y", "xy" or "".
         whole: Whether the horizontal ticks are whole numbers only.
     """
     from matplotlib.ticker import AutoLocator
@@ -78,11 +78,11 @@ def dress(ax: Axes, x: str = "", y: str = "", title: str = "", log: str = "", wh
 
 
 def band(ax: Axes, x: np.ndarray, mean: np.ndarray, sd: np.ndarray, colour: str, label: str) -> None:
-    """Draws a mean and the 95 % band of normal distributions around it.
+    """Draws the means of normal distributions as a line, with their central 95 % interval as a band.
 
     Args:
-        ax: The axis.
-        x: Places [m] on the horizontal side.
+        ax: The panel.
+        x: Values [m] of the horizontal axis.
         mean: Means [m].
         sd: Standard deviations [m].
         colour: Colour of line and band.
@@ -114,7 +114,7 @@ def save(figure: Figure, path: Path, title: str = "") -> Path:
 
 
 def finish(figure: Figure, title: str = "") -> None:
-    """Adds title, legends and the marks of logarithmic axes to a drawn figure.
+    """Adds the title, the legends and the ticks of logarithmic axes to a drawn figure.
 
     If matplotlib's style has a dark background (``plt.style.use("dark_background")``), dark lines become light.
 
@@ -133,7 +133,7 @@ def finish(figure: Figure, title: str = "") -> None:
 
 
 def _lighten(figure: Figure) -> None:
-    """Replaces colours of lines that cannot be seen on a dark background."""
+    """Gives dark lines a light colour in panels whose background is dark."""
     from matplotlib.colors import to_rgb
 
     light = {to_rgb(dark): colour for dark, colour in ON_DARK.items()}
@@ -168,14 +168,14 @@ def _add_legends(figure: Figure) -> None:
 
 
 def _look(handle: object) -> str:
-    """Returns colour, dashes and marker of a legend's entry, or the face colour of an entry that is no line."""
+    """Returns the colour, dashes and marker of a legend's entry as text, or its face colour if it is no line."""
     first = handle[0] if isinstance(handle, tuple) else handle
     names = ("color", "linestyle", "marker") if hasattr(first, "get_marker") else ("facecolor",)
     return str([getattr(first, f"get_{name}")() for name in names])
 
 
 def _columns(labels: Iterable[str], width: float) -> tuple[dict[str, Any], int]:
-    """Returns arguments of ``legend`` so that it fits into ``width`` inches, and its number of lines."""
+    """Returns the arguments with which a legend fits into ``width`` inches, and the number of its lines."""
     lengths = [len(label) for label in labels]
     columns = min(max(int(width / (0.55 + 0.068 * max(lengths))), 1), len(lengths))
     return {"ncols": columns, "fontsize": 8, "frameon": False}, -(-len(lengths) // columns)
@@ -197,7 +197,7 @@ def _mark_logarithms(axis: Axis) -> None:
 
 
 def _part_ticks(figure: Figure) -> None:
-    """Hides the text of named ticks that would overlap the text before."""
+    """Hides names of ticks that would overlap the name of the tick before."""
     from matplotlib.ticker import FixedLocator
 
     axes = [axis for ax in figure.axes for axis in (ax.xaxis, ax.yaxis)]
@@ -215,22 +215,22 @@ def _part_ticks(figure: Figure) -> None:
 
 
 def reach(values: np.ndarray) -> tuple[float, float] | None:
-    """Computes the limits of an axis for the finite ``values``, with a margin; None if they are all equal."""
+    """Computes the limits of an axis that shows all finite ``values`` with a margin; None if they are equal."""
     finite = values[np.isfinite(values)]
     low, high = float(np.min(finite, initial=np.inf)), float(np.max(finite, initial=-np.inf))
     return (low - MARGIN * (high - low), high + MARGIN * (high - low)) if low < high else None
 
 
 def shades(count: int) -> list[str]:
-    """Returns ``count`` shades of blue for the widths, the last one the darkest."""
+    """Returns ``count`` shades of blue, from light to dark, for networks of increasing width."""
     return [SHADES[-1 - (count - 1 - i) * (len(SHADES) - 1) // max(count - 1, 1)] for i in range(count)]
 
 
 def in_words(metric: str) -> str:
-    """Returns the name of a metric, as an axis shows it."""
+    """Returns the name of a metric in words for an axis, such as "mean squared error" for "mse"."""
     return METRICS.get(metric, metric)
 
 
 def slug(name: str) -> str:
-    """Returns ``name`` in lower case, with underscores for other characters, for a file's name."""
+    """Converts ``name`` to a part of a file's name: lower case, with underscores for all but letters and digits."""
     return re.sub(r"[^a-z0-9]+", "_", name.lower()).strip("_")

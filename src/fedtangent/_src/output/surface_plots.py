@@ -17,7 +17,7 @@ LEVELS = 24
 
 
 class SurfacePanel(NamedTuple):
-    """Loss on a plane through three models."""
+    """Loss on a plane through three models in weight space, for a panel of ``loss_surfaces``."""
 
     name: str
     a: np.ndarray  # [A] coordinates along the first direction
@@ -28,9 +28,10 @@ class SurfacePanel(NamedTuple):
 
 
 def loss_surfaces(panels: Sequence[SurfacePanel], title: str, path: Path) -> Path:
-    """Draws contours of the logarithm of the loss on each plane, with one range of colours and the models marked.
+    """Draws contours of the logarithm of the loss on planes through three models, a panel for each plane.
 
-    A cross is the mean of the three models; dotted lines are the segments between them.
+    All panels have one range of colours. Dots are the models, a cross is the mean of their weights, and dotted lines
+    are the segments between them.
 
     Args:
         panels: The planes.
@@ -38,7 +39,7 @@ def loss_surfaces(panels: Sequence[SurfacePanel], title: str, path: Path) -> Pat
         path: File to write.
 
     Raises:
-        ValueError: A loss is nowhere finite and positive.
+        ValueError: No loss on one of the planes is finite and positive.
     """
     from matplotlib.cm import ScalarMappable
     from matplotlib.colors import Normalize
@@ -63,10 +64,10 @@ def loss_surfaces(panels: Sequence[SurfacePanel], title: str, path: Path) -> Pat
 
 
 def loss_segments(panels: Mapping[str, Mapping[str, np.ndarray]], title: str, path: Path) -> Path:
-    """Draws the loss along the segments between models, on one logarithmic axis.
+    """Draws the loss along the segments between pairs of models, on one logarithmic axis.
 
     Args:
-        panels: Losses [q] of each pair of models, by the title of the panel and the name of the pair.
+        panels: For each panel's title the losses [q] of each pair of models, by the pair's name.
         title: Title of the figure.
         path: File to write.
     """
@@ -82,7 +83,7 @@ def loss_segments(panels: Mapping[str, Mapping[str, np.ndarray]], title: str, pa
 
 
 def _log10(loss: np.ndarray) -> np.ndarray:
-    """Computes base 10 logarithms; NaN for values that are not finite and positive."""
+    """Computes base 10 logarithms, NaN for a loss that is not finite and positive; ``ValueError`` if none is."""
     usable = np.isfinite(loss) & (loss > 0)
     if not usable.any():
         raise ValueError("loss: is nowhere finite and positive, there is nothing to draw")
@@ -90,7 +91,7 @@ def _log10(loss: np.ndarray) -> np.ndarray:
 
 
 def _mark(ax: Axes, panel: SurfacePanel) -> None:
-    """Draws the models with labels that point outwards, the segments between the models, and their mean."""
+    """Draws the three models with labels that point outwards, the segments between them, and their mean."""
     corners = np.concatenate([panel.models, panel.models[:1]])
     centre = panel.models.mean(axis=0)
     ax.plot(corners[:, 0], corners[:, 1], ":", color="white", lw=1.2)
@@ -106,7 +107,7 @@ def _mark(ax: Axes, panel: SurfacePanel) -> None:
 
 
 class Shown(NamedTuple):
-    """A reconstructed image and its similarity to the original."""
+    """A reconstructed image and its structural similarity (SSIM) to the original."""
 
     image: np.ndarray  # [H, W] in [0, 1]
     ssim: float
@@ -115,12 +116,12 @@ class Shown(NamedTuple):
 def reconstructions(
     original: np.ndarray, rows: Mapping[str, Sequence[Shown]], columns: Sequence[str], title: str, path: Path
 ) -> Path:
-    """Draws a row of reconstructions for each attack and a column for each sparsity, with the SSIM below each image.
+    """Draws reconstructed images, a row for each attack, with their similarity to the original (SSIM) below them.
 
     Args:
         original: Image [H, W] in [0, 1], the first of every row.
         rows: For each attack its reconstructions, in the order of ``columns``.
-        columns: Names of the columns.
+        columns: Names of the columns, such as the sparsity of the attacked messages.
         title: Title of the figure.
         path: File to write, which is returned.
     """

@@ -1,4 +1,4 @@
-"""Tables on the terminal."""
+"""Tables and progress lines of the commands on the terminal."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ class TextTable(NamedTuple):
     rows: Sequence[Sequence[str]]
 
     def __rich_console__(self, _: Console, options: ConsoleOptions) -> Iterator[RenderableType]:
-        """Yields the parts of the table for the width of the screen."""
+        """Yields the parts of the table that fit on the screen, for printing by rich."""
         for i, part in enumerate(self._parts(options.max_width)):
             yield self._table(self.title if i == 0 else None, part, options.max_width)
 
@@ -89,13 +89,13 @@ class TextTable(NamedTuple):
         yield part
 
     def _least(self, place: int) -> int:
-        """Returns the smallest width, in characters, at which a column is readable; text can wrap at ``FOLDED``."""
+        """Returns the least width, in characters, at which the column number ``place`` is readable; text may wrap."""
         cells = [row[place] for row in self.rows]
         longest = max(map(len, (*cells, *self.columns[place].split())), default=0)
         return longest if self._numeric(place) else min(longest, FOLDED)
 
     def _numeric(self, place: int) -> bool:
-        """Tells whether all cells of a column begin as numbers do."""
+        """Tells whether all cells of the column number ``place`` begin as numbers do."""
         return all(re.match(r"[+-]?\.?\d|nan|inf|-$", row[place]) for row in self.rows if row[place])
 
     def _table(self, title: str | None, part: list[int], width: int) -> Table:
@@ -113,7 +113,7 @@ class TextTable(NamedTuple):
 
 
 def comparison_table(rows: Sequence[MethodRow]) -> TextTable:
-    """Builds the table of one comparison, with a row for each method."""
+    """Builds the table of one comparison of networks with theory, with a row for each method."""
     columns = {name: text for name, text in _COLUMNS.items() if any(text(row) != "-" for row in rows)}
     cells = [(r.method, *(text(r) for text in columns.values())) for r in rows]
     return TextTable(rows[0].setting, ("method", *columns), cells)
@@ -146,7 +146,7 @@ FAILS = {outcome: (CONTROL_WORDS[outcome], colour) for outcome, (_, colour) in H
 
 
 def show_verdicts(screen: Console, verdicts: Sequence[Verdict], title: str, *legends: str) -> None:
-    """Prints all verdicts and the meaning of the columns: as a table, or as paragraphs if the screen is narrow.
+    """Prints verdicts and the meaning of the columns: as a table, or as paragraphs if the screen is narrow.
 
     Args:
         screen: Console to print to.
@@ -177,7 +177,7 @@ def _verdict_table(verdicts: Sequence[Verdict], title: str) -> Table:
 
 
 def _paragraphs(verdicts: Sequence[Verdict], title: str) -> Group:
-    """Builds a paragraph for each verdict, grouped by subject; leaves out sizes that equal the previous verdict's."""
+    """Builds a paragraph for each verdict, with headings for their subjects; sizes are named only if they change."""
     parts, subject, sizes = list[RenderableType]([Text(title, "bold")]), "", ""
     for v in verdicts:
         parts += [Text(f"\n{v.subject}", "bold")] if v.subject != subject else []
@@ -198,18 +198,21 @@ def _control(v: Verdict) -> Text:
 
 
 def console(stderr: bool = False) -> Console:
-    """Returns a console for standard output or error; a redirected one is 200 columns wide, to keep tables unfolded."""
+    """Returns a console for standard output or standard error; it has 200 columns if it is not a terminal.
+
+    So tables that are redirected to a file are not folded.
+    """
     plain = Console(stderr=stderr)
     return plain if plain.is_terminal else Console(stderr=stderr, width=200)
 
 
 def show_times(screen: Console, times: Mapping[str, float], total: float) -> None:
-    """Prints the seconds of each step of a command, which add up to the total.
+    """Prints a table of the seconds of each step of a command, which add up to the total.
 
     Args:
         screen: Console to print to.
         times: Seconds of each step.
-        total: Seconds of the whole command. The seconds outside of all steps have a row before it.
+        total: Seconds of the whole command. Seconds outside of all steps have a row of their own.
     """
     rest = {"tables, figures and files": total - sum(times.values()), "total": total}
     rows = [(step, f"{seconds:.1f}") for step, seconds in {**times, **rest}.items()]
