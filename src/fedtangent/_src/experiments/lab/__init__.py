@@ -126,7 +126,8 @@ class MeanInterval(NamedTuple):
 def interval(values: Iterable[float] | np.ndarray) -> MeanInterval:
     """Computes the mean and Student's 95 % interval of ``values``.
 
-    There is one value for each of two or more seeds: a measurement, or the difference of two methods with the same seed.
+    There is one value for each of two or more seeds: a measurement, or the difference of two methods with the same
+    seed.
     """
     array = np.asarray(values if isinstance(values, np.ndarray) else list(values), np.float64)
     mean, half = float(np.mean(array)), float(half_width(array))
@@ -148,8 +149,8 @@ def grouped(rows: Iterable[Item], *keys: str) -> dict[tuple[Any, ...], list[Item
 def means(rows: Iterable[Row], *keys: str) -> list[Row]:
     """Averages rows in groups: returns one row for each combination of values of ``keys``.
 
-    Its other entries are means over the group, and ``runs`` is the number of rows. The mean is None if one of the values is
-    None; a text is taken from the group's first row.
+    Its other entries are means over the group, and ``runs`` is the number of rows. The mean is None if a value is None;
+    a text is taken from the group's first row.
 
     Args:
         rows: Rows of numbers and text.

@@ -339,8 +339,8 @@ def build_all(methods: Mapping[str, Method]) -> None:
 def tune(bench: Bench, name: str, seed: int, num_rounds: int) -> Tuned:
     """Finds the learning rate and number of steps of a method that score best on validation examples.
 
-    The score is the mean of the metric ``bench.judged_by`` over the last quarter of the evaluations, as single ones
-    fluctuate.
+    The score is the mean of the metric ``bench.judged_by`` over the last ``num_rounds // 4`` evaluations, as single
+    ones fluctuate.
 
     Args:
         bench: The comparison.

@@ -51,8 +51,8 @@ def within(default: Any, **limits: object) -> Any:
 
     Args:
         default: Default value.
-        **limits: For numbers the limits of ``checks.whole`` or ``checks.number``, such as ``least`` or ``above``; for text
-            ``of``, the allowed names; for a tuple also ``count``, the least number of values, and ``increasing``.
+        **limits: For numbers the limits of ``checks.whole`` or ``checks.number``, such as ``least`` or ``above``; for
+            text ``of``, the allowed names; for a tuple also ``count``, the least number of values, and ``increasing``.
     """
     return dataclasses.field(default=default, metadata=limits)
 
@@ -115,7 +115,7 @@ def written(settings: AnySettings) -> list[str]:
 
 
 def _parse(name: str, text: str, example: Any) -> object:
-    """Converts a text to the type of ``example``, the present value of the setting ``name``; a tuple is split at commas."""
+    """Converts ``text`` to the type of ``example``, the present value of setting ``name``; splits a tuple at commas."""
     is_list = isinstance(example, tuple)
     try:
         return tuple(type(example[0])(part) for part in text.split(",")) if is_list else type(example)(text)
