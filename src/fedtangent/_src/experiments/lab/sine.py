@@ -100,7 +100,7 @@ def of_study(study: Study, seed: int, gap: bool) -> SineData:
 
 
 def check(study: Study, gap: bool) -> None:
-    """Raises ``ValueError`` if the sine data of a seed cannot be drawn with the study's settings; ``gap`` as in ``load``."""
+    """Raises ``ValueError`` if the study's settings do not allow the sine data of every seed; ``gap`` as in ``load``."""
     for seed in study.seeds:
         of_study(study, seed, gap)
 
@@ -214,9 +214,9 @@ def decomposed(
 
 
 def allowed(runs: int, comparisons: int) -> float:
-    """Computes how many standard errors an estimate may be off: by chance, one of all comparisons exceeds it rarely.
+    """Computes the largest deviation, in standard errors, that chance allows for any of several comparisons.
 
-    The probability that any comparison exceeds it by chance is at most ``LEVEL`` (Student's t, Bonferroni).
+    A larger one has probability ``LEVEL`` at most (Student's t, Bonferroni).
 
     Args:
         runs: Number of runs behind a standard error.
