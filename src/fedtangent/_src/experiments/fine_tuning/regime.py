@@ -101,7 +101,7 @@ class Tuned(NamedTuple):
 
     @property
     def laziness(self) -> float:
-        """Distance of the network from its linearisation after the last round, relative to the linearisation's change."""
+        """Laziness after the last round: the network's distance from its linearisation over the latter's change."""
         return float(self.side.feature_learning[-1, 0])
 
     @property

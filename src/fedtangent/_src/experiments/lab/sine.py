@@ -100,7 +100,7 @@ def of_study(study: Study, seed: int, gap: bool) -> SineData:
 
 
 def check(study: Study, gap: bool) -> None:
-    """Raises ``ValueError`` if the study's settings do not allow the sine data of every seed; ``gap`` as in ``load``."""
+    """Raises ``ValueError`` if a seed's sine data cannot be drawn with the study's settings; ``gap`` as in ``load``."""
     for seed in study.seeds:
         of_study(study, seed, gap)
 

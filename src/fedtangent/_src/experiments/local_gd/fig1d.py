@@ -165,7 +165,7 @@ def _in_dual(settings: ExponentialSettings, sets: theory.FeasibleSets, name: str
 
 
 def _to_dual(settings: ExponentialSettings, one: Classified, name: str, path: np.ndarray, steps: int) -> float:
-    """Computes the relative distance of the models ``path`` from ``_in_dual`` with ``steps``; infinite if it diverges."""
+    """Computes the relative distance of the models ``path`` from those of ``_in_dual``; infinite if these diverge."""
     try:
         return off(path, _in_dual(settings, one.sets, name, steps))
     except DivergenceError:

@@ -91,7 +91,7 @@ def beheaded(params: PyTree, shape: tuple[int, ...], num_features: int) -> tuple
 
 
 def _features(model: Model, params: PyTree, made_by: str, images: np.ndarray) -> Features:
-    """Computes a network's outputs on images [n, h, w, c]: features [n, F] float32; ``made_by`` describes their source."""
+    """Computes the features [n, F] float32 of images [n, h, w, c]; the text ``made_by`` says where they come from."""
     apply = jax.jit(model.apply)
     parts = [apply(params, jnp.asarray(images[i : i + AT_ONCE])) for i in range(0, len(images), AT_ONCE)]
     return Features(np.concatenate([np.asarray(part, np.float32) for part in parts]), made_by)
