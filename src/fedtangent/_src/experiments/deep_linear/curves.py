@@ -306,7 +306,7 @@ def _constants(
     spectrum: tuple[float, float],
     start: np.ndarray,
 ) -> DeepLinearConstants:
-    """Computes the constants of DeepLin's theorem for targets W* X, as it assumes; ``spectrum`` is the kernel P(0)'s."""
+    """Computes the constants of DeepLin's theorem for targets W* X, as it assumes; ``spectrum`` is of P(0)."""
     truth = float(np.linalg.norm(examples.best, 2))
     residual = math.sqrt(2 * len(examples.y) * float(examples.excess(start)))
     sizes = settings.depth, settings.width, examples.y.shape[1], work.num_clients, len(examples.singular)

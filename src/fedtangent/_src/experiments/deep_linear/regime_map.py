@@ -67,7 +67,9 @@ class RegimeSettings:
     num_rounds: int = within(60, least=20)
 
     def size(self, depth: int, width: int, times: int = 1, rounds: int | None = None) -> Size:
-        """Returns the sizes of a run with ``times`` as many clients and local steps, and ``held // times`` examples a client.
+        """Returns the sizes of a run with ``times`` as many clients and local steps as in the settings.
+
+        Each client then has ``held // times`` examples.
 
         Args:
             depth: Number L of layers.

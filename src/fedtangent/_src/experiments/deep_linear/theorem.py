@@ -92,7 +92,7 @@ def _task(settings: TheoremSettings, seed: int, factor: float) -> ft.theory.Full
 
 
 def check(study: Study) -> None:
-    """Raises ``ValueError`` for networks too narrow for an invertible kernel, and steps at which local steps diverge."""
+    """Raises ``ValueError`` for networks too narrow for an invertible kernel, or steps at which training diverges."""
     settings, most = study.settings, study.settings.most_factor()
     for name, width in (("widths", settings.widths[0]), ("control_width", settings.control_width)):
         check_width(name, width, settings.outputs, settings.num_clients * settings.held)
@@ -106,7 +106,7 @@ def check(study: Study) -> None:
 
 
 def run(study: Study) -> lab.Outcome:
-    """Trains every network, and for each seed a control, a narrow network with steps far too large; judges the theorem."""
+    """Trains every network, and for each seed a narrow one with far too large steps as control; judges the theorem."""
     settings, networks, wrong = study.settings, list[FollowedNetwork](), list[FollowedNetwork]()
     for seed in study.each_seed():
         work = _task(settings, seed, settings.step_factor)
@@ -172,9 +172,9 @@ def _row(f: FollowedNetwork) -> lab.Row:
 
 
 def _worst_terms(networks: list[FollowedNetwork], wrong: list[FollowedNetwork]) -> list[lab.Row]:
-    """Computes the largest ratio of each term of eq. (17) of DeepLin to what the proof allows it, over rounds and seeds.
+    """Computes the largest ratio of each term of eq. (17) of DeepLin to what the proof allows.
 
-    The control networks' ratios are in the rows too.
+    It is the largest over rounds and seeds. The control networks' ratios are in the rows too.
     """
 
     def over(f: FollowedNetwork, name: str, unit: float = 1.0) -> float:

@@ -1,1 +1,1 @@
-"""NTK-DFL, NTK-FL without a server: clients on a graph evolve their neighbourhoods' kernels (Thompson et al., ICML 2025)."""
+"""NTK-DFL, NTK-FL without a server, where clients exchange Jacobians on a graph (Thompson et al., ICML 2025)."""

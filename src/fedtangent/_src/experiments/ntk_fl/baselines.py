@@ -126,7 +126,7 @@ DECISIVE = "clients_per_round width last_w_std batch_size loss times momentum be
 
 
 def _divide(name: str, data_dir: Path | None, seed: int, settings: BaselineSettings) -> Trial:
-    """Draws the examples of one seed, standardises the pixels and divides the examples as ``settings.partition`` says."""
+    """Draws one seed's examples, standardises the pixels, and divides the examples as ``settings.partition`` says."""
     # Training and validation examples come from the training set, test examples from the test set. All pixels are
     # standardised by the mean and deviation of the training set. Clients are drawn by Dirichlet label skew
     # (``"dirichlet"``, section 6 of the paper), are the data set's own users (``"writers"``), or hold i.i.d. examples

@@ -54,7 +54,7 @@ class WeightGapSettings:
 
 
 class WeightGap(NamedTuple):
-    """Distances of NTK-FL's weights from gradient descent's, and their bounds: one network, seed and T steps, [T + 1]."""
+    """Distances of NTK-FL's weights from gradient descent's, and bounds, by step [T + 1], for one network and seed."""
 
     seed: int
     network: str
@@ -68,7 +68,7 @@ class WeightGap(NamedTuple):
 
 
 def check(study: Study) -> None:
-    """Raises ``ValueError`` for a cohort of more clients than there are, or if the first seed's cohort cannot be drawn."""
+    """Raises ``ValueError`` if the first seed's cohort cannot be drawn, or is larger than the number of clients."""
     cohort, total = study.settings.num_clients, study.settings.total_clients
     if cohort > total:
         raise ValueError(f"num_clients: got {cohort}, must be at most total_clients, {total}")
@@ -137,7 +137,7 @@ def _two_layer(x: np.ndarray, labels: np.ndarray, settings: WeightGapSettings, s
 
 
 def _row(g: WeightGap) -> lab.Row:
-    """Builds the row of one network: distance at the end, share of steps in which it grows, largest ratio to each bound."""
+    """Builds the row of one network: final distance, share of steps in which it grows, largest ratio to each bound."""
     gap, late = np.asarray(g.paths.gap), slice(2, None)
     moving = np.diff(gap) / np.maximum(gap[1:], 1e-300)
     return {

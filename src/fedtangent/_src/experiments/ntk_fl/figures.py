@@ -1,4 +1,4 @@
-"""Table 1 and figures 3 and 5 to 7 of NTK-FL, and the entries of figure 4: its accuracy and rounds beside other methods.
+"""Table 1 and figures 3 to 7 of NTK-FL: its accuracy and the rounds it needs, beside other methods.
 
 In fig. 5 hyper-parameters are chosen at the smallest alpha, so that a method's loss there is not due to poor tuning.
 """

@@ -44,7 +44,7 @@ class EvolutionDecaySettings:
 
 
 class FollowedDescent(NamedTuple):
-    """The residuals of one network (seed, width, step) by step, in the three ways of METHODS, and the theorem for it."""
+    """The residuals of one network (seed, width, step) by step, in the ways of METHODS, and Theorem 1 for it."""
 
     seed: int
     width: int

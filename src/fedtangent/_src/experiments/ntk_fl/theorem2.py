@@ -150,7 +150,7 @@ def _sheet(study: Study, rows: list[lab.Row]) -> lab.Sheet:
 
 
 def _draw(study: Study, results: list[FollowedRounds]) -> None:
-    """Plots the first seed's residuals at the largest width and step with the bound, a panel per number of local steps."""
+    """Plots the first seed's residuals at the largest width and step with the bound, a panel per number of steps."""
     settings, panels, rounds = study.settings, [], results[0].rounds
     for f in (f for f in results if f[:3] == (results[0].seed, settings.widths[-1], settings.step_factors[-1])):
         c, start, bound = f.theorem.constants, f.squared[0], f.theorem.residual_bound
