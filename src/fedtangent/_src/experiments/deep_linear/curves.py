@@ -340,10 +340,7 @@ def _wrong(
 
 
 def _verdict(curves: Sequence[Curve], wrong: Sequence[Wrong], sizes: str) -> Verdict:
-    """Judges whether every curve is near its own flow, compared with the nearest flow of another K / N.
-
-    Its distance must be less than half of the distance between the two flows.
-    """
+    """Judges whether each curve is nearer to its own flow than half the distance of flows of different K / N."""
     # Controls: the flows with K forgotten and with N forgotten; the nearest to its curve counts.
     ratios, forgotten = list[float](), {"K forgotten": list[float](), "N forgotten": list[float]()}
     for curve, other in zip(curves, wrong, strict=True):

@@ -165,10 +165,7 @@ def _looked(
 
 
 def _balance(initial: Sequence[np.ndarray], weights: Sequence[np.ndarray]) -> tuple[float, float]:
-    """Computes how far ``W^{i+1}' W^{i+1}`` and ``W^i W^i'`` have changed over all layers i, and their difference.
-
-    Both are relative to the initial norm of the two.
-    """
+    """Computes how far ``W^{i+1}' W^{i+1}`` and ``W^i W^i'`` have changed in all layers, and their difference."""
     # Both are relative to the initial norm of the two. The difference is ``theory.balancedness``.
     size = moved = apart = 0.0
     for (below0, above0), (below, above) in zip(itertools.pairwise(initial), itertools.pairwise(weights), strict=True):

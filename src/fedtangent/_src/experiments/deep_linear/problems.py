@@ -36,20 +36,14 @@ class Problem(NamedTuple):
         return float(np.sum((self.x @ self.best - self.y) ** 2) / (2 * len(self.y)))
 
     def excess(self, models: Any) -> np.ndarray:
-        """Computes by how much the loss per example of models [.., r, C] is above ``floor``, [..].
-
-        The result is not finite for models that diverged.
-        """
+        """Computes the loss per example above ``floor`` of models [.., r, C]: [..]; not finite if diverged."""
         with np.errstate(over="ignore", invalid="ignore"):
             away = self.singular[:, None] * (np.asarray(models, np.float64) - self.best)
             return np.asarray(np.sum(away**2, axis=(-2, -1)) / (2 * len(self.y)))
 
 
 def _problem_of(loaded: ft.data.Dataset, directions: int = 0, centred: bool = False) -> Problem:
-    """Builds the regression problem of a data set's training examples.
-
-    Args and errors are as for ``load``: ``directions`` must not be above the rank of the inputs.
-    """
+    """Builds the regression problem of a data set; arguments and errors are as in ``load``."""
     flat = loaded.x_train.reshape(len(loaded.x_train), -1).astype(np.float64)
     lengths = np.linalg.norm(flat, axis=1, keepdims=True)
     flat /= np.where(lengths > 0, lengths, 1.0)

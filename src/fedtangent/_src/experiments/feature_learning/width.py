@@ -47,10 +47,7 @@ REMARKS = (
 
 @dataclass(frozen=True)
 class FeatureSettings:
-    """Settings of networks, clients and learning rates.
-
-    The rates of the standard parameterization are divided by the least width, and reach lower for the largest one.
-    """
+    """Settings of networks, clients and learning rates, which the standard parameterization divides by a width."""
 
     widths: tuple[int, ...] = within((64, 256, 1024), count=2, increasing=True)
     hidden_layers: int = 2

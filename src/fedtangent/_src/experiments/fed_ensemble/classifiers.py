@@ -315,10 +315,7 @@ def descent(optimizer: str, weight_decay: float, rate: float | Array) -> optax.G
 
 
 def _measure(algorithm: Algorithm, state: PyTree, splits: EvaluationSets) -> dict[str, Array]:
-    """Computes the ensemble's accuracy on every split.
-
-    On the test split also its models' best and worst accuracy, and the mean entropy of their predictions.
-    """
+    """Computes accuracies by split; on the test split also of the best and worst model, and the mean entropy."""
     # They are the best and the worst model's accuracy, and the entropy of a model's predictive distribution, mean over
     # examples and models (FE-2024, Table V). If some output is not finite, the accuracy is 0.
     metrics = {}
@@ -338,8 +335,7 @@ def _measure_clients(
 ) -> dict[str, Array]:
     """Computes the mean over clients of the accuracy of their own predictions on their own examples.
 
-    ``largest`` is the size of the largest client by split; the test split has two further metrics, ``shared`` and
-    ``others``.
+    ``largest`` is the size of the largest client by split.
     """
     # This is the measure of section V-D. For the test split also ``shared``, the accuracy of the prediction that all
     # clients share, and the control ``others``, the accuracy of each client's prediction on the next client's examples.
@@ -376,11 +372,7 @@ def _last_rounds(values: np.ndarray) -> np.ndarray:
 
 
 def fell(accuracy: np.ndarray) -> float:
-    """Computes how far a run ends below its best accuracy, both averaged over three (LAST) evaluations.
-
-    Args:
-        accuracy: Accuracy at each evaluation, [E].
-    """
+    """Computes how far accuracies [E] end below their best, both averaged over LAST (three) evaluations."""
     means = np.convolve(accuracy, np.ones(LAST) / LAST, "valid")
     return float(means.max() - means[-1])
 
@@ -451,7 +443,7 @@ Published = Mapping[tuple[str, int], float]
 
 
 def published(classes: int, **percents: float) -> Published:
-    """Builds a table of a paper's accuracies in %, by method, on clients of ``classes`` classes; ensembles have K = 5."""
+    """Builds a table of published accuracies in % by method, for clients of ``classes`` classes; ensembles: K = 5."""
     return {(f"{name}-5" if name in ENSEMBLES else name, classes): value for name, value in percents.items()}
 
 

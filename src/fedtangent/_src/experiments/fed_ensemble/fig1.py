@@ -200,10 +200,7 @@ def _reference(cases: Sequence[PosteriorCase], num_models: int) -> tuple[tuple[f
 
 
 def _verdicts_of(pools: list[lab.Row]) -> tuple[Verdict, ...]:
-    """Judges Remark 4 of FE-2024: trained models are draws of the Gaussian process.
-
-    The control is the same models before training.
-    """
+    """Judges Remark 4 of FE-2024: trained models are draws of the process; control: before training."""
     verdicts = []
     for name, label in MODELS.items():
         before, after = (next(p for p in pools if (p["model"], p["when"]) == (name, w)) for w in (BEFORE, AFTER))

@@ -94,7 +94,7 @@ def _band_of_processes(means: np.ndarray, covariances: np.ndarray) -> Band:
 
 
 def _scores(band: Band, x: np.ndarray, truth: np.ndarray) -> dict[str, float]:
-    """Computes a band's coverage of the true function, mean width and expected NLL, on the data's range and in the gap."""
+    """Computes a band's coverage of the true function, width and expected NLL, in the range of data and in the gap."""
     # The NLL is the exact expectation of ``-log N(y; mean, sd^2)`` in nats over an observation y of a new client, ``a
     # sin(2 pi x) + eps`` with ``a ~ N(1, 0.2^2)`` and ``eps ~ N(0, 0.2^2)`` (FE-2024, section V-A). It is infinite if
     # the band has no width at some point of the region.
@@ -133,7 +133,7 @@ def _summary(name: str, values: Sequence[float]) -> lab.MeanInterval:
 
 
 def run(study: Study) -> lab.Outcome:
-    """Computes the bands of FedAvg, Fed-ensemble, the exact flow and Theorem 2 on every seed's data, and scores them."""
+    """Computes the bands of FedAvg, Fed-ensemble, the exact flow and Theorem 2 on every seed's data; scores them."""
     settings, cases = study.settings, list[GapCase]()
     model = sine.linear_model() if settings.model == "linear" else sine.network(settings.width)
     first = sine.of_study(study, study.seeds[0], gap=True)
@@ -195,10 +195,7 @@ def _residual(trained: sine.TrainedOutputs, data: sine.SineData) -> float:
 
 
 def _limit(blocks: ft.kernels.KernelBlocks, data: sine.SineData) -> tuple[Band | None, str]:
-    """Computes the band of Theorem 2 of FE-2024; None if the kernel is singular.
-
-    Also returns a description of numerical trouble with the kernel, "" for none.
-    """
+    """Computes Theorem 2's band (None if the kernel is singular), and a text on numerical trouble ("" for none)."""
     try:
         limit = ft.theory.gp_limit(blocks, data.y)
     except ft.kernels.SingularKernelError as error:
@@ -210,7 +207,7 @@ def _limit(blocks: ft.kernels.KernelBlocks, data: sine.SineData) -> tuple[Band |
 
 
 def judge(summaries: dict[str, dict[str, lab.MeanInterval]]) -> tuple[lab.Claim, ...]:
-    """Judges the claims of FE-2024, section V-B: Fed-ensemble's band is wide in the gap without data, FedAvg's is not."""
+    """Judges the claims of FE-2024, section V-B: in the gap without data only Fed-ensemble's band is wide."""
     single, ensemble = summaries[AVERAGE], summaries[ENSEMBLE]
     wider, covers = "Fed-ensemble's band is wider in the gap than on the data", "coverage {:.0%}, nominal 95 %"
     of_ratio = f"width ratio {{:.1f}}, FedAvg's {single['ratio'].mean:.1f}"
@@ -222,10 +219,7 @@ def judge(summaries: dict[str, dict[str, lab.MeanInterval]]) -> tuple[lab.Claim,
 
 
 def exact(cases: Sequence[GapCase]) -> Verdict:
-    """Judges whether trained linear models equal the flow's prediction from their initial functions.
-
-    The control is the flow's mean, which ignores the initial functions.
-    """
+    """Judges whether linear models equal the flow's prediction from their start; control: the flow's mean."""
     largest, wrong = max(case.distance for case in cases), min(case.wrong for case in cases)
     controls = {"its mean, without their start": wrong}
     verdict = exact_verdict("the exact flow", "linear models are where it puts them", largest, controls, EXACT)

@@ -92,10 +92,7 @@ def _ensemble(settings: BarrierSettings, model: Model, common_start: bool = Fals
 
 
 def _train(algorithm: Algorithm, data: FederatedData, num_rounds: int, seed: int) -> dict[int, PyTree]:
-    """Trains an ensemble; returns all K models' weights at the start, and after 1/2, 3/4 and all of the rounds.
-
-    The keys are the rounds, and leaves have the shape [K, ...].
-    """
+    """Trains an ensemble; returns its K models' weights, [K, ...], at the start and after 1/2, 3/4 and all rounds."""
     every = num_rounds // 4
 
     def look(_: Algorithm, state: PyTree) -> dict[str, PyTree]:

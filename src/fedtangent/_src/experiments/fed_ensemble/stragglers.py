@@ -28,10 +28,7 @@ LITTLE = 0.01  # of accuracy: a smaller loss does not count
 
 @dataclass(frozen=True)
 class StragglerSettings(ClassifierSettings):
-    """Settings of the comparison.
-
-    ``slow`` has values of ``slowness``: how strongly a client's time rises with its mean label.
-    """
+    """Settings; ``slow`` has values of ``slowness``: how strongly a client's time rises with its mean label."""
 
     slow: tuple[float, ...] = within((0.0, 2.0), at_least=0)
 
@@ -111,10 +108,7 @@ def _draw(study: Study, results: Sequence[Waited]) -> None:
 
 
 def _times(study: Study, classes: int, entrant: Entrant) -> np.ndarray:
-    """Computes how long the server waits in each round of an entrant's runs, [seeds, R].
-
-    The schedules and seeds are those of the runs, on clients of ``classes`` classes.
-    """
+    """Computes how long the server waits in each round of the runs, [seeds, R], for clients of ``classes`` classes."""
     settings, times = study.settings, []
     for seed in study.seeds:
         schedule = classifiers.schedule_of(settings, classifiers.divide(study, classes, seed), entrant)
@@ -138,10 +132,7 @@ def _alike(results: Sequence[Waited]) -> dict[tuple[int, float, Entrant], list[W
 
 
 def _rows(results: Sequence[Waited]) -> list[lab.Row]:
-    """Builds the rows of result.json.
-
-    "In time" means within the time in which the quickest way ends all its rounds.
-    """
+    """Builds the rows of result.json; "in time": within the time in which the quickest way ends all rounds."""
     rows = []
     for group in _alike(results).values():
         budget = np.min([one.seconds.sum(axis=1) for one in group], axis=0)

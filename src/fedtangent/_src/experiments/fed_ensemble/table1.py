@@ -182,10 +182,7 @@ def run(study: Study) -> lab.Outcome:
 
 
 def _deviations(budget: str, pairs: Pairs) -> lab.Row:
-    """Computes how many standard errors the simulation is from the closed form at most, over all K.
-
-    For controls it computes the same of two wrong formulas at the largest K.
-    """
+    """Computes the largest deviations, in standard errors, of simulation from the closed form and from wrong ones."""
     largest = max(pairs)
     exact, simulated = pairs[largest]
     wrong = abs(simulated.variance.value - largest * exact.variance.value) / simulated.variance.standard_error

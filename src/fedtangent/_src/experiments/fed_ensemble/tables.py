@@ -170,10 +170,7 @@ def run_3(study: Study) -> lab.Outcome:
 
 
 def _own_predictions(scores: Sequence[Scores]) -> lab.Sheet:
-    """Builds the table of a client's own prediction and of the prediction that all clients share.
-
-    The own prediction is tested on the client's examples and on another client's.
-    """
+    """Builds the table of a client's own prediction, on its and another client's examples, and of the shared one."""
     rows = []
     for f in scores:
         percents = {name: 100 * float(f.values[name].mean()) for name in ("accuracy", "shared", "others")}

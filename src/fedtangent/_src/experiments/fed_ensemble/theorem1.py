@@ -36,7 +36,7 @@ CASES = {"digits": cases.digits, "sine": cases.sine_network}
 
 @dataclass(frozen=True)
 class EnsembleDecaySettings:
-    """Settings of the networks, which are trained for some rounds, and of their flow, computed for many ages."""
+    """Settings of the networks, trained for some rounds, and of their flow, computed for many ages."""
 
     width: int = 256
     num_rounds: int = within(40, least=cases.NUM_MODELS)  # an age
@@ -94,7 +94,7 @@ def _follow(setting: Setting, settings: EnsembleDecaySettings) -> EnsembleDecay:
 
 
 def _rate(setting: Setting, flow: ft.theory.Flow, plan: ft.types.Cohort, ages: int) -> float:
-    """Computes the factor by which the first model's slowest mode shrinks in one age of the flow, of ``ages`` in all."""
+    """Computes the factor by which the first model's slowest mode shrinks in one of the flow's ages."""
     few = min(ages, RATE_AGES)
     if few < ages:
         first = ft.types.Cohort(*(np.asarray(leaf)[: few * setting.num_models] for leaf in plan))  # type: ignore[arg-type]

@@ -69,10 +69,7 @@ class Claim(NamedTuple):
 
 
 class MeanInterval(NamedTuple):
-    """A mean over seeds and its 95 % confidence interval.
-
-    A format of a number applies to it, as in ``f"{interval:.2f}"``, which gives ``mean [low, high]``.
-    """
+    """A mean over seeds and its 95 % interval; ``f"{interval:.2f}"`` formats it as ``mean [low, high]``."""
 
     mean: float
     low: float
@@ -124,11 +121,7 @@ class MeanInterval(NamedTuple):
 
 
 def interval(values: Iterable[float] | np.ndarray) -> MeanInterval:
-    """Computes the mean and Student's 95 % interval of ``values``.
-
-    There is one value for each of two or more seeds: a measurement, or the difference of two methods with the same
-    seed.
-    """
+    """Computes mean and Student's 95 % interval of one value, or paired difference, for each of two or more seeds."""
     array = np.asarray(values if isinstance(values, np.ndarray) else list(values), np.float64)
     mean, half = float(np.mean(array)), float(half_width(array))
     return MeanInterval(mean, mean - half, mean + half)

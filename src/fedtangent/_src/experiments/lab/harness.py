@@ -234,10 +234,7 @@ def _digest(bench: Bench, config: Config) -> str:
 
 
 def _record_of(arrays: Mapping[str, np.ndarray], num_rounds: int) -> Record | None:
-    """Builds the ``Record`` of a run's first ``num_rounds`` rounds from the arrays of its file.
-
-    Returns None if the run was not evaluated at that round.
-    """
+    """Builds the ``Record`` of a run's first rounds from its file's arrays; None if round ``num_rounds`` is missing."""
     ends = int(np.searchsorted(arrays["rounds"], num_rounds)) + 1
     if ends > len(arrays["rounds"]) or arrays["rounds"][ends - 1] != num_rounds:
         return None
@@ -326,11 +323,7 @@ def choose(method: Method, scores: dict[Config, float]) -> Tuned:
 
 
 def build_all(methods: Mapping[str, Method]) -> None:
-    """Builds the algorithm of every method at each of its rates, to test the settings before any run.
-
-    Raises:
-        ValueError: A recipe refuses its arguments.
-    """
+    """Builds every method's algorithm at each rate, so that a recipe's ``ValueError`` is raised before any training."""
     for method in methods.values():
         for rate in method.rates:
             method.build(method.steps[0], rate)

@@ -41,10 +41,7 @@ class Trial(NamedTuple):
 
 
 class Examples(NamedTuple):
-    """Training, validation and test examples of one seed, before they are divided among clients.
-
-    The keys of the dictionaries are PARTS; validation examples come from the training set.
-    """
+    """Training, validation and test examples of one seed, each by PARTS, before they are divided among clients."""
 
     x: dict[str, np.ndarray]  # float32; tokens int32
     y: dict[str, np.ndarray]  # int32

@@ -139,10 +139,7 @@ def _descended(settings: ExponentialSettings, sets: theory.FeasibleSets, factor:
 
 
 def _support_vector_machine(x: np.ndarray, y: np.ndarray) -> np.ndarray:
-    """Computes the weights [r] of scikit-learn's hard-margin support vector machine.
-
-    The examples are mirrored so that its intercept is 0, as eq. (15) of Local-GD has none.
-    """
+    """Computes a hard-margin support vector machine [r]; mirrored examples make its intercept 0, as in eq. (15)."""
     from sklearn.svm import SVC
 
     machine = SVC(kernel="linear", C=1e12, tol=1e-9, cache_size=500)
@@ -151,13 +148,9 @@ def _support_vector_machine(x: np.ndarray, y: np.ndarray) -> np.ndarray:
 
 
 def _in_dual(settings: ExponentialSettings, sets: theory.FeasibleSets, name: str, steps: int) -> np.ndarray:
-    """Computes G or G-Mod after every round, [R + 1, r], by gradient descent in the dual variables.
+    """Computes G or G-Mod (``name``) after every round, [R + 1, r], by gradient descent in the dual variables.
 
-    Args:
-        settings: Settings.
-        sets: The nodes' examples.
-        name: "G" or "G-Mod".
-        steps: Local steps in a round.
+    ``sets`` has the nodes' examples, and ``steps`` is the number of local steps in a round.
     """
     alpha = theory.halpern(settings.num_rounds, 0) if name == "G-Mod" else None
     solve = partial(theory.exponential_models, sets, settings.num_rounds, np.log(1 / settings.pull))
@@ -280,21 +273,17 @@ def _theory_row(settings: HalfspaceSettings, one: Classified, ideal: dict[str, n
 
 
 def slope(values: np.ndarray) -> float:
-    """Fits the slope of ln distance against ln round, over the later half of the rounds.
-
-    Args:
-        values: Distances after rounds 2, 3, ..
-    """
+    """Fits the slope of ln distance to ln round, in the later half; ``values`` are distances after rounds 2, 3, .."""
     late = slice(len(values) // 2, None)
     rounds = np.arange(2, len(values) + 2)
     return lab.log_slope(rounds[late], values[late])
 
 
 def _verdicts_of(rows: list[lab.Row], sizes: str) -> tuple[Verdict, ...]:
-    """Judges three statements of the Local-GD paper on all seeds' rows; ``sizes`` names the dimension.
+    """Judges the claims of theory on all seeds' rows; ``sizes`` names the dimension.
 
-    S solves eq. (15); the projections of Local-GD end in the intersection of all nodes' feasible sets (Lemma 3); those
-    of Modified Local-GD approach S as 1/k in the round k (Lemma 4).
+    S solves eq. (15); Local-GD's projections end in all feasible sets (Lemma 3); drawn back they approach S as 1/k
+    (Lemma 4).
     """
 
     def over(key: str) -> np.ndarray:

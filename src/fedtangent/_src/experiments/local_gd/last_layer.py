@@ -144,10 +144,7 @@ def _run(panel: str, study: Study) -> lab.Outcome:
 
 
 def _train(loaded: ft.data.Dataset, settings: LastLayerSettings, seed: int) -> Layers:
-    """Trains Local-GD, two centralised models and a node on its own, on one seed.
-
-    The two centralised models differ in their minibatches; the node on its own is number ``seed`` modulo N.
-    """
+    """Trains Local-GD, two centralised models (other minibatches), and node ``seed`` modulo N on its own."""
     nodes = ft.partition.majority(loaded.y_train, settings.num_clients, settings.share, seed)
     everything = ft.partition.of([np.sort(nodes.indices)], len(loaded.y_train))
     alone = ft.partition.of([nodes.client(seed % settings.num_clients)], len(loaded.y_train))
@@ -164,10 +161,7 @@ def _train(loaded: ft.data.Dataset, settings: LastLayerSettings, seed: int) -> L
 def _path(
     loaded: ft.data.Dataset, clients: Partition, settings: LastLayerSettings, seed: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Trains the last layer on the nodes ``clients``; with one node this is plain SGD.
-
-    Returns the layer's P parameters after every round, [R + 1, P], and its test accuracy, [R + 1].
-    """
+    """Trains on ``clients``; returns the layer [R + 1, P] and its test accuracy [R + 1] after every round."""
     algorithm = _algorithm(loaded.x_train.shape[1], loaded.num_classes, clients.num_clients, settings)
     data = ft.data.federated_data(loaded.x_train, loaded.y_train, clients, jnp.float32)
     path = ft.params_by_round(algorithm, data, num_rounds=settings.num_rounds, seed=seed)

@@ -146,11 +146,7 @@ def _regressed(settings: OptimiserSettings, seed: int) -> list[Ended]:
 
 
 def largest_margin(signed: np.ndarray) -> np.ndarray:
-    """Computes the linear classifier of maximum l_inf margin: w [d] with ``max |w_i| <= 1`` and most ``min_j a_j'w``.
-
-    Args:
-        signed: Inputs times their labels, the rows a_j, [n, d].
-    """
+    """Computes the classifier [d] of largest margin, ``max |w_i| <= 1``, for inputs times labels ``signed`` [n, d]."""
     n, d = signed.shape
     objective, limits = np.append(np.zeros(d), -1.0), np.hstack([-signed, np.ones((n, 1))])
     bounds = [(-1, 1)] * d + [(None, None)]
@@ -225,10 +221,7 @@ def _claims(results: list[Ended]) -> tuple[lab.Claim, ...]:
 
 
 def _apart(results: list[Ended], task: str) -> lab.MeanInterval:
-    """Computes the distance of momentum's last model from gradient descent's.
-
-    It is relative in the regression, and of directions in the classification.
-    """
+    """Computes momentum's distance from gradient descent at the end: relative, or of directions if classified."""
     momentum, descent = (
         np.stack([f.model for f in results if (f.task, f.optimiser) == (task, name)])
         for name in ("momentum", "gradient descent")
@@ -241,10 +234,7 @@ def _apart(results: list[Ended], task: str) -> lab.MeanInterval:
 
 
 def _verdicts(results: list[Ended]) -> tuple[ft.types.Verdict, ...]:
-    """Judges whether gradient descent and momentum end at the minimum-norm model (Local-GD, Theorem 1).
-
-    The control is Adam, which must not end there.
-    """
+    """Judges whether gradient descent and momentum end at the minimum-norm model (Theorem 1); control: Adam."""
     adam, verdicts = _ends(results, "regression", ADAM, "distance"), []
     wrong = "Adam", f"{adam.min():.1e}", adam.min() > NEAR
     for name in ("gradient descent", "momentum"):

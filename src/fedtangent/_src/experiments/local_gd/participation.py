@@ -36,10 +36,7 @@ REMARKS = (
 
 @dataclass(frozen=True)
 class ParticipationSettings:
-    """Settings of the regression and the cohorts.
-
-    ``wide`` and ``narrow`` are dimensions above and below the number of all examples; both exceed a node's number.
-    """
+    """Settings; ``wide`` and ``narrow`` are dimensions above and below the number of all examples."""
 
     num_nodes: int = within(10, least=2)
     held: int = 10  # examples of a node
@@ -105,10 +102,7 @@ def check(study: Study) -> None:
 
 
 def _nodes(settings: ParticipationSettings, seed: int, dimension: int) -> problems.Problem:
-    """Draws the regression of one dimension.
-
-    In the wide one it is the paper's; in the narrow one the nodes' true models are near each other.
-    """
+    """Draws the regression data: the paper's in the wide dimension, nearly equal true models in the narrow one."""
     spread = problems.TRUTH if dimension == settings.wide else settings.spread
     return problems.regression(
         seed, settings.num_nodes, settings.held, dimension, spread, common=dimension == settings.narrow
@@ -225,19 +219,13 @@ def _conclude(study: Study, results: list[ParticipationRun], verdict: Verdict) -
 
 
 def _first_too_many(settings: ParticipationSettings, results: list[ParticipationRun], seed: int) -> int | None:
-    """Finds the least L at which the model stays farther away than the tolerance; None if there is none.
-
-    The runs are of one seed, in the narrow dimension.
-    """
+    """Finds for one seed the least L whose distance is above the tolerance (narrow dimension); None without one."""
     runs = (f for f in results if f.seed == seed and f.dimension == settings.narrow)
     return next((f.steps for f in runs if f.away > settings.tolerance), None)
 
 
 def _interpolating(settings: ParticipationSettings, results: list[ParticipationRun]) -> Verdict:
-    """Judges whether the distance to the centralised model still falls in the last rounds of the wide dimension.
-
-    The control is the narrow dimension, where it must not.
-    """
+    """Judges whether the last distances still fall in the wide dimension; control: not in the narrow one."""
 
     def factors(dimension: int) -> list[float]:
         runs = [f for f in results if f.dimension == dimension and f.steps == settings.local_steps[-1]]

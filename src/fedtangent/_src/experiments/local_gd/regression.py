@@ -130,11 +130,9 @@ def exact_verdict(runs: list[RegressionRun], settings: AnySettings) -> Verdict:
 
 
 def check(study: Study) -> None:
-    """Checks the settings of fig. 1(a).
+    """Raises ``ValueError`` unless d is above a node's number of examples, as eq. (6) of Local-GD needs.
 
-    Raises:
-        ValueError: A node has as many examples as dimensions, which eq. (6) of Local-GD excludes, or the learning rate
-            is wrong (``check_descent``).
+    Also for a wrong learning rate (``check_descent``).
     """
     dimension, examples = study.settings.dimension, study.settings.examples_per_node
     if dimension <= examples:
@@ -259,11 +257,9 @@ class DimensionSettings:
 
 
 def check_dimensions(study: Study) -> None:
-    """Checks the settings of fig. 1(b) and 1(c).
+    """Raises ``ValueError`` unless every d is above a node's number of examples, and some are around that of all nodes.
 
-    Raises:
-        ValueError: A dimension is at most a node's number of examples, ``dimensions`` does not contain the number of
-            all examples with some below and above it, or the learning rate is wrong.
+    Also for a wrong learning rate (``check_descent``).
     """
     settings = study.settings
     total, d = settings.num_nodes * settings.examples_per_node, settings.dimensions
@@ -326,10 +322,7 @@ def _draw(study: Study, part: str, mean_rows: list[lab.Row]) -> None:
 
 
 def _peak(rows: list[lab.Row], key: str, at: int) -> list[float]:
-    """Computes for each seed how high the entry ``key`` peaks at dimension ``at``.
-
-    The height is log10 of its value there over its largest value at any other dimension.
-    """
+    """Computes for each seed log10 of the entry ``key`` at dimension ``at`` over its largest value at any other one."""
     peaks = []
     for group in lab.grouped(rows, "seed").values():
         value = next(r[key] for r in group if r["dimension"] == at)
@@ -338,10 +331,7 @@ def _peak(rows: list[lab.Row], key: str, at: int) -> list[float]:
 
 
 def _claims_b(rows: list[lab.Row], total: int) -> tuple[lab.Claim, ...]:
-    """Judges the claims of fig. 1(b), where ``total`` is the number of all examples.
-
-    G equals its closed form at every d, its distance to C has a peak at d = ``total``, and G equals C at the largest d.
-    """
+    """Judges fig. 1(b): G equals its closed form, its distance to C peaks at d = ``total`` examples and is then 0."""
     most = max(r["dimension"] for r in rows)
     closed = lab.interval(max(r["g_closed"] / r["size"] for r in group) for group in lab.grouped(rows, "seed").values())
     high = lab.interval(_peak(rows, "g_c", total))
@@ -354,11 +344,7 @@ def _claims_b(rows: list[lab.Row], total: int) -> tuple[lab.Claim, ...]:
 
 
 def _claims_c(rows: list[lab.Row], total: int) -> tuple[lab.Claim, ...]:
-    """Judges the claims of fig. 1(c), where ``total`` is the number of all examples.
-
-    G and C have equal errors at the largest d. That errors peak at d = ``total`` is our claim: the paper has it of
-    distances.
-    """
+    """Judges fig. 1(c): G and C have equal errors at the largest d; and, our claim, errors peak at d = ``total``."""
     most = max(r["dimension"] for r in rows)
     away = lab.interval(abs(r["error_g"] / r["error_c"] - 1) for r in rows if r["dimension"] == most)
     centralised, whole = lab.interval(_peak(rows, "error_c", total)), lab.interval(_peak(rows, "error_g", total))

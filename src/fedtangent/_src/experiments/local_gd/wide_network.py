@@ -201,10 +201,7 @@ def _algorithms(settings: WidthSettings, width: int, rate: float) -> tuple[Algor
 def _ends(
     settings: WidthSettings, algorithm: Algorithm, x: np.ndarray, task: Task, seed: int, key: Key | None = None
 ) -> tuple[PyTree, PyTree]:
-    """Trains on inputs ``x`` [n, d]; returns the parameters at the start and after the last round.
-
-    ``key`` draws the initial parameters; without it ``seed`` does.
-    """
+    """Trains on ``x`` [n, d]; returns the first and last parameters. ``key`` (or else ``seed``) draws the first."""
     data = ft.data.federated_data(x, task.y[:, None], task.partition, jnp.float64)
     both = ft.params_by_round(
         algorithm, data, num_rounds=settings.num_rounds, seed=seed, every=settings.num_rounds, start=key

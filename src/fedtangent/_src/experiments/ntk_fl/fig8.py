@@ -198,10 +198,7 @@ def _deep(settings: LeakageSettings, model: Model, key: Key, images: AttackedIma
 
 
 def _dense(model: Model, key: Key, images: AttackedImages, sparsity: float) -> Read:
-    """Attacks the perceptron in closed form, under several protections.
-
-    These are none, shuffled rows, and shuffled weights, without and with a client that colludes with the server.
-    """
+    """Attacks the perceptron in closed form: unprotected, with rows shuffled, and with weights shuffled."""
     params = model.init(key)
     everyone = np.concatenate([images.x, images.known])
     observed = attacks.sparsify(attacks.jacobians(model, params, _inputs(model, everyone)), sparsity)

@@ -122,10 +122,7 @@ def _gaps(x: np.ndarray, labels: np.ndarray, settings: WeightGapSettings, seed: 
 
 
 def _two_layer(x: np.ndarray, labels: np.ndarray, settings: WeightGapSettings, seed: int) -> WeightGap:
-    """Computes the weights' distances and bounds for the network of eq. (12) of NTK-FL.
-
-    Inputs are scaled to norm 1; the label is 1 for an even class and -1 for an odd one.
-    """
+    """Computes distances and bounds for the network of eq. (12) of NTK-FL: inputs of norm 1, labels 1 and -1."""
     x = x - min(float(x.min()), 0.0)
     x = x / np.linalg.norm(x, axis=1, keepdims=True)
     y = np.where(labels % 2 == 0, 1.0, -1.0)[:, None]

@@ -293,10 +293,7 @@ PUBLISHED_DIMENSIONS = (100, 200, 300, 400, 500, 600)
 
 @dataclass(frozen=True)
 class BetaSettings(BaselineSettings):
-    """Settings of fig. 6: those of all comparisons, and the values of beta and of the projected dimension.
-
-    The learning rate is tuned at ``beta`` and ``projected``.
-    """
+    """Settings of fig. 6: all values of beta and d1'; the rate is tuned at ``beta`` and ``projected``."""
 
     betas: tuple[float, ...] = within((0.7, 0.6, 0.5, 0.4, 0.3, 0.2), above=0, at_most=1, count=2)
     dimensions: tuple[int, ...] = within(PUBLISHED_DIMENSIONS, count=2)
@@ -361,10 +358,7 @@ def published(beta: float, dimension: int) -> float | None:
 
 
 def _judge_fig6(settings: BetaSettings, ends: dict[tuple[float, int], np.ndarray]) -> tuple[lab.Claim, ...]:
-    """Judges whether the largest beta is more accurate than the smallest, and likewise for the dimension d1'.
-
-    ``ends`` has the accuracy [seeds] by beta and d1'; each is averaged over the other.
-    """
+    """Judges whether the largest beta is more accurate than the smallest, and the same of d1'; means over the other."""
     top, low = max(settings.betas), min(settings.betas)
     most, least = max(settings.dimensions), min(settings.dimensions)
     by_beta = lab.interval(np.mean([ends[top, d] - ends[low, d] for d in settings.dimensions], axis=0))

@@ -110,7 +110,7 @@ def _grid(settings: PrivacySettings) -> tuple[tuple[float, ...], tuple[float, ..
 def _networks(
     of: PrivateTask, settings: PrivacySettings, noises: list[float], seed: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Trains networks at every noise multiplier, rate and clipping bound; returns errors and accuracies, [noises, rates, clips]."""
+    """Trains networks at every noise, rate and clipping bound; returns errors and accuracies [noises, rates, clips]."""
     work, schedule = (
         ft.Work(steps=settings.local_steps, batch_size=None),
         ft.schedules.all_clients(settings.num_clients),
@@ -135,7 +135,7 @@ def _networks(
 
 
 def _budgets(study: Study, seed: int, noises: list[float]) -> Iterator[Budget]:
-    """Predicts the best pair of learning rate and clipping bound for every epsilon, and trains networks with all pairs."""
+    """Predicts the best pair of rate and clipping bound for every epsilon, and trains networks with all pairs."""
     settings, of = study.settings, _task(study, seed)
     assert of.network.kernel is not None
     kernels = ft.kernels.kernel_blocks(of.network.kernel, of.x, of.x_test)
