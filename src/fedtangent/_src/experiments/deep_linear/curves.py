@@ -340,7 +340,7 @@ def _wrong(
 
 
 def _verdict(curves: Sequence[Curve], wrong: Sequence[Wrong], sizes: str) -> Verdict:
-    """Judges whether each curve is nearer to its own flow than half the distance of flows of different K / N."""
+    """Judges whether each curve's distance to its flow is below half that flow's distance to one of another K / N."""
     # Controls: the flows with K forgotten and with N forgotten; the nearest to its curve counts.
     ratios, forgotten = list[float](), {"K forgotten": list[float](), "N forgotten": list[float]()}
     for curve, other in zip(curves, wrong, strict=True):

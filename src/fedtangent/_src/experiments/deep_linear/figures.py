@@ -57,14 +57,14 @@ class StepsSettings(CurveSettings):
 
 
 def run_2(study: Study) -> lab.Outcome:
-    """Runs fig. 2: trains with every number of clients on every seed, for each number of classes a client."""
+    """Runs fig. 2 of DeepLin: trains with every number of clients, and of classes a client, on every seed."""
     settings = study.settings
     title = f"Fig. 2: rounds grow with N, K = {settings.local_steps}"
     return curves.outcome(study, title, lambda curves: by_power(curves, settings.level, "N", 1.0))
 
 
 def run_3(study: Study) -> lab.Outcome:
-    """Runs fig. 3: trains with every number of local steps on every seed, for each number of classes a client."""
+    """Runs fig. 3 of DeepLin: trains with every number of local steps, and of classes a client, on every seed."""
     settings = study.settings
     title = f"Fig. 3: rounds fall with K, N = {settings.num_clients}"
     return curves.outcome(study, title, lambda curves: by_power(curves, settings.level, "K", -1.0))
@@ -114,7 +114,7 @@ ALIKE = ("one.classes", "one.setting", "twice.setting")  # in these the pairs of
 
 @dataclass(frozen=True)
 class RatioSettings(CurveSettings):
-    """Settings of fig. 4: each N with ``local_steps`` is compared with 2 N and twice as many steps."""
+    """Settings of fig. 4 of DeepLin: each N with ``local_steps``, and 2 N with twice as many steps."""
 
     classes_per_client: tuple[int, ...] = within((0, 5, 2), least=0)
     num_clients: tuple[int, ...] = within((80, 40), count=2)
@@ -127,7 +127,7 @@ class RatioSettings(CurveSettings):
 
 
 class Pair(NamedTuple):
-    """Two curves of equal K / N, and a curve of another K / N, which gives distances a scale."""
+    """Two loss curves of equal K / N (local steps over clients), and one of another K / N for comparison."""
 
     one: Curve
     twice: Curve  # twice the N and K
@@ -140,7 +140,7 @@ class Pair(NamedTuple):
 
     @property
     def of_loss(self) -> float:
-        """Distance of the pair's curves of the training loss, which the paper draws."""
+        """Distance of the pair's curves of the training loss, which DeepLin draws."""
         return apart(self.one.loss, self.twice.loss)
 
     @property
@@ -160,13 +160,13 @@ class Pair(NamedTuple):
 
     @property
     def until(self) -> int:
-        """The last round up to which the curves are within ``SAME`` of each other."""
+        """The last round up to which the pair's curves differ by at most ``SAME``, 10 %."""
         off = np.flatnonzero(np.abs(np.log(self.one.excess / self.twice.excess)) > SAME)
         return int(off[0]) - 1 if len(off) else len(self.one.excess) - 1
 
 
 def run_4(study: Study) -> lab.Outcome:
-    """Runs fig. 4: trains both runs of every pair on every seed, for each number of classes a client."""
+    """Runs fig. 4 of DeepLin: trains both runs of each pair, with every number of classes a client, on every seed."""
     of_curves = partial(_pairs, settings=study.settings)
     outcome = curves.outcome(
         study,

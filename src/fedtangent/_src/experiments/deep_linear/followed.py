@@ -36,7 +36,7 @@ class Look(NamedTuple):
 
 
 class FollowedNetwork(NamedTuple):
-    """A trained network, Theorem IV.2 for it, and its flows.
+    """A trained deep linear network, Theorem IV.2 of DeepLin for it, and its flows.
 
     Residuals [n C] are in the eigenbasis of the initial kernel P(0), least eigenvalue first, over the initial norm.
     """

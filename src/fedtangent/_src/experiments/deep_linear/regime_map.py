@@ -124,7 +124,7 @@ class Cell(NamedTuple):
         return float(np.log(loss[first] / loss[last]) / (self.rounds[last] - self.rounds[first]))
 
     def numbers(self) -> dict[str, float]:
-        """Computes the quantities that NUMBERS names; all NaN if a network diverged."""
+        """Computes this network's quantities for the map, named in NUMBERS; all NaN if it diverged."""
         if self.diverged:
             return dict.fromkeys(NUMBERS, np.nan)
         rate = self.late(self.loss)
@@ -167,7 +167,7 @@ def check(study: Study) -> None:
 
 
 def _scaled(settings: RegimeSettings, seed: int, size: Size, scale: float) -> ft.theory.FullBatchWork:
-    """Builds the training of the paper's network that is equivalent to a network of initial scale ``scale``."""
+    """Builds the training of DeepLin's network that is equivalent to a network of initial scale ``scale``."""
     x, y = problem(size, seed, settings.spread, settings.truth)
     return work_of(size, x, y / scale**size.depth, settings.step_factor * 2 * settings.outputs / size.depth)  # |X| is 1
 
@@ -222,9 +222,9 @@ def _relative(residuals: np.ndarray) -> np.ndarray:
 
 
 def _transcribed(settings: RegimeSettings, seed: int) -> Verdict:
-    """Judges whether weights that start as s N(0, 1) train as the equivalent run of the paper's network.
+    """Judges whether weights that start as s N(0, 1) train as the equivalent run of DeepLin's own network.
 
-    Eqs. (6) to (8) of DeepLin, computed directly, must equal the engine's run in every output.
+    Eqs. (6) to (8) of DeepLin, computed directly, must give the same model as the engine's run.
     """
     scale, depth, count = settings.scales[0], settings.depth, 2
     size = settings.size(depth, settings.middle, rounds=count)

@@ -132,7 +132,7 @@ def _fallen(loss: np.ndarray) -> float:
 
 
 def _conclude(study: Study, networks: list[FollowedNetwork], wrong: list[FollowedNetwork]) -> lab.Outcome:
-    """Builds tables, figures, claims and verdicts on Theorem IV.2."""
+    """Builds tables, figures, claims and verdicts on Theorem IV.2 of DeepLin."""
     settings = study.settings
     widest = [f for f in networks if f.width == settings.widths[-1]]
     looked_at = [f for f in widest if f.draw == 0]

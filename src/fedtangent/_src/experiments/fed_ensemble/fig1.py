@@ -35,7 +35,7 @@ OUTSIDE = 0.0027  # share of draws outside a range, that of three standard error
 
 @dataclass(frozen=True)
 class PosteriorSettings:
-    """Settings; inputs are at least ``spacing`` apart, so that the kernel has full rank, which Theorem 2 assumes."""
+    """Settings; inputs are ``spacing`` apart so that the kernel has full rank, as FE-2024's Theorem 2 assumes."""
 
     num_clients: int = 5
     points_per_client: int = 2
@@ -200,7 +200,7 @@ def _reference(cases: Sequence[PosteriorCase], num_models: int) -> tuple[tuple[f
 
 
 def _verdicts_of(pools: list[lab.Row]) -> tuple[Verdict, ...]:
-    """Judges Remark 4 of FE-2024: trained models are draws of the process; control: before training."""
+    """Judges whether trained models are draws of the Gaussian process (FE-2024, Remark 4); control: untrained ones."""
     verdicts = []
     for name, label in MODELS.items():
         before, after = (next(p for p in pools if (p["model"], p["when"]) == (name, w)) for w in (BEFORE, AFTER))

@@ -46,7 +46,7 @@ COLOURS = {AVERAGE: METHODS[3], ENSEMBLE: METHODS[0], WITH_NOISE: METHODS[2], FL
 
 @dataclass(frozen=True)
 class GapSettings:
-    """Settings: the paper's fifty clients of two points, and the rounds, whose number the paper does not give."""
+    """Settings: FE-2024's fifty clients of two points, and the number of rounds, which it does not give."""
 
     num_clients: int = 50
     points_per_client: int = 2
@@ -133,7 +133,7 @@ def _summary(name: str, values: Sequence[float]) -> lab.MeanInterval:
 
 
 def run(study: Study) -> lab.Outcome:
-    """Computes the bands of FedAvg, Fed-ensemble, the exact flow and Theorem 2 on every seed's data; scores them."""
+    """Computes and scores the bands of FedAvg, Fed-ensemble, the flow and the limiting process on every seed's data."""
     settings, cases = study.settings, list[GapCase]()
     model = sine.linear_model() if settings.model == "linear" else sine.network(settings.width)
     first = sine.of_study(study, study.seeds[0], gap=True)
@@ -195,7 +195,7 @@ def _residual(trained: sine.TrainedOutputs, data: sine.SineData) -> float:
 
 
 def _limit(blocks: ft.kernels.KernelBlocks, data: sine.SineData) -> tuple[Band | None, str]:
-    """Computes Theorem 2's band (None if the kernel is singular), and a text on numerical trouble ("" for none)."""
+    """Computes the limiting process's band (None if the kernel is singular), and a text on numerical trouble or ""."""
     try:
         limit = ft.theory.gp_limit(blocks, data.y)
     except ft.kernels.SingularKernelError as error:

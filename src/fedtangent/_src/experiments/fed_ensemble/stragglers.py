@@ -127,7 +127,7 @@ def _in_time(one: Waited, budget: np.ndarray) -> np.ndarray:
 
 
 def _alike(results: Sequence[Waited]) -> dict[tuple[int, float, Entrant], list[Waited]]:
-    """Groups the results by classes, slowness and entrant: each group has one result per way, the paper's first."""
+    """Groups the results by classes, slowness and entrant; a group has one for each way, FE-2024's first."""
     return lab.grouped(results, "classes", "slowness", "entrant")
 
 

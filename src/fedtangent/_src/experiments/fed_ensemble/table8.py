@@ -35,7 +35,7 @@ DECISIVE = "num_models local_epochs batch_size width hidden_layers decay"
 
 @dataclass(frozen=True)
 class PrinterSettings:
-    """The settings of both methods; the paper gives none of them."""
+    """The settings of FedAvg and Fed-ensemble; FE-2024 gives none of them."""
 
     num_models: int = within(5, least=2)
     num_rounds: int = within(200, least=LAST)
@@ -94,7 +94,7 @@ def _measure(algorithm: Algorithm, state: PyTree, splits: EvaluationSets) -> dic
 
 
 def check(study: Study) -> None:
-    """Raises ``ValueError`` for wrong settings: builds both methods with every learning rate."""
+    """Raises ``ValueError`` for wrong settings: builds FedAvg and Fed-ensemble with every learning rate."""
     settings = study.settings
     if settings.tuning_seed in study.seeds:
         raise ValueError(f"tuning_seed: got {settings.tuning_seed}, must not be among the seeds that are measured")
@@ -102,7 +102,7 @@ def check(study: Study) -> None:
 
 
 def _bench(study: Study) -> Bench:
-    """Builds the ``Bench`` with data and settings of both methods."""
+    """Builds the ``Bench``, which runs FedAvg and Fed-ensemble on all seeds."""
     settings, of_seed = study.settings, functools.cache(partial(_divide, study))
     largest = max(max_client_size(of_seed(seed).data) for seed in (*study.seeds, settings.tuning_seed))
     depends_on, of_trial = harness.decisive(settings, DECISIVE), partial(methods, settings)
@@ -110,7 +110,7 @@ def _bench(study: Study) -> Bench:
 
 
 def run(study: Study) -> lab.Outcome:
-    """Runs Table VIII: tunes both methods, trains them with every seed, and compares test errors."""
+    """Runs FE-2024's Table VIII: tunes FedAvg and Fed-ensemble, trains with every seed, and compares test errors."""
     bench, is_published = _bench(study), study.dataset == "printers"
     harness.plan(bench)
     tuned = harness.tune_all(bench)

@@ -59,7 +59,7 @@ AHEAD_OF_ALL = partial(classifiers.ahead, method="fed_ensemble")
 
 
 def run_2(study: Study) -> lab.Outcome:
-    """Runs Table II: tunes and trains every method, and compares the accuracies."""
+    """Runs FE-2024's Table II: tunes and trains every method, and compares the accuracies."""
     in_table = {**PUBLISHED_2, "openimage": OF_OPENIMAGE.get(study.settings.model, {})}
     return classifiers.outcome(study, "Table II", in_table, AHEAD_OF_ALL)
 
@@ -164,7 +164,7 @@ def check(study: Study) -> None:
 
 
 def run_3(study: Study) -> lab.Outcome:
-    """Runs Table III: tunes and trains every method, and compares the clients' accuracies on their own examples."""
+    """Runs FE-2024's Table III: tunes and trains every method, and compares accuracies on clients' own examples."""
     in_table = {"femnist": WRITERS}
     return classifiers.outcome(study, "Table III", in_table, _claims, lambda scores: (_own_predictions(scores),))
 
@@ -181,7 +181,7 @@ def _own_predictions(scores: Sequence[Scores]) -> lab.Sheet:
 
 
 def _claims(scores: Sequence[Scores]) -> Iterator[lab.Claim]:
-    """Judges the claims of Table III, and whether a client's own prediction is better for it than the shared one."""
+    """Judges FE-2024's Table III, and whether a client's own prediction is better for it than the shared one."""
     # It should also be better for the client itself than for another client.
     for (classes,), group in lab.grouped(scores, "classes").items():
         by_method = {f.entrant.method: f for f in group}
@@ -269,7 +269,7 @@ SINGLE = {
 
 
 def _run(name: str, study: Study) -> lab.Outcome:
-    """Runs Table V or VI, which ``name`` says: tunes and trains Fed-ensemble with every number of models."""
+    """Runs FE-2024's Table V or VI, which ``name`` says: trains Fed-ensemble with every number of models."""
     return classifiers.outcome(study, name, PUBLISHED_5, claims_5, lambda scores: (_single_models(study, scores),))
 
 

@@ -45,7 +45,7 @@ class EnsembleDecaySettings:
 
 
 class EnsembleDecay(NamedTuple):
-    """Residual norms of networks and flow over the initial ones for one seed, and Theorem 1 for the flow."""
+    """Residual norms of networks and flow, over the initial ones, for one seed; FE-2024's Theorem 1 for the flow."""
 
     width: int
     theorem: ft.theory.Theorem1
@@ -56,7 +56,7 @@ class EnsembleDecay(NamedTuple):
 
 
 def run(study: Study) -> lab.Outcome:
-    """Trains every seed's networks, computes their flow, and compares both with Theorem 1."""
+    """Trains every seed's networks, computes their flow, and compares both with the bound of FE-2024's Theorem 1."""
     settings, results = study.settings, []
     for seed in study.each_seed():
         setting = CASES[study.dataset](study.data_dir, "smoke", seed)
@@ -75,7 +75,7 @@ def _resized(case: Setting, settings: EnsembleDecaySettings) -> Setting:
 
 
 def _follow(setting: Setting, settings: EnsembleDecaySettings) -> EnsembleDecay:
-    """Trains the networks, computes their flow for all ages, and evaluates Theorem 1 for it. Needs 64-bit types."""
+    """Trains the networks, computes their flow for all ages, and evaluates FE-2024's Theorem 1. Needs 64-bit types."""
     simulated = trained_networks(setting, settings.width)
     start = simulated.train[0, :, 0]  # [K, n, C]
     kernel, problem = setting.model(settings.width).kernel, setting.problem
@@ -139,7 +139,7 @@ def _metrics(decay: EnsembleDecay, seed: int) -> list[Metric]:
 
 
 def _conclude(study: Study, results: list[EnsembleDecay]) -> lab.Outcome:
-    """Builds tables and figure, and a verdict on each form of the bound."""
+    """Builds tables and figure, and a verdict on each form of the bound of FE-2024's Theorem 1."""
     rows = [_form_row(results, label) for label in _bounds(results[0])]
     failed = () if all(np.all(np.isfinite(f.networks)) for f in results) else ("networks diverged",)
     _draw(study, results[0])
@@ -204,7 +204,7 @@ def _remarks(first: EnsembleDecay) -> tuple[str, ...]:
 
 
 def _draw(study: Study, decay: EnsembleDecay) -> None:
-    """Draws one seed's relative residuals and every form of the bound in two panels."""
+    """Plots one seed's relative residuals and every form of the bound, in two panels."""
     # The first shows the trained networks with the exact flow beside them, and also the control. The second shows the
     # flow at the ends of all its ages, and the line that decays at its exact rate and meets the largest residual at the
     # last of them.

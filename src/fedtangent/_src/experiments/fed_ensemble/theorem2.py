@@ -51,7 +51,7 @@ def _settings_of(study: Study) -> list[Any]:
 
 
 def run(study: Study) -> lab.Outcome:
-    """Trains the networks of each data set, and compares their mean, covariance and coverage with Theorem 2."""
+    """Trains each data set's networks; compares mean, covariance and coverage with FE-2024's Theorem 2."""
     seed, rows, verdicts = study.seeds[0], list[lab.Row](), list[Verdict]()
     remarks = [
         "measured and predicted are means over entries (of mean and covariances root mean squares), SE of one "

@@ -161,12 +161,12 @@ def network(settings: AnySettings, x: Shaped[AnyArray, "n ..."], outputs: int) -
 
 
 def check(study: Study) -> None:
-    """Raises ``ValueError`` for wrong settings: builds both methods on the first seed's data with every rate."""
+    """Raises ``ValueError`` for wrong settings: builds FedAvg and Fed-ensemble on the first seed's data."""
     harness.build_all(methods(study.settings, _divide(study, study.seeds[0])))
 
 
 def run(study: Study) -> lab.Outcome:
-    """Trains both methods at every learning rate on every seed, then chooses the rates and compares."""
+    """Trains FedAvg and Fed-ensemble at every learning rate on every seed, then chooses the rates and compares."""
     settings, runs = study.settings, GridRuns()
     of_seed, of_trial = functools.cache(partial(_divide, study)), partial(methods, settings)
     largest = max(max_client_size(of_seed(seed).data) for seed in study.seeds)
@@ -243,7 +243,7 @@ def _pair(runs: GridRuns, chosen: dict[str, Config], criterion: str, metric: str
 
 
 def _comparison(study: Study, chosen: dict[str, Config], rows: list[lab.Row], criterion: str, by: str) -> lab.Sheet:
-    """Builds the table of both methods' test metrics, at the rates that ``criterion`` chose; ``by`` is its label."""
+    """Builds the table of FedAvg and Fed-ensemble at the rates that ``criterion`` chose; ``by`` is its label."""
     settings, rates = study.settings, ", ".join(f"{NAMES[m]} {c.rate:g}" for m, c in chosen.items())
     title = (
         f"Fed-ensemble (K = {settings.num_models}) against FedAvg on {study.dataset}: test examples, round "

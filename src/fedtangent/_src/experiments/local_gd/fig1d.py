@@ -56,7 +56,7 @@ class ExponentialSettings:
 
 @dataclass(frozen=True)
 class HalfspaceSettings(ExponentialSettings):
-    """Settings of fig. 1(d); ``spread`` is the standard deviation of the entries of z_i (of w* it is 1)."""
+    """Settings of fig. 1(d) of Local-GD; ``spread`` is the standard deviation of the entries of z_i (of w* it is 1)."""
 
     examples_per_node: int = 50
     dimension: int = 1500
@@ -65,7 +65,7 @@ class HalfspaceSettings(ExponentialSettings):
 
 
 class Classified(NamedTuple):
-    """Trained models of one classification problem with n examples, in the r coordinates of ``Problem``."""
+    """The trained models of one problem in r coordinates: two methods', centralised, and support vector machine."""
 
     problem: Problem
     sets: theory.FeasibleSets
@@ -74,17 +74,17 @@ class Classified(NamedTuple):
     machine: np.ndarray  # [r], S, the support vector machine
 
     def to(self, model: np.ndarray) -> dict[str, np.ndarray]:
-        """Computes for G and G-Mod the distance of directions to ``model`` after rounds 2, 3, .., R: [R - 1] each."""
+        """Computes both methods' distances of directions to ``model`` after rounds 2, 3, .., R: [R - 1] each."""
         return {name: theory.direction_distance(path[2:], model) for name, path in self.paths.items()}
 
 
 def _classified(settings: ExponentialSettings, problem: Problem, *, simulate: bool = True) -> Classified:
-    """Computes G, G-Mod, C and S of a classification problem, in float64.
+    """Computes Local-GD, Modified Local-GD, centralised model and support vector machine of a problem, in float64.
 
     Args:
         settings: Settings.
         problem: The problem.
-        simulate: Whether the engine trains G and G-Mod; else descent in the dual variables computes them.
+        simulate: Whether the engine trains the two methods; else descent in the dual variables computes them.
 
     Raises:
         ValueError: No model fits all labels, or the centralised model diverges.
@@ -105,12 +105,12 @@ def _classified(settings: ExponentialSettings, problem: Problem, *, simulate: bo
 
 
 def tried(settings: ExponentialSettings, problem: Problem, *, simulate: bool) -> Classified | None:
-    """Computes G, G-Mod, C and S of a classification problem; None if a training diverges at this learning rate.
+    """Computes all models of a classification problem (``Classified``); None if one diverges at this learning rate.
 
     Args:
         settings: Settings.
         problem: The problem, whose labels some linear model fits.
-        simulate: Whether the engine trains G and G-Mod; else descent in the dual variables computes them.
+        simulate: Whether the engine trains the two methods; else descent in the dual variables computes them.
     """
     try:
         one = _classified(settings, problem, simulate=simulate)
@@ -139,7 +139,7 @@ def _descended(settings: ExponentialSettings, sets: theory.FeasibleSets, factor:
 
 
 def _support_vector_machine(x: np.ndarray, y: np.ndarray) -> np.ndarray:
-    """Computes a hard-margin support vector machine [r]; mirrored examples make its intercept 0, as in eq. (15)."""
+    """Computes the hard-margin support vector machine [r]; adding each example's mirror image makes its intercept 0."""
     from sklearn.svm import SVC
 
     machine = SVC(kernel="linear", C=1e12, tol=1e-9, cache_size=500)
@@ -148,7 +148,7 @@ def _support_vector_machine(x: np.ndarray, y: np.ndarray) -> np.ndarray:
 
 
 def _in_dual(settings: ExponentialSettings, sets: theory.FeasibleSets, name: str, steps: int) -> np.ndarray:
-    """Computes G or G-Mod (``name``) after every round, [R + 1, r], by gradient descent in the dual variables.
+    """Computes Local-GD ("G") or its modification ("G-Mod") after every round, [R + 1, r], in the dual variables.
 
     ``sets`` has the nodes' examples, and ``steps`` is the number of local steps in a round.
     """
@@ -166,9 +166,9 @@ def _to_dual(settings: ExponentialSettings, one: Classified, name: str, path: np
 
 
 def exact_verdict(settings: ExponentialSettings, results: list[Classified], sizes: str) -> Verdict:
-    """Judges whether the engine's G and G-Mod equal descent in the dual variables in every round.
+    """Judges whether the engine's models equal gradient descent in the dual variables in every round.
 
-    The control is descent with one local step in a round, which must differ.
+    They are those of Local-GD and Modified Local-GD. The control is descent with one local step in a round.
 
     Args:
         settings: Settings.
@@ -187,7 +187,7 @@ def exact_verdict(settings: ExponentialSettings, results: list[Classified], size
 
 
 def run(study: Study) -> lab.Outcome:
-    """Runs fig. 1(d): trains all models on every seed's problem and measures distances of directions by round."""
+    """Runs fig. 1(d) of Local-GD: trains all models on every seed's problem, and measures distances by round."""
     settings, results, rows, lines = study.settings, list[Classified](), list[lab.Row](), list[dict[str, np.ndarray]]()
     missing = list[str]()
     for seed in study.each_seed():
@@ -219,7 +219,7 @@ def run(study: Study) -> lab.Outcome:
 
 
 def row(settings: ExponentialSettings, one: Classified) -> lab.Row:
-    """Builds a row of one problem: distances of G and G-Mod to C at three rounds, to S at the end, and of C to S.
+    """Builds a row of one problem: distances of both methods to the centralised model and the support vector machine.
 
     Args:
         settings: Settings.
@@ -252,7 +252,7 @@ def _in_theory(settings: HalfspaceSettings, one: Classified) -> dict[str, np.nda
 
 
 def _theory_row(settings: HalfspaceSettings, one: Classified, ideal: dict[str, np.ndarray]) -> lab.Row:
-    """Computes distances of directions of theory's models (``_in_theory``) to S, and of G to these models."""
+    """Computes the distances of theory's models (``_in_theory``) to the support vector machine and to Local-GD."""
     best, r = ideal["ideal"], settings.num_rounds
     away = {name: theory.direction_distance(ideal[name][2:], best) for name in ("projected", "drawn back")}
     whole, last = _descended(settings, one.sets, 1.0), one.paths["G"][-1]
@@ -280,10 +280,10 @@ def slope(values: np.ndarray) -> float:
 
 
 def _verdicts_of(rows: list[lab.Row], sizes: str) -> tuple[Verdict, ...]:
-    """Judges the claims of theory on all seeds' rows; ``sizes`` names the dimension.
+    """Judges theory's claims on all seeds' rows; ``sizes`` names the dimension.
 
-    S solves eq. (15); Local-GD's projections end in all feasible sets (Lemma 3); drawn back they approach S as 1/k
-    (Lemma 4).
+    The support vector machine solves eq. (15) of Local-GD; projections end in all nodes' feasible sets (Lemma 3); those
+    of the modification approach the machine as 1/k (Lemma 4).
     """
 
     def over(key: str) -> np.ndarray:
@@ -309,7 +309,7 @@ def _verdicts_of(rows: list[lab.Row], sizes: str) -> tuple[Verdict, ...]:
 
 
 def claims(rows: list[lab.Row]) -> tuple[lab.Claim, ...]:
-    """Judges the claims of fig. 1(d) from a row for each seed, which ``row`` and ``_theory_row`` computed."""
+    """Judges the claims of fig. 1(d) of Local-GD on a row for each seed, from ``row`` and ``_theory_row``."""
 
     def over(key: str, less: str = "") -> lab.MeanInterval:
         return lab.interval(r[key] - r[less] if less else r[key] for r in rows)

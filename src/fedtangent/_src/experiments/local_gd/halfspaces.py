@@ -50,7 +50,7 @@ TITLES = {"e": "distance to C", "f": "distance to S", "g": "test accuracy"}
 
 @dataclass(frozen=True)
 class HalfspacesByDimension(ExponentialSettings):
-    """The settings of fig. 1(d) for several dimensions, and the number of each node's test inputs."""
+    """The settings of fig. 1(d) of Local-GD for several dimensions, and the number of a node's test inputs."""
 
     examples_per_node: int = 50
     dimensions: tuple[int, ...] = within((500, 750, 1000, 1500, 2000, 3000, 4000), count=3)
@@ -68,7 +68,7 @@ def check(study: Study) -> None:
 
 
 def _run(part: str, study: Study) -> lab.Outcome:
-    """Runs fig. 1(e), 1(f) or 1(g), as ``part`` ("e", "f" or "g") says: trains in every dimension on every seed."""
+    """Runs fig. 1(e), 1(f) or 1(g) of Local-GD (``part`` "e", "f" or "g"): trains in every dimension on every seed."""
     settings, simulated, rows, missing = study.settings, list[Classified](), list[lab.Row](), list[str]()
     dimensions = sorted(settings.dimensions)
     for seed in study.each_seed():
@@ -103,22 +103,22 @@ def _run(part: str, study: Study) -> lab.Outcome:
 
 
 def _models(one: Classified) -> dict[str, np.ndarray]:
-    """Returns the last models of one problem by name: G, G-Mod, C and S, [r] each."""
+    """Returns the last models [r]: Local-GD (G), its modification (G-Mod), centralised (C), SVM (S)."""
     return {**{name: path[-1] for name, path in one.paths.items()}, "C": one.centralised, "S": one.machine}
 
 
 def row(one: Classified) -> dict[str, float]:
-    """Computes the distances of directions between G, G-Mod, C and S of one problem, as entries of a row."""
+    """Computes the distances of directions between the four models of one problem, as entries of a row."""
     of = _models(one)
     pairs = (("G", "C"), ("G-Mod", "C"), ("S", "C"), ("G", "S"), ("G-Mod", "S"), ("G", "G-Mod"))
     return {f"{a} to {b}": float(theory.direction_distance(of[a], of[b])) for a, b in pairs}
 
 
 def accuracies(one: Classified, seed: int, test_inputs: int) -> dict[str, float]:
-    """Computes the test accuracies of G, G-Mod, C and S on new N(0, 1) inputs, and their expected values.
+    """Computes the test accuracies of a problem's four models on new N(0, 1) inputs, and their expected values.
 
-    The expected accuracy is 1 - angle / pi, with the angle between the model and a node's true model; all are means
-    over nodes.
+    The expected accuracy is 1 - angle / pi, with the angle between a model and a node's true model; all are means over
+    nodes.
 
     Args:
         one: Trained models.
@@ -173,7 +173,7 @@ def _falls(rows: list[lab.Row], key: str, name: str) -> lab.Claim:
 
 
 def claims_e(rows: list[lab.Row]) -> tuple[lab.Claim, ...]:
-    """Judges the claims of fig. 1(e): distances to C fall with d, and are larger for G-Mod than for G."""
+    """Judges Local-GD's fig. 1(e): distances to the centralised model fall with d, the modification's being larger."""
     falls = [_falls(rows, f"{name} to C", f"{name} to C") for name in METHODS]
     seeds = lab.grouped(rows, "seed").values()
     behind = lab.interval(np.mean([r["G-Mod to C"] - r["G to C"] for r in group]) for group in seeds)
@@ -181,12 +181,12 @@ def claims_e(rows: list[lab.Row]) -> tuple[lab.Claim, ...]:
 
 
 def claims_f(rows: list[lab.Row]) -> tuple[lab.Claim, ...]:
-    """Judges the claims of fig. 1(f): the distances of G, G-Mod and C to S fall with d."""
+    """Judges Local-GD's fig. 1(f): the other models' distances to the support vector machine fall with d."""
     return tuple(_falls(rows, key, f"{name} to S") for name, key in TOWARDS["f"].items())
 
 
 def claims_g(rows: list[lab.Row]) -> tuple[lab.Claim, ...]:
-    """Judges the claims of fig. 1(g): accuracies fall with d, and G and G-Mod are as accurate as C."""
+    """Judges Local-GD's fig. 1(g): accuracies fall with d, and both methods are as accurate as the centralised model."""
     claims = [_falls(rows, key, f"accuracy of {name}") for name, key in TOWARDS["g"].items()]
     for name in METHODS:
         groups = lab.grouped(rows, "seed").values()
@@ -217,7 +217,7 @@ SUMMARIES = {
 
 @dataclass(frozen=True)
 class DirichletSettings(ExponentialSettings):
-    """The paper's settings of fig. 2, with our values of alpha, which the paper does not give."""
+    """Settings of fig. 2 of Local-GD, with our values of alpha, which the paper does not give."""
 
     num_examples: int = 500
     dimension: int = 1500
@@ -237,7 +237,7 @@ def check_dirichlet(study: Study) -> None:
 
 
 def run(study: Study) -> lab.Outcome:
-    """Runs fig. 2: trains G, G-Mod, C and S for every alpha on every seed."""
+    """Runs fig. 2 of Local-GD: trains all four models for every alpha on every seed."""
     settings, simulated, rows = study.settings, list[Classified](), list[lab.Row]()
     missing, first = list[str](), dict[float, Classified]()
     for seed in study.each_seed():
@@ -287,7 +287,7 @@ def _one_class(one: Classified) -> int:
 
 
 def claims(rows: list[lab.Row]) -> tuple[lab.Claim, ...]:
-    """Judges the claims of fig. 2 for every alpha: G and G-Mod come near C, and are as accurate."""
+    """Judges Local-GD's fig. 2 for each alpha: both methods come near the centralised model, and are as accurate."""
     claims = []
     for (alpha,), group in lab.grouped(rows, "alpha").items():
         if len(group) < 2:  # other runs diverged

@@ -135,7 +135,7 @@ def _conclude(study: Study, results: list[Turned]) -> lab.Outcome:
 
 
 def _claims(entries: list[lab.Row], results: list[Turned]) -> tuple[lab.Claim, ...]:
-    """Judges each claim on Lemma 2 in that dimension and round where its interval is nearest to failing."""
+    """Judges each claim on Lemma 2 of Local-GD in that dimension and round where it is nearest to failing."""
     least, slow, svm = (min((row[key] for row in entries), key=lambda v: v.low) for key in ("lemma", "angle", "to_svm"))
     order = max((row["along"] for row in entries), key=lambda v: v.high)
     claims = [

@@ -43,7 +43,7 @@ REMARKS = (
 
 @dataclass(frozen=True)
 class LastLayerSettings:
-    """The paper's settings of fig. 1(h) and 1(i), and how features are computed."""
+    """Settings of fig. 1(h) and 1(i) of Local-GD, and how features are computed."""
 
     num_clients: int = within(10, least=2)
     share: float = within(0.5, above=0, at_most=1)  # share of a node's data that is of its own class
@@ -126,7 +126,7 @@ def _tenths(say: Callable[[str], None]) -> Callable[[int, int], None]:
 
 
 def _run(panel: str, study: Study) -> lab.Outcome:
-    """Runs fig. 1(h) or 1(i), as ``panel`` ("h" or "i") says: trains all models on every seed."""
+    """Runs fig. 1(h) or 1(i) of Local-GD (``panel`` "h" or "i"): trains all models on every seed."""
     results, source, settings = list[Layers](), "", study.settings
     for seed in study.each_seed():
         loaded = _images(study, seed)
@@ -144,7 +144,7 @@ def _run(panel: str, study: Study) -> lab.Outcome:
 
 
 def _train(loaded: ft.data.Dataset, settings: LastLayerSettings, seed: int) -> Layers:
-    """Trains Local-GD, two centralised models (other minibatches), and node ``seed`` modulo N on its own."""
+    """Trains Local-GD on all nodes, two centralised models with different minibatches, and one node on its own."""
     nodes = ft.partition.majority(loaded.y_train, settings.num_clients, settings.share, seed)
     everything = ft.partition.of([np.sort(nodes.indices)], len(loaded.y_train))
     alone = ft.partition.of([nodes.client(seed % settings.num_clients)], len(loaded.y_train))

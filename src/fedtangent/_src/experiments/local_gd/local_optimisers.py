@@ -88,7 +88,7 @@ def check(study: Study) -> None:
 
 
 def run(study: Study) -> lab.Outcome:
-    """Trains the regression and the classification with every optimiser on every seed."""
+    """Trains the regression and the classification with every local optimiser on every seed, and compares."""
     results = list[Ended]()
     for seed in study.each_seed():
         of_seed = _regressed(study.settings, seed) + _classified(study.settings, seed)
@@ -234,7 +234,7 @@ def _apart(results: list[Ended], task: str) -> lab.MeanInterval:
 
 
 def _verdicts(results: list[Ended]) -> tuple[ft.types.Verdict, ...]:
-    """Judges whether gradient descent and momentum end at the minimum-norm model (Theorem 1); control: Adam."""
+    """Judges whether gradient descent and momentum end at Local-GD's Theorem 1 (minimum norm); control: Adam."""
     adam, verdicts = _ends(results, "regression", ADAM, "distance"), []
     wrong = "Adam", f"{adam.min():.1e}", adam.min() > NEAR
     for name in ("gradient descent", "momentum"):

@@ -102,7 +102,7 @@ def check(study: Study) -> None:
 
 
 def _nodes(settings: ParticipationSettings, seed: int, dimension: int) -> problems.Problem:
-    """Draws the regression data: the paper's in the wide dimension, nearly equal true models in the narrow one."""
+    """Draws the regression data: Local-GD's in the wide dimension, nearly equal true models in the narrow one."""
     spread = problems.TRUTH if dimension == settings.wide else settings.spread
     return problems.regression(
         seed, settings.num_nodes, settings.held, dimension, spread, common=dimension == settings.narrow

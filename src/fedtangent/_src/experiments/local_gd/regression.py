@@ -40,7 +40,7 @@ READING = (
 
 @dataclass(frozen=True)
 class RegressionSettings:
-    """The paper's settings of fig. 1(a); ``loss`` is used by the nodes and by the centralised model."""
+    """Settings of fig. 1(a) of Local-GD; ``loss`` is used by the nodes and by the centralised model."""
 
     num_nodes: int = within(10, least=2)
     examples_per_node: int = 50
@@ -53,7 +53,7 @@ class RegressionSettings:
 
 
 class RegressionRun(NamedTuple):
-    """Trained models of one regression problem and their closed forms, in the r coordinates of ``Problem``."""
+    """Local-GD's global model G, the centralised model C, and their closed forms, for one regression."""
 
     problem: Problem
     path: np.ndarray  # [R + 1, r], the global model G after every round
@@ -64,12 +64,12 @@ class RegressionRun(NamedTuple):
 
     @property
     def eq_6(self) -> np.ndarray:
-        """G-Closed after every round (eq. (6) of Local-GD), [R + 1, r]."""
+        """Local-GD's closed form for local work until convergence (its eq. (6)), [R + 1, r]."""
         return self.converged.models(len(self.path) - 1)
 
     @property
     def eq_7(self) -> np.ndarray:
-        """C-Closed, the minimum-norm model of all examples (eq. (7) of Local-GD), [r]."""
+        """The minimum-norm model of all examples, the centralised closed form (eq. (7) of Local-GD), [r]."""
         return theory.minimum_norm(self.problem.x, self.problem.y)
 
     def apart(self, w: np.ndarray, other: np.ndarray) -> np.ndarray:
@@ -159,7 +159,7 @@ def check_descent(study: Study, dimension: int) -> None:
 
 
 def run(study: Study) -> lab.Outcome:
-    """Runs fig. 1(a): trains on every seed's problem and measures distances from the closed forms by round."""
+    """Runs fig. 1(a) of Local-GD: trains on every seed's problem, and measures distances from closed forms by round."""
     settings, runs, rows, lines = study.settings, list[RegressionRun](), list[lab.Row](), list[dict[str, np.ndarray]]()
     rounds = np.arange(settings.num_rounds + 1)
     for seed in study.each_seed():
@@ -186,7 +186,7 @@ def run(study: Study) -> lab.Outcome:
 
 
 def _row(seed: int, one: RegressionRun, distances: dict[str, np.ndarray]) -> lab.Row:
-    """Builds the table's row of one seed; ``distances`` has the three curves of fig. 1(a) by round."""
+    """Builds the row of one seed; ``distances`` has the three curves of fig. 1(a) of Local-GD by round."""
     to_c, to_closed, to_finite = distances.values()
     return {
         "seed": seed,
@@ -202,7 +202,7 @@ def _row(seed: int, one: RegressionRun, distances: dict[str, np.ndarray]) -> lab
 
 
 def claims(rows: list[lab.Row]) -> tuple[lab.Claim, ...]:
-    """Judges two claims of fig. 1(a): G equals G-Closed in every round, and G reaches C by the end."""
+    """Judges Local-GD's fig. 1(a): the global model equals its closed form, and ends at the centralised model."""
     closed = lab.interval(r["g_closed_largest"] / r["g_c_start"] for r in rows)
     end = lab.interval(r["g_c_end"] / r["g_c_start"] for r in rows)
     late = lab.interval(r["g_c_end"] - r["g_c_half"] for r in rows)
@@ -243,7 +243,7 @@ REMARKS = (
 
 @dataclass(frozen=True)
 class DimensionSettings:
-    """The paper's settings of fig. 1(b) and 1(c); one of ``dimensions`` is the number of all examples."""
+    """Settings of fig. 1(b) and 1(c) of Local-GD; one of ``dimensions`` is the number of all examples."""
 
     num_nodes: int = within(10, least=2)
     examples_per_node: int = 50
@@ -272,7 +272,7 @@ def check_dimensions(study: Study) -> None:
 
 
 def _run(part: str, study: Study) -> lab.Outcome:
-    """Runs fig. 1(b) or 1(c), as ``part`` ("b" or "c") says: trains in every dimension on every seed."""
+    """Runs fig. 1(b) or 1(c) of Local-GD (``part`` "b" or "c"): trains in every dimension on every seed."""
     settings, runs, rows = study.settings, list[RegressionRun](), list[lab.Row]()
     for seed in study.each_seed():
         for d in sorted(settings.dimensions):
@@ -292,7 +292,7 @@ def _run(part: str, study: Study) -> lab.Outcome:
 
 
 def _row_of_dimension(seed: int, one: RegressionRun) -> lab.Row:
-    """Builds the row of one dimension and seed: distances of G, C and closed forms, and errors of G and C."""
+    """Computes distances and errors of global and centralised model and closed forms, for one dimension and seed."""
     g, c, truths = one.path[-1], one.trained, one.problem.truths
     errors = [np.mean(np.sum((one.problem.lifted(w) - truths) ** 2, axis=1)) / one.problem.dimension for w in (g, c)]
     closed = one.eq_7
@@ -331,7 +331,11 @@ def _peak(rows: list[lab.Row], key: str, at: int) -> list[float]:
 
 
 def _claims_b(rows: list[lab.Row], total: int) -> tuple[lab.Claim, ...]:
-    """Judges fig. 1(b): G equals its closed form, its distance to C peaks at d = ``total`` examples and is then 0."""
+    """Judges the claims of fig. 1(b) of Local-GD; ``total`` is the number of all examples.
+
+    The global model equals its closed form; its distance to the centralised one peaks at d = ``total`` and vanishes at
+    large d.
+    """
     most = max(r["dimension"] for r in rows)
     closed = lab.interval(max(r["g_closed"] / r["size"] for r in group) for group in lab.grouped(rows, "seed").values())
     high = lab.interval(_peak(rows, "g_c", total))
@@ -344,7 +348,10 @@ def _claims_b(rows: list[lab.Row], total: int) -> tuple[lab.Claim, ...]:
 
 
 def _claims_c(rows: list[lab.Row], total: int) -> tuple[lab.Claim, ...]:
-    """Judges fig. 1(c): G and C have equal errors at the largest d; and, our claim, errors peak at d = ``total``."""
+    """Judges fig. 1(c) of Local-GD: the global and the centralised model have equal errors at the largest d.
+
+    It also judges whether the errors peak at d = ``total``, the number of all examples.
+    """
     most = max(r["dimension"] for r in rows)
     away = lab.interval(abs(r["error_g"] / r["error_c"] - 1) for r in rows if r["dimension"] == most)
     centralised, whole = lab.interval(_peak(rows, "error_c", total)), lab.interval(_peak(rows, "error_g", total))

@@ -174,7 +174,7 @@ def ends(records: Sequence[Record], others: Sequence[Record], target: float) -> 
 
 
 def _row(method: str, graph: str, results: Ends, gossip: Ends, settings: TopologySettings) -> lab.Row:
-    """Builds the row of one method and graph: means over seeds, and its lead over gossip averaging."""
+    """Builds the row of one method and graph: means over seeds, and its lead over gossip averaging in accuracy."""
     reached = int(np.sum(results.rounds <= settings.num_rounds))
     row: lab.Row = {name: float(values.mean()) for name, values in results._asdict().items()}
     row |= {"rounds": None, "mib": None} if reached < len(results.rounds) else {}
@@ -221,7 +221,7 @@ def run(study: Study) -> lab.Outcome:
 
 
 def bench_of(study: Study) -> Bench:
-    """Builds the ``Bench`` with the data and all methods of the comparison."""
+    """Builds the ``Bench``, which runs all methods on all graphs."""
     settings = study.settings
     of_seed = partial(_divide, study.dataset, study.data_dir, settings=settings)
     return Bench(study, of_seed, partial(methods_of, settings), harness.decisive(settings, DECISIVE), measure)

@@ -74,7 +74,7 @@ CURVES = "NTK-FL outperforms all baseline FL algorithms and is close to the idea
 
 @dataclass(frozen=True)
 class BaselineSettings:
-    """The settings of all methods in NTK-FL's experiments; the defaults are the paper's."""
+    """The settings of all methods in NTK-FL's experiments; the defaults are NTK-FL's own."""
 
     methods: tuple[str, ...] = within(METHODS, of=tuple(LABELS))
     partition: str = within("dirichlet", of=("dirichlet", "writers", "shifted", "given"))
@@ -167,7 +167,7 @@ def _clients(
 
 
 def _network(settings: BaselineSettings, trial: Trial) -> Model:
-    """Builds the paper's perceptron of one hidden layer, in the standard parameterization; biases start at 0."""
+    """Builds NTK-FL's perceptron of one hidden layer, in the standard parameterization; biases start at 0."""
     # Hidden weights are Kaiming's N(0, 2 / fan_in). The last layer's deviation is ``last_w_std / sqrt(width)``, which
     # is our choice: with a larger one the halved squared error starts far above its value at zero.
     size = int(np.prod(trial.data.x.shape[1:]))
@@ -257,7 +257,7 @@ def check(study: Study, **changes: object) -> None:
 
 
 def bench_of(study: Study, **changes: object) -> Bench:
-    """Builds the ``Bench`` of the study's data and methods; ``changes`` replace settings by name."""
+    """Builds the ``Bench``, which runs all methods of the study; ``changes`` replace settings by name."""
     settings = dataclasses.replace(study.settings, **changes)
     of_seed = partial(_divide, study.dataset, study.data_dir, settings=settings)
     return Bench(study, of_seed, partial(_methods, settings), harness.decisive(settings, DECISIVE))
@@ -365,7 +365,7 @@ class Reached(NamedTuple):
 
 
 def _reached(records: Sequence[Record], levels: Sequence[float]) -> Reached:
-    """Finds the first round from 1 on in which each run's test accuracy is at least its level, one of each per seed."""
+    """Finds the first round after which each run's test accuracy is at least its level, and the bytes until then."""
     above = [np.flatnonzero(r.test[1:] >= level) for r, level in zip(records, levels, strict=True)]
     rounds = [int(at[0]) + 1 if at.size else None for at in above]
     return Reached(rounds, [None if at is None else int(r.sent[at, 0]) for r, at in zip(records, rounds, strict=True)])
@@ -506,7 +506,7 @@ def _choices(study: Study) -> list[str]:
 
 
 def _compressor(settings: BaselineSettings) -> str:
-    """Returns a remark on how CP-NTK-FL compresses Jacobians here, as the paper does not say."""
+    """Returns a remark on how CP-NTK-FL compresses Jacobians here, as its paper does not say."""
     bits = f"{settings.value_bits} bits" if settings.value_bits else "the bits of a parameter"
     inputs = f"inputs projected to {settings.projected} numbers" if settings.projected else "inputs not projected"
     return (

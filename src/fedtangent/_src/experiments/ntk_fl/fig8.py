@@ -126,7 +126,7 @@ def _load(study: Study, seed: int) -> AttackedImages:
 
 
 def _networks(settings: LeakageSettings, images: AttackedImages) -> tuple[Model, Model, Model]:
-    """Builds three networks: for deep leakage, the paper's perceptron, and this perceptron for projected images."""
+    """Builds three networks: for deep leakage, NTK-FL's perceptron, and this perceptron for projected images."""
     side, classes = images.x.shape[1], images.num_classes
 
     def perceptron(size: int, activation: str = "relu") -> Model:
@@ -270,7 +270,7 @@ def check(study: Study) -> None:
 
 
 def run(study: Study) -> lab.Outcome:
-    """Runs fig. 8: makes every attack at every sparsity on every seed's images, and compares the SSIM."""
+    """Runs fig. 8 of NTK-FL: makes every attack at every sparsity on every seed's images, and compares the SSIM."""
     settings, of_seeds = study.settings, list[ByAttack]()
     sparsities = tuple(sorted(settings.sparsities, reverse=True))
     first = _load(study, study.seeds[0])

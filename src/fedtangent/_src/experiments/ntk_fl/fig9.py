@@ -76,7 +76,7 @@ def check(study: Study) -> None:
 
 
 def run(study: Study) -> lab.Outcome:
-    """Runs fig. 9: trains every network by gradient descent and by NTK-FL on every seed, and compares the weights."""
+    """Runs fig. 9 of NTK-FL: trains by gradient descent and by NTK-FL on every seed, and compares the weights."""
     results = list[WeightGap]()
     steps = np.unique(np.linspace(0, study.settings.last_step, 101).round().astype(int))
     for seed in study.each_seed():
@@ -163,7 +163,7 @@ def _over(gap: np.ndarray, bound: np.ndarray | None) -> float | None:
 
 
 def _conclude(study: Study, results: list[WeightGap]) -> lab.Outcome:
-    """Builds table, figure and claims, and the verdict whether distances stay below the bounds."""
+    """Builds table, figure and claims, and the verdict whether the weights' distances stay below the bounds."""
     rows = [_row(g) for g in results]
     failed: tuple[str, ...] = () if all(r["finite"] for r in rows) else ("a descent diverged",)
     bounded_rows = [r for r in rows if r["network"] == "two_layer"]
@@ -183,7 +183,7 @@ def _conclude(study: Study, results: list[WeightGap]) -> lab.Outcome:
 
 
 def _claims(rows: list[lab.Row]) -> tuple[lab.Claim, ...]:
-    """Judges the claims of fig. 9 on the paper's perceptron: the distance grows, and is below the bound it draws."""
+    """Judges NTK-FL's fig. 9 for its perceptron: the weights' distance grows, and is below the bound drawn there."""
     averaged = [r for r in rows if r["network"] == "averaged"]
     grows = lab.interval(r["gap_end"] / r["gap_at_tenth"] for r in averaged)
     below = lab.interval(r["over_figure_bound"] for r in averaged)
@@ -208,7 +208,7 @@ def _sheet(study: Study, rows: list[lab.Row]) -> lab.Sheet:
 
 
 def _draw(study: Study, results: list[WeightGap]) -> None:
-    """Plots the first seed's distances by update step, with the paper's bound and Lemma 2's."""
+    """Plots the first seed's distances of weights by update step, with the bounds of fig. 9 and Lemma 2 of NTK-FL."""
     steps, panels = np.arange(study.settings.last_step + 1), []
     for g in results[: len(NETWORKS)]:
         bounds = {"2 sum gamma (the paper's)": g.figure}

@@ -72,7 +72,7 @@ def check_table1(study: Study) -> None:
 
 
 def run_table1(study: Study) -> lab.Outcome:
-    """Runs table 1: trains with every method, and finds the rounds and bytes until it reaches the target accuracy."""
+    """Runs NTK-FL's table 1: trains every method, and finds the rounds and bytes to the target accuracy."""
     settings, bench = study.settings, baselines.bench_of(study)
     rounds = {name: settings.reference_rounds for name in settings.methods if name not in EVOLVED}
     harness.plan(bench, rounds=rounds)
@@ -137,14 +137,14 @@ SCALES_FIG3 = {
 
 
 def check_fig3(study: Study) -> None:
-    """Raises ``ValueError`` unless the methods are the four of fig. 3 and the other settings are valid."""
+    """Raises ``ValueError`` unless the methods are the four of NTK-FL's fig. 3 and the other settings are valid."""
     if study.settings.methods != METHODS_FIG3:
         raise ValueError(f"methods: got {', '.join(study.settings.methods)}, must be {', '.join(METHODS_FIG3)}")
     baselines.check(study)
 
 
 def run_fig3(study: Study) -> lab.Outcome:
-    """Runs fig. 3: trains with NTK-FL and FedAvg, each also with subsampling and projection, and compares."""
+    """Runs NTK-FL's fig. 3: trains NTK-FL and FedAvg, each also with subsampling and projection, and compares."""
     bench = baselines.bench_of(study)
     harness.plan(bench)
     tuned = harness.tune_all(bench)
@@ -212,7 +212,7 @@ CLAIM_FIG5 = "NTK-FL is stable in alpha from .1 to .5; FedAvg and FedNova drop a
 
 @dataclass(frozen=True)
 class AlphaSettings(BaselineSettings):
-    """Settings of fig. 5: those of all comparisons, and several values of alpha, which replace ``alpha``."""
+    """Settings of NTK-FL's fig. 5: those of all comparisons, and several values that replace ``alpha``."""
 
     alphas: tuple[float, ...] = within((0.1, 0.2, 0.3, 0.4, 0.5), above=0, count=2, increasing=True)
 
@@ -236,7 +236,7 @@ def check_fig5(study: Study) -> None:
 
 
 def run_fig5(study: Study) -> lab.Outcome:
-    """Runs fig. 5: tunes every method at the smallest alpha, and trains with it at every alpha."""
+    """Runs NTK-FL's fig. 5: tunes every method at the smallest alpha, and trains it at every alpha."""
     settings, tuned, runs = study.settings, dict[str, Tuned](), dict[float, Runs]()
     benches = {alpha: baselines.bench_of(study, alpha=alpha) for alpha in settings.alphas}
     harness.plan(benches[settings.alphas[0]], repetitions=len(benches))
@@ -293,7 +293,7 @@ PUBLISHED_DIMENSIONS = (100, 200, 300, 400, 500, 600)
 
 @dataclass(frozen=True)
 class BetaSettings(BaselineSettings):
-    """Settings of fig. 6: all values of beta and d1'; the rate is tuned at ``beta`` and ``projected``."""
+    """Settings of NTK-FL's fig. 6: all values of beta and d1'; the rate is tuned at ``beta`` and ``projected``."""
 
     betas: tuple[float, ...] = within((0.7, 0.6, 0.5, 0.4, 0.3, 0.2), above=0, at_most=1, count=2)
     dimensions: tuple[int, ...] = within(PUBLISHED_DIMENSIONS, count=2)
@@ -321,7 +321,7 @@ def check_fig6(study: Study) -> None:
 
 
 def run_fig6(study: Study) -> lab.Outcome:
-    """Runs fig. 6: tunes CP-NTK-FL once, and trains with it for every beta and projected dimension."""
+    """Runs NTK-FL's fig. 6: tunes CP-NTK-FL once, and trains it for every beta and projected dimension."""
     settings, runs = study.settings, dict[tuple[float, int], Runs]()
     bench = baselines.bench_of(study)
     harness.plan(bench, repetitions=len(settings.betas) * len(settings.dimensions))
@@ -372,7 +372,7 @@ def _judge_fig6(settings: BetaSettings, ends: dict[tuple[float, int], np.ndarray
 
 
 def _sheet(settings: BetaSettings, ends: dict[tuple[float, int], np.ndarray]) -> lab.Sheet:
-    """Builds the table of accuracies in % by beta and projected dimension, with the paper's in brackets."""
+    """Builds the table of accuracies in % by beta and projected dimension, with NTK-FL's published ones in brackets."""
 
     def cell(beta: float, dimension: int) -> str:
         percent, paper = f"{100 * ends[beta, dimension].mean():.1f}", published(beta, dimension)

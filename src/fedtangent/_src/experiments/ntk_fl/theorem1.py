@@ -44,7 +44,7 @@ class EvolutionDecaySettings:
 
 
 class FollowedDescent(NamedTuple):
-    """The residuals of one network (seed, width, step) by step, in the ways of METHODS, and Theorem 1 for it."""
+    """One network's residuals by step, in the three ways of METHODS, and Theorem 1 of NTK-FL for it."""
 
     seed: int
     width: int
@@ -55,7 +55,7 @@ class FollowedDescent(NamedTuple):
 
 
 def run(study: Study) -> lab.Outcome:
-    """Trains every seed's networks for one long round, and with NTK-FL for some rounds, and compares with Theorem 1."""
+    """Trains every seed's networks for one long round and for some rounds; compares with Theorem 1 of NTK-FL."""
     settings, results, rounds = study.settings, list[FollowedDescent](), list[two_layer.NtkRounds]()
     steps = np.unique(np.linspace(0, settings.last_time, 101).round().astype(int))
     for seed in study.each_seed():
@@ -91,7 +91,7 @@ def _follow(task: TwoLayerProblem, settings: EvolutionDecaySettings, seed: int) 
 
 
 def _row(f: FollowedDescent) -> lab.Row:
-    """Builds the row of one network: largest ratios of its squared residuals to the bound of Theorem 1."""
+    """Builds the row of one network: largest ratios of its squared residuals to the bound of NTK-FL's Theorem 1."""
     steps, c, worst = np.arange(len(f.paths.network)), f.theorem.constants, two_layer.worst
     bound, start = f.theorem.residual_bound(steps), c.residual**2
     floor = two_layer.TREND * start
@@ -115,7 +115,7 @@ def _row(f: FollowedDescent) -> lab.Row:
 
 
 def _conclude(study: Study, results: list[FollowedDescent], rounds: list[two_layer.NtkRounds]) -> lab.Outcome:
-    """Builds the outcome of Theorem 1's experiment: a row for each descent, the assumptions, figure and verdicts."""
+    """Builds tables, figure and verdicts on NTK-FL's Theorem 1: a row for each network, and the assumptions."""
     settings, rows, last = study.settings, [_row(f) for f in results], results[-1]
     is_finite = all(np.all(np.isfinite(f.paths.network)) for f in results)
     failed: tuple[str, ...] = () if is_finite else ("networks diverged",)

@@ -46,7 +46,7 @@ class AveragingDecaySettings:
 
 
 class FollowedRounds(NamedTuple):
-    """The residuals of FedAvg by round, for one seed, width, step and number of local steps, and Theorem 2 for it."""
+    """FedAvg's residuals by round for one seed, width, step and number of local steps; NTK-FL's Theorem 2 for it."""
 
     seed: int
     width: int
@@ -60,7 +60,7 @@ class FollowedRounds(NamedTuple):
 
 
 def run(study: Study) -> lab.Outcome:
-    """Trains with FedAvg, and with NTK-FL for one round, on every seed, and compares with Theorem 2."""
+    """Trains with FedAvg, and with NTK-FL for one round, on every seed; compares with Theorem 2 of NTK-FL."""
     results = list[FollowedRounds]()
     for seed in study.each_seed():
         for f in _follow(two_layer.of_study(study, seed), study.settings, seed):
@@ -94,7 +94,7 @@ def _follow(task: TwoLayerProblem, settings: AveragingDecaySettings, seed: int) 
 
 
 def _row(f: FollowedRounds) -> lab.Row:
-    """Builds the row of one run: its residuals over the bound of Theorem 2, and over NTK-FL's as in Remark 2."""
+    """Builds a run's row: FedAvg's residuals over the bound of NTK-FL's Theorem 2, and over those of NTK-FL."""
     c, rounds, rate = f.theorem.constants, f.rounds, f.theorem.rate()
     bound, floor = f.theorem.residual_bound(rounds), two_layer.TREND * f.squared[0]
     reached, broken = f.squared <= f.ntk, two_layer.first_above(f.squared, bound, floor)
@@ -122,7 +122,7 @@ def _row(f: FollowedRounds) -> lab.Row:
 
 
 def _conclude(study: Study, results: list[FollowedRounds]) -> lab.Outcome:
-    """Builds tables and figure, and the verdicts on Theorem 2."""
+    """Builds tables and figure, and the verdicts on Theorem 2 of NTK-FL."""
     rows, last = [_row(f) for f in results], results[-1]
     failed = () if all(np.all(np.isfinite(f.squared)) for f in results) else ("networks diverged",)
     _draw(study, results)
