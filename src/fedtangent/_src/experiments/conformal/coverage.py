@@ -196,7 +196,7 @@ def run(study: Study) -> lab.Outcome:
 
 
 def _claims(by_method: dict[str, list[Covered]], low: float, high: float) -> Iterator[lab.Claim]:
-    """Judges by intervals over seeds whether each method's coverage of all clients together is in [low, high]."""
+    """Judges whether conformal sets cover a share in [low, high] of all clients' examples, and the other sets less."""
     for method, group in by_method.items():
         covered = lab.interval(one.overall for one in group)
         if group[0].promised:

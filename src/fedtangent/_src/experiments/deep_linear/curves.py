@@ -105,7 +105,7 @@ def figure_scales(
 
 
 class Curve(NamedTuple):
-    """Losses of one run per example after 0, .., R rounds, and what theory says of it."""
+    """Losses of one run per example after 0, .., R rounds; the excess is the loss above that of least squares."""
 
     seed: int
     classes: int  # of a client; 0: dealt at random
@@ -130,7 +130,7 @@ class Curve(NamedTuple):
 
     @property
     def error(self) -> float:
-        """The largest ``|ln excess - ln flow|`` of any round, between network and infinite width."""
+        """The largest ``|ln excess - ln flow|`` of any round: how far the network is from infinite width."""
         return apart(self.excess, self.flow)
 
 
@@ -306,7 +306,7 @@ def _constants(
     spectrum: tuple[float, float],
     start: np.ndarray,
 ) -> DeepLinearConstants:
-    """Computes the constants of DeepLin's theorem for targets W* X, as it assumes; ``spectrum`` is of P(0)."""
+    """Computes the constants of DeepLin's theorem; ``spectrum`` has the initial kernel's extreme eigenvalues."""
     truth = float(np.linalg.norm(examples.best, 2))
     residual = math.sqrt(2 * len(examples.y) * float(examples.excess(start)))
     sizes = settings.depth, settings.width, examples.y.shape[1], work.num_clients, len(examples.singular)

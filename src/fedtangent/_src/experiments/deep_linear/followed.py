@@ -26,7 +26,7 @@ CONTROL = "1 - 2 eta K lambda_min: N forgotten"  # the name of a wrong bound
 
 
 class Look(NamedTuple):
-    """Quantities of the proof of Theorem IV.2 of DeepLin after one round."""
+    """The hypotheses and terms in the proof of DeepLin's Theorem IV.2, measured after one round."""
 
     round: int
     hypotheses: tuple[Assumption, ...]
@@ -56,7 +56,7 @@ class FollowedNetwork(NamedTuple):
         return np.asarray(np.sum(self.modes**2, axis=1))
 
     def error(self, name: str) -> float:
-        """Computes the largest distance in any round between the residuals of the flow ``name`` and the network."""
+        """Computes the largest distance in any round of the flow ``name``'s residual from the network's."""
         return float(np.linalg.norm(self.flows[name] - self.modes, axis=1).max())
 
     @property
@@ -153,7 +153,7 @@ def kernel_flow(
 def _looked(
     theorem: ft.theory.DeepLinearTheorem, work: ft.theory.FullBatchWork, weights: list[np.ndarray], t: int
 ) -> Look:
-    """Computes the quantities of the proof at the server's ``weights`` after round t."""
+    """Computes the hypotheses and terms in the proof of DeepLin's Theorem IV.2 at ``weights`` after round t."""
     residual = float(np.linalg.norm(work.x @ linear_model(weights) - work.y))
     terms = ft.theory.residual_terms(theorem.initial, weights, work)
     norms = {name: float(np.linalg.norm(term)) / residual for name, term in terms._asdict().items()}

@@ -276,7 +276,7 @@ def _conclude(study: Study, cells: list[Cell], exact: Verdict) -> lab.Outcome:
 
 
 def _maps(settings: RegimeSettings) -> list[tuple[str, str, list[tuple[int, int]]]]:
-    """Returns the two maps, each as varying quantity, fixed quantity, and (depth, width) of each network."""
+    """Returns the maps of widths and of depths: what varies, what is fixed, and the networks as (depth, width)."""
     by_width = "width", f"depth {settings.depth}", [(settings.depth, w) for w in settings.widths]
     return [by_width, ("depth", f"width {settings.middle}", [(d, settings.middle) for d in settings.depths])]
 
@@ -343,7 +343,7 @@ def _verdicts(settings: RegimeSettings, cells: list[Cell]) -> tuple[Verdict, ...
 
 
 def _draw(study: Study, entries: list[lab.Row]) -> None:
-    """Plots four of the quantities of NUMBERS as heat maps, for both maps."""
+    """Plots heat maps of the late decay, the kernel's change and the curves' distance, for both maps."""
     settings, grid = study.settings, []
     by_place = {(r["depth"], r["width"], r["scale"]): r for r in entries}
     for varied, title, places in _maps(settings):

@@ -124,7 +124,7 @@ class Entrant(NamedTuple):
 
 
 class Scores(NamedTuple):
-    """Scores of one entrant on one kind of clients, the number of classes that each has."""
+    """Scores of one entrant on one kind of clients, which have ``classes`` classes each."""
 
     entrant: Entrant
     classes: int  # of a client, as in the settings
@@ -428,7 +428,7 @@ def _largest(trials: Sequence[Trial]) -> dict[str, int]:
 
 
 def _scores(entrant: Entrant, classes: int, chosen: Tuned, records: Sequence[Record]) -> Scores:
-    """Computes the scores of an entrant on clients of ``classes`` classes from its runs, one for each seed."""
+    """Computes the scores of an entrant, on clients of ``classes`` classes, from its runs, one for each seed."""
     names = [n.partition(".")[2] for n in records[0].metrics if n.startswith("test.")]
     values = {n: np.array([_last_rounds(r.metrics[f"test.{n}"]).mean() for r in records]) for n in names}
     values["fell"] = np.array([fell(r.test) for r in records])

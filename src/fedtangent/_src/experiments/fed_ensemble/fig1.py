@@ -160,7 +160,7 @@ def _case(study: Study, model: Model, algorithm: Algorithm, seed: int) -> Poster
 
 
 def _pooled(name: str, when: str, cases: Sequence[PosteriorCase]) -> lab.Row:
-    """Pools the models of all seeds: mean squared distance from the process over its rank, share in the 95 % band.
+    """Computes, over all seeds, how far models are from the Gaussian process, and their share in its 95 % band.
 
     ``name`` is the kind of model, ``when`` BEFORE or AFTER training.
     """

@@ -125,7 +125,7 @@ def _ratios(decay: EnsembleDecay, norms: np.ndarray, bound: np.ndarray) -> np.nd
 
 
 def _metrics(decay: EnsembleDecay, seed: int) -> list[Metric]:
-    """Builds the rows of metrics.csv of one seed; only networks send bytes."""
+    """Builds the rows of metrics.csv with the residuals of networks and flow; only networks send bytes."""
     last = len(decay.networks) - 1
     rows = []
     for name, path, sent in (

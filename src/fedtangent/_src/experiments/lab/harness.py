@@ -226,7 +226,7 @@ def _compute(bench: Bench, method: Method, config: Config, seed: int, num_rounds
 
 
 def _digest(bench: Bench, config: Config) -> str:
-    """Computes a hash of everything that a run depends on: seed, data, configuration, settings. File names have it."""
+    """Computes a hash of all that a run depends on (seed, data, configuration, settings) for its file's name."""
     assert bench.current is not None
     settings = {**bench.depends_on, "every": bench.every, "largest_client": bench.largest_client}
     text = json.dumps([bench.current[0], bench.current[1], *config, settings], sort_keys=True)

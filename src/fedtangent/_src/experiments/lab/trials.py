@@ -195,7 +195,7 @@ def dealt(labels: np.ndarray, num_clients: int, classes: int, seed: int) -> Part
 
 
 def scheme_name(classes: int) -> str:
-    """Returns the name for tables of a division: by a number of classes per client, or IID, USERS or DISTORTED."""
+    """Returns how tables name a division among clients: by classes per client, or IID, USERS or DISTORTED."""
     names = {IID: "i.i.d.", USERS: "by user", DISTORTED: "distorted", 1: "1 class"}
     return names.get(classes, f"{classes} classes")
 

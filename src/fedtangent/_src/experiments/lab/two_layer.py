@@ -53,13 +53,13 @@ def _problem(name: str, data_dir: Path | None, num_examples: int, num_clients: i
 
 
 def of_study(study: Study, seed: int) -> TwoLayerProblem:
-    """Draws the problem of one seed, with the data set and sizes of the study."""
+    """Draws the examples and clients of one seed for a two-layer network, with the data set and sizes of the study."""
     settings = study.settings
     return _problem(study.dataset, study.data_dir, settings.num_examples, settings.num_clients, seed)
 
 
 def check(study: Study) -> None:
-    """Raises ``ValueError`` if the first seed's problem cannot be drawn with the study's settings."""
+    """Raises ``ValueError`` if the first seed's examples and clients cannot be drawn with the study's settings."""
     of_study(study, study.seeds[0])
 
 

@@ -34,7 +34,7 @@ REMARKS = (
 
 @dataclass(frozen=True)
 class LambdaSettings:
-    """Settings of the data of Local-GD, section 5, with more dimensions than examples, and the values of l."""
+    """Settings of the data (Local-GD, section 5; more dimensions than examples), and values of ln(1 / lambda)."""
 
     num_nodes: int = within(4, least=2)
     held: int = 10  # examples of a node
@@ -64,7 +64,7 @@ class Turned(NamedTuple):
 
 
 def check(study: Study) -> None:
-    """Raises ``ValueError`` for fewer than three large values of l, or for labels of a seed that no model fits."""
+    """Raises ``ValueError`` for fewer than three large values of ln(1 / lambda), or for labels that no model fits."""
     settings = study.settings
     if sum(value >= LARGE for value in settings.log_inverses) < 3:
         raise ValueError(f"log_inverses: got {settings.log_inverses}, must be three or more of at least {LARGE:g}")
@@ -75,7 +75,7 @@ def check(study: Study) -> None:
 
 
 def run(study: Study) -> lab.Outcome:
-    """Solves the local problems of every seed and dimension for all values of l, and fits the rates."""
+    """Solves the local problems of every seed and dimension for all values of lambda, and fits the rates."""
     results = list[Turned]()
     for seed in study.each_seed():
         for dimension in study.settings.dimensions:
@@ -107,7 +107,7 @@ def _turned(settings: LambdaSettings, seed: int, dimension: int) -> list[Turned]
 
 
 def _conclude(study: Study, results: list[Turned]) -> lab.Outcome:
-    """Fits how fast angle and residual depend on l, and judges Lemma 2 of Local-GD by the rates."""
+    """Fits how fast angle and residual fall with ln(1 / lambda), and judges Lemma 2 of Local-GD by the rates."""
     levels = np.array(study.settings.log_inverses)
     large = levels >= LARGE
     l_large = levels[large]

@@ -49,7 +49,7 @@ REMARKS = (
 class OptimiserSettings:
     """Settings of the data of Local-GD, section 5, and the learning rates.
 
-    Momentum takes 0.1 times the rate of gradient descent: as many gradients add up, its steps become as long.
+    Momentum of 0.9 adds up ten gradients; with 0.1 times the rate of gradient descent its steps become as long.
     """
 
     num_nodes: int = within(4, least=2)

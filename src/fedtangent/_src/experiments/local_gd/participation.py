@@ -36,7 +36,7 @@ REMARKS = (
 
 @dataclass(frozen=True)
 class ParticipationSettings:
-    """Settings; ``wide`` and ``narrow`` are dimensions above and below the number of all examples."""
+    """Settings; ``wide`` and ``narrow`` are input dimensions above and below the number of all examples."""
 
     num_nodes: int = within(10, least=2)
     held: int = 10  # examples of a node
@@ -122,7 +122,7 @@ def _cohorts(settings: ParticipationSettings, seed: int) -> ft.types.Cohort:
 
 
 def run(study: Study) -> lab.Outcome:
-    """Computes every seed, dimension and number of local steps in closed form; simulates one to check the formula."""
+    """Computes the models of every seed, dimension and number of local steps in closed form, and simulates one."""
     settings, results = study.settings, list[ParticipationRun]()
     for seed in study.each_seed():
         cohorts = _cohorts(settings, seed)
@@ -219,13 +219,13 @@ def _conclude(study: Study, results: list[ParticipationRun], verdict: Verdict) -
 
 
 def _first_too_many(settings: ParticipationSettings, results: list[ParticipationRun], seed: int) -> int | None:
-    """Finds for one seed the least L whose distance is above the tolerance (narrow dimension); None without one."""
+    """Finds the least number of local steps with which a seed's model stays too far away (narrow); None if none."""
     runs = (f for f in results if f.seed == seed and f.dimension == settings.narrow)
     return next((f.steps for f in runs if f.away > settings.tolerance), None)
 
 
 def _interpolating(settings: ParticipationSettings, results: list[ParticipationRun]) -> Verdict:
-    """Judges whether the last distances still fall in the wide dimension; control: not in the narrow one."""
+    """Judges whether the distance to the centralised model still falls at the end if wide; control: narrow."""
 
     def factors(dimension: int) -> list[float]:
         runs = [f for f in results if f.dimension == dimension and f.steps == settings.local_steps[-1]]

@@ -141,12 +141,10 @@ def check(study: Study) -> None:
 
 
 def check_descent(study: Study, dimension: int) -> None:
-    """Raises ``ValueError`` if at this learning rate gradient descent diverges or makes no progress.
-
-    Descent is on a node's examples or on all.
+    """Raises ``ValueError`` if gradient descent, on one node's or on all examples, diverges or makes no progress.
 
     Args:
-        study: The study.
+        study: The study, with the learning rate.
         dimension: Dimension d of the inputs.
     """
     settings, rate = study.settings, study.settings.learning_rate

@@ -108,7 +108,7 @@ def _cohort(study: Study, seed: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _gaps(x: np.ndarray, labels: np.ndarray, settings: WeightGapSettings, seed: int) -> list[WeightGap]:
-    """Computes the weights' distances for all networks on inputs ``x`` [N, d] of one seed. Needs 64-bit types."""
+    """Computes how far NTK-FL's weights are from gradient descent's, for all networks; needs 64-bit types."""
     outputs = int(labels.max()) + 1
     y = np.eye(outputs)[labels]
     options = {"parameterization": "standard", "b_std": 0.0, "dtype": jnp.float64}
@@ -155,7 +155,7 @@ def _row(g: WeightGap) -> lab.Row:
 
 
 def _over(gap: np.ndarray, bound: np.ndarray | None) -> float | None:
-    """Computes the largest ratio of the distances ``gap`` to ``bound`` by step, where the bound is above rounding."""
+    """Computes the largest ratio of the weights' distances ``gap`` to ``bound``, where the bound is above rounding."""
     if bound is None:
         return None
     is_above = bound > 1e-12 * bound[-1]

@@ -73,7 +73,7 @@ def run(study: Study) -> lab.Outcome:
 
 
 def _follow(task: TwoLayerProblem, settings: EvolutionDecaySettings, seed: int) -> list[FollowedDescent]:
-    """Computes the residuals by step for every width and step of one seed. Needs 64-bit types."""
+    """Computes the networks' residuals by step for every width and step size of one seed. Needs 64-bit types."""
     results = []
     for width in settings.widths:
         start = two_layer.network(task, width, seed)

@@ -74,7 +74,7 @@ def run(study: Study) -> lab.Outcome:
 
 
 def _follow(task: TwoLayerProblem, settings: AveragingDecaySettings, seed: int) -> list[FollowedRounds]:
-    """Trains with FedAvg for every width, step and number of local steps of one seed. Needs 64-bit types."""
+    """Trains with FedAvg for every width, step size and number of local steps of one seed. Needs 64-bit types."""
     results = []
     for width in settings.widths:
         start = two_layer.network(task, width, seed)
