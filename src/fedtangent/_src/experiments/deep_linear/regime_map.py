@@ -173,7 +173,7 @@ def _scaled(settings: RegimeSettings, seed: int, size: Size, scale: float) -> ft
 
 
 def run(study: Study) -> lab.Outcome:
-    """Trains the networks of every seed, depth, width and scale, and maps how lazy they are."""
+    """Trains the networks of every seed, depth, width and scale, and compares their losses and kernels with theory."""
     settings, cells = study.settings, list[Cell]()
     for seed in study.each_seed():
         for (depth, width), scale in itertools.product(settings.networks(), settings.scales):

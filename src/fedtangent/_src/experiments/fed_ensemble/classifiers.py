@@ -412,7 +412,7 @@ def play_all(studies: Mapping[str, Study]) -> dict[str, tuple[list[Scores], dict
 
 
 def _bench(study: Study, classes: int, name: str) -> Bench:
-    """Builds the ``Bench`` for clients of ``classes`` classes; ``name`` is the study's, which its runs' names have."""
+    """Builds the ``Bench``, which runs all methods, for clients of ``classes`` classes; ``name`` is the study's."""
     settings, of_seed = study.settings, functools.cache(partial(divide, study, classes))
     largest = _largest([of_seed(seed) for seed in (*study.seeds, settings.tuning_seed)])
     score = partial(_measure_clients, largest) if "test" in largest else _measure

@@ -34,7 +34,7 @@ class SineData(NamedTuple):
 
 
 class TrainedOutputs(NamedTuple):
-    """Outputs of the K models of a run, before the first round and after the last, [K, n, 1] and [K, m, 1]."""
+    """Outputs of a run's K models at training points [K, n, 1] and test points [K, m, 1], before and after training."""
 
     start_train: np.ndarray
     start: np.ndarray

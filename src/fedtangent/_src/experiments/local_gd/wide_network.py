@@ -264,7 +264,7 @@ def _verdicts(results: list[Trained], rates: dict[str, lab.MeanInterval]) -> tup
 
 
 def _draw(study: Study, results: list[Trained]) -> None:
-    """Plots all distances except the exact one against width, each seed a point."""
+    """Plots all distances except the exact one (own features of the last layer) against width, each seed a point."""
     settings, seeds = study.settings, sorted({t.seed for t in results})
     widths, panels = np.array(settings.widths, float), []
 
