@@ -195,7 +195,7 @@ def _residual(trained: sine.TrainedOutputs, data: sine.SineData) -> float:
 
 
 def _limit(blocks: ft.kernels.KernelBlocks, data: sine.SineData) -> tuple[Band | None, str]:
-    """Computes the limiting process's band (None if the kernel is singular), and a text on numerical trouble or ""."""
+    """Computes the band of Theorem 2's process (None if its kernel is singular), and a text on numerical trouble."""
     try:
         limit = ft.theory.gp_limit(blocks, data.y)
     except ft.kernels.SingularKernelError as error:

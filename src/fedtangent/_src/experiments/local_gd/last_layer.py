@@ -185,7 +185,7 @@ def _algorithm(num_features: int, num_classes: int, num_clients: int, settings: 
 
 
 def _conclude(study: Study, results: list[Layers], panel: str, source: str) -> lab.Outcome:
-    """Builds table, figure and claims of Local-GD's fig. 1(h) or 1(i) (``panel``); ``source`` describes the features."""
+    """Builds table, figure and claims of Local-GD's fig. 1(h) or 1(i) (``panel``); ``source`` names the features."""
     ends = {name: np.array([f.distance(name)[-1] for f in results]) for name in ("local_gd", "chance", "one node")}
     first = np.array([f.distance("local_gd")[0] for f in results])
     middle = np.array([f.distance("local_gd")[study.settings.num_rounds // 2 - 1] for f in results])

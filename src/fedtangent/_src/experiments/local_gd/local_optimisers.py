@@ -75,7 +75,7 @@ class Ended(NamedTuple):
 
 
 def check(study: Study) -> None:
-    """Raises ``ValueError`` if there are not more dimensions than examples, or if the learning rate diverges."""
+    """Raises ``ValueError`` if dimensions are not more than examples, or if training diverges at the learning rate."""
     settings = study.settings
     examples, rate = settings.num_nodes * settings.held, settings.rate
     if settings.dimension <= examples:

@@ -219,7 +219,7 @@ def _conclude(study: Study, results: list[ParticipationRun], verdict: Verdict) -
 
 
 def _first_too_many(settings: ParticipationSettings, results: list[ParticipationRun], seed: int) -> int | None:
-    """Finds the least number of local steps with which a seed's model stays too far away (narrow); None if none."""
+    """Finds the least number of local steps with which a seed's model ends too far from the centralised; or None."""
     runs = (f for f in results if f.seed == seed and f.dimension == settings.narrow)
     return next((f.steps for f in runs if f.away > settings.tolerance), None)
 
