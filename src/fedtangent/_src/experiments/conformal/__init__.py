@@ -1,1 +1,1 @@
-"""Federated conformal prediction beside the intervals of ensembles and of Gaussian processes."""
+"""Federated conformal prediction, compared with the intervals of ensembles and of Gaussian processes."""

@@ -1,8 +1,9 @@
-"""Coverage of federated conformal sets (Lu et al., 2023), beside the own intervals of ensembles and Gaussian processes.
+"""Coverage of federated conformal sets (Lu et al., 2023), and of the intervals of ensembles and Gaussian processes.
 
-Clients differ: in the noise of their targets (sine), in their classes (digits). Fed-ensemble trains once a seed; then
-every client's other examples are split again and again into calibration and test. The ensemble's own intervals and the
-Gaussian process's say how much networks differ by their initial weights, and know nothing of the noise.
+Clients differ in the noise of their targets (sine) or in their classes (digits). Fed-ensemble trains once for each
+seed; then every client's other examples are split many times into calibration and test examples. Without calibration,
+the intervals of the ensemble and of the Gaussian process only say how much networks differ by their initial weights,
+and ignore the noise.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ REMARKS = (
 
 @dataclass(frozen=True)
 class CoverageSettings:
-    """The federation, its training, and the splits."""
+    """The sizes of the federation, the training, and the splits into calibration and test examples."""
 
     alpha: float = within(0.1, above=0, below=1)
     num_train: int = 60  # examples of each client
@@ -49,7 +50,7 @@ class CoverageSettings:
 
 
 class Predictors(NamedTuple):
-    """What predicts the held-out examples of all clients."""
+    """The trained predictors, and the held-out examples of all clients."""
 
     predicted: dict[str, ft.types.Prediction | ft.types.Gaussian]  # by name of the predictor
     targets: np.ndarray
@@ -57,7 +58,7 @@ class Predictors(NamedTuple):
 
 
 class Covered(NamedTuple):
-    """Sets of one method and seed, means over splits."""
+    """Coverage and size of the prediction sets of one method with one seed, means over splits."""
 
     method: str
     promised: bool  # whether the sets are conformal
@@ -68,12 +69,12 @@ class Covered(NamedTuple):
 
     @property
     def least(self) -> float:
-        """Coverage of the client that is covered least."""
+        """Coverage of the client with the lowest coverage."""
         return float(self.by_client.min())
 
 
 def _examples(study: Study, seed: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray, list[np.ndarray]]:
-    """Returns inputs, targets, and for each client its rows in random order."""
+    """Returns all inputs and targets, and for each client the rows of its examples in random order."""
     if study.dataset == "sine":
         count = study.settings.num_train + 4 * (study.settings.num_calibration + study.settings.num_test)
         x = rng.uniform(-1, 1, (len(NOISES) * count, 1))
@@ -85,7 +86,7 @@ def _examples(study: Study, seed: int, rng: np.random.Generator) -> tuple[np.nda
 
 
 def _trained(study: Study, seed: int) -> Predictors:
-    """Trains on the first examples of every client, and predicts the others."""
+    """Trains on the first ``num_train`` examples of every client, and predicts the others."""
     settings, rng = study.settings, np.random.default_rng(seed)
     x, y, rows = _examples(study, seed, rng)
     train, held_out = (np.concatenate([part[where] for part in rows]) for where in _parts(settings.num_train))
@@ -121,7 +122,10 @@ def _parts(count: int) -> tuple[slice, slice]:
 def _own(
     predictor: ft.types.Prediction | ft.types.Gaussian, of: Predictors, alpha: float
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Returns whether own intervals or sets hold each held-out target, and their sizes."""
+    """Computes the prediction sets that a predictor gives without calibration, at level 1 - alpha.
+
+    Returns whether each set contains the target, and the sizes of the sets; both are [n] for the n held-out examples.
+    """
     if np.issubdtype(of.targets.dtype, np.integer):
         classes = np.arange(predictor.mean.shape[1])
         shape = len(of.targets), len(classes)
@@ -134,7 +138,7 @@ def _own(
 
 
 def _covered(study: Study, of: Predictors, seed: int) -> Iterator[Covered]:
-    """Measures the coverage of all sets on random splits of the held-out examples."""
+    """Measures coverage and size of each method's prediction sets, on random splits of the held-out examples."""
     settings, rng = study.settings, np.random.default_rng(seed + 1)
     scores = ("residual", "normalised") if study.dataset == "sine" else ("probability", "adaptive")
     of_own_sets = {name: _own(predictor, of, settings.alpha) for name, predictor in of.predicted.items()}
@@ -157,12 +161,12 @@ def _covered(study: Study, of: Predictors, seed: int) -> Iterator[Covered]:
 
 
 def _on(is_covered: np.ndarray, size: np.ndarray, test: list[np.ndarray]) -> tuple[np.ndarray, float]:
-    """Returns the coverage of each client, and the mean size of the sets."""
+    """Computes the coverage of each client on its ``test`` rows, and the mean size of the sets over all these rows."""
     return np.array([np.mean(is_covered[rows]) for rows in test]), float(np.mean(size[np.concatenate(test)]))
 
 
 def run(study: Study) -> lab.Outcome:
-    """Trains, splits and measures with every seed."""
+    """Trains with every seed, measures the coverage of all prediction sets, and judges it."""
     results = list[Covered]()
     for seed in study.each_seed():
         for one in _covered(study, _trained(study, seed), seed):
@@ -192,7 +196,7 @@ def run(study: Study) -> lab.Outcome:
 
 
 def _claims(by_method: dict[str, list[Covered]], low: float, high: float) -> Iterator[lab.Claim]:
-    """Judges the coverage of the mixture by intervals over seeds."""
+    """Judges whether conformal sets cover a share in [low, high] of all clients' examples, and the other sets less."""
     for method, group in by_method.items():
         covered = lab.interval(one.overall for one in group)
         if group[0].promised:
@@ -204,7 +208,7 @@ def _claims(by_method: dict[str, list[Covered]], low: float, high: float) -> Ite
 
 
 def _draw(study: Study, by_method: dict[str, list[Covered]], title: str) -> None:
-    """Draws coverage by client, with the level last."""
+    """Plots the coverage of each method for every client and for all together, with the required level."""
     count = len(next(iter(by_method.values()))[0].by_client)
     series: dict[str, dict[int, tuple[float, float]]] = {}
     for method, group in by_method.items():

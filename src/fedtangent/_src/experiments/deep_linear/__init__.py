@@ -1,1 +1,1 @@
-"""FedAvg on deep linear networks (DeepLin): one file for each figure or claim."""
+"""Experiments of DeepLin, FedAvg on deep linear networks: its figures, its theorem, and the lazy regime beyond it."""

@@ -1,7 +1,7 @@
-"""Shared code of DeepLin's figures: FedAvg's loss curves by N and K, beside infinite width and the bound (18).
+"""Shared code of DeepLin's figures: FedAvg's loss curves by N and K, with infinite width and bound (18) of DeepLin.
 
-FedAvg takes full-batch steps on the sum of squares of a client; all clients take part in every round, with equal
-weights. Losses are per example, so that curves of different N can be compared (the paper's eq. 4 divides by N). The
+FedAvg takes K full-batch steps on the sum of squares of a client; all N clients take part in every round, with equal
+weights. Losses are per example, so that curves of different N can be compared (eq. (4) of DeepLin divides by N). The
 excess is the loss above that of least squares, computed without cancellation (``problems``). The flow of a curve is the
 network at infinite width, a linear model, from the same initial function, in closed form.
 """
@@ -45,7 +45,7 @@ FLOWS = "infinite width, from the network's own start"
 
 @dataclass(frozen=True)
 class CurveSettings:
-    """Settings of the paper, and of choices that it leaves open."""
+    """Settings of DeepLin's figures: those that the paper gives, and choices that it leaves open."""
 
     num_train: int = within(0, least=0)  # the first examples; 0: all
     directions: int = within(0, least=0)  # principal directions of the inputs that are kept; 0: all
@@ -60,19 +60,19 @@ class CurveSettings:
     dtype: str = within("float64", of=("float32", "float64"))  # of training
 
     def runs(self) -> list[Setting]:
-        """Returns N and K of each of the figure's runs."""
+        """Returns the numbers N of clients and K of local steps of each of the figure's runs."""
         raise NotImplementedError
 
 
 class Setting(NamedTuple):
-    """Numbers of clients and of their local steps."""
+    """Number of clients and number of their local steps."""
 
     num_clients: int  # N
     local_steps: int  # K
 
     @property
     def ratio(self) -> Fraction:
-        """Ratio K / N, on which the theorem's rate depends."""
+        """Ratio K / N, on which the rate of DeepLin's theorem depends."""
         return Fraction(self.local_steps, self.num_clients)
 
     def __str__(self) -> str:
@@ -105,7 +105,7 @@ def figure_scales(
 
 
 class Curve(NamedTuple):
-    """Losses of one run, per example, after 0, .., R rounds."""
+    """Losses of one run per example after 0, .., R rounds; the excess is the loss above that of least squares."""
 
     seed: int
     classes: int  # of a client; 0: dealt at random
@@ -125,27 +125,29 @@ class Curve(NamedTuple):
 
     @property
     def bound(self) -> np.ndarray:
-        """The bound (18) on the excess, [R + 1]."""
+        """Bound (18) of DeepLin on the excess, [R + 1]."""
         return np.asarray(self.excess[0] * self.constants.rate() ** np.arange(len(self.excess)))
 
     @property
     def error(self) -> float:
-        """The largest ``|ln excess - ln flow|`` of any round."""
+        """The largest ``|ln excess - ln flow|`` of any round: how far the network is from infinite width."""
         return apart(self.excess, self.flow)
 
 
 def apart(values: np.ndarray, other: np.ndarray) -> float:
-    """Computes the largest ``|ln - ln'|`` of two curves [T].
+    """Computes the largest ``|ln values - ln other|`` of two loss curves in any round.
 
     Args:
-        values: A curve of losses.
-        other: Another one.
+        values: A curve, [T].
+        other: Another one, [T].
     """
     return float(np.abs(np.log(values / other)).max())
 
 
 def rounds_to(excess: np.ndarray, level: float) -> float:
-    """Computes the rounds until a curve first falls to ``level`` times its start, log-interpolated; inf if never.
+    """Computes the number of rounds until a curve first falls to ``level`` times its start; inf if never.
+
+    It interpolates the logarithm between rounds.
 
     Args:
         excess: The curve, [R + 1].
@@ -163,13 +165,13 @@ def rounds_to(excess: np.ndarray, level: float) -> float:
 
 
 def problem(study: Study, seed: int) -> Problem:
-    """Loads the data of one seed."""
+    """Loads the regression problem of one seed, with the study's data set and settings."""
     settings = study.settings
     return load(study.dataset, study.data_dir, seed, settings.num_train, settings.directions, bool(settings.centred))
 
 
 def _divisions(study: Study) -> Iterator[tuple[Problem, Partition]]:
-    """Yields a partition and its examples for every seed, number of clients and number of classes a client."""
+    """Yields examples and their partition for every seed, classes per client, and number of clients."""
     counts = sorted({setting.num_clients for setting in study.settings.runs()})
     for seed in study.seeds:
         examples = problem(study, seed)
@@ -178,7 +180,7 @@ def _divisions(study: Study) -> Iterator[tuple[Problem, Partition]]:
 
 
 def _stable_rate(study: Study, examples: Problem, clients: Partition) -> float:
-    """Computes the largest rate at which no client diverges at infinite width."""
+    """Computes the largest learning rate at which no client's local steps diverge at infinite width."""
     return stable_learning_rate(theory.full_batch_work(examples.x, examples.y, clients, 1.0, 1), study.settings.depth)
 
 
@@ -198,12 +200,12 @@ def check(study: Study) -> None:
 
 
 def stable_rate(study: Study) -> float:
-    """Computes the largest rate at which no client of any run diverges at infinite width."""
+    """Computes the largest learning rate at which no client of any run diverges at infinite width."""
     return min(_stable_rate(study, *division) for division in _divisions(study))
 
 
 def rate_of(study: Study) -> float:
-    """Returns the rate of all runs: the setting's, or ``share`` of the largest stable rate, cut to two digits."""
+    """Returns the learning rate of all runs: the setting's, or ``share`` of the largest stable one, to two digits."""
     settings = study.settings
     if settings.learning_rate:
         return float(settings.learning_rate)
@@ -214,12 +216,12 @@ def rate_of(study: Study) -> float:
 
 @functools.partial(jax.jit, static_argnames=("model", "size"))
 def _product(model: Model, size: int, params: PyTree) -> jax.Array:
-    """Computes the network as one matrix M [d, C], ``f(x) = M' x``, in float64."""
+    """Multiplies the network's layers to one matrix M [d, C], ``f(x) = M' x``, in float64; ``size`` is d."""
     return model.apply(jax.tree.map(lambda leaf: leaf[0].astype(jnp.float64), params), jnp.eye(size))
 
 
 class Trained(NamedTuple):
-    """Networks that the engine trained."""
+    """A trained deep linear network: its initial layers, and its product after every round."""
 
     initial: list[np.ndarray]  # W^1 .. W^L, [fan_out, fan_in] each
     models: np.ndarray  # [R + 1, r, C], the network as one matrix
@@ -234,7 +236,7 @@ def _trained(
     seed: int,
     mapping: str = "auto",
 ) -> Trained:
-    """Trains the deep linear network with FedAvg. Needs 64-bit types."""
+    """Trains the deep linear network with FedAvg at learning rate ``rate``. Needs 64-bit types."""
     inputs, outputs, count = examples.x.shape[1], examples.y.shape[1], setting.num_clients
     size = Size(count, 0, inputs, outputs, settings.width, setting.local_steps, settings.num_rounds, settings.depth)
     algorithm = fed_avg_of(size, rate, settings.dtype)
@@ -254,7 +256,7 @@ def _trained(
 
 
 def _finished(study: Study, examples: Problem, clients: Partition, setting: Setting, rate: float, seed: int) -> Trained:
-    """Returns the trained networks of a run: read from its file, or trained and written."""
+    """Returns the trained network of a run: reads it from its file, or trains and writes it."""
     settings = study.settings
     depends_on = harness.decisive(settings, "width depth num_rounds dtype") | {
         "rate": rate,
@@ -272,7 +274,7 @@ def _finished(study: Study, examples: Problem, clients: Partition, setting: Sett
 
 
 def _every_curve(study: Study, rate: float) -> tuple[list[Curve], list[Wrong]]:
-    """Computes the curves of all runs and seeds, and for the first seed's runs the flows of wrong theories."""
+    """Trains all runs of every seed and computes their curves; for the first seed also the flows of wrong theories."""
     settings, curves, wrong = study.settings, list[Curve](), list[Wrong]()
     for seed in study.each_seed():
         examples, spectrum = problem(study, seed), None
@@ -304,7 +306,7 @@ def _constants(
     spectrum: tuple[float, float],
     start: np.ndarray,
 ) -> DeepLinearConstants:
-    """Computes the theorem's constants for targets W* X, as it assumes; ``spectrum`` is P(0)'s."""
+    """Computes the constants of DeepLin's theorem; ``spectrum`` has the initial kernel's extreme eigenvalues."""
     truth = float(np.linalg.norm(examples.best, 2))
     residual = math.sqrt(2 * len(examples.y) * float(examples.excess(start)))
     sizes = settings.depth, settings.width, examples.y.shape[1], work.num_clients, len(examples.singular)
@@ -313,7 +315,7 @@ def _constants(
 
 
 class Wrong(NamedTuple):
-    """Excess of flows under wrong theories, [R + 1] each."""
+    """Excess of the flows of two wrong theories after every round, [R + 1] each."""
 
     one_step: np.ndarray | None  # K forgotten; None if K = 1
     summed: np.ndarray  # N forgotten: clients' changes are added, not averaged; cut off where it diverges
@@ -326,7 +328,7 @@ def _wrong(
     flow: theory.LocalRegression,
     start: np.ndarray,
 ) -> Wrong:
-    """Computes the flow of one local step instead of K, and the flow that adds clients' changes without averaging."""
+    """Computes two wrong flows: with one local step instead of K, and with clients' changes added, not averaged."""
     one = None
     if work.local_steps > 1:
         one_step = theory.deep_linear_limit(work._replace(local_steps=1), settings.depth)
@@ -338,7 +340,7 @@ def _wrong(
 
 
 def _verdict(curves: Sequence[Curve], wrong: Sequence[Wrong], sizes: str) -> Verdict:
-    """Checks that every curve is nearer to its flow than half of its distance to the nearest flow of another K / N."""
+    """Judges whether each curve's distance to its flow is below half that flow's distance to one of another K / N."""
     # Controls: the flows with K forgotten and with N forgotten; the nearest to its curve counts.
     ratios, forgotten = list[float](), {"K forgotten": list[float](), "N forgotten": list[float]()}
     for curve, other in zip(curves, wrong, strict=True):
@@ -361,7 +363,7 @@ More = Callable[[Sequence[Curve]], tuple[lab.Sheet, ...]]
 
 
 def outcome(study: Study, title: str, judge: Judge, more: More = lambda _: ()) -> lab.Outcome:
-    """Computes a figure's outcome.
+    """Runs one of DeepLin's figures: trains all runs and builds table, figures, claims and the verdict on the flow.
 
     Args:
         study: Settings, seeds and output folder of the experiment.
@@ -385,7 +387,7 @@ def outcome(study: Study, title: str, judge: Judge, more: More = lambda _: ()) -
 
 
 def _row(curve: Curve, level: float) -> lab.Row:
-    """Builds a row of result.json."""
+    """Builds the row of one run in result.json; ``level`` is the share of the initial excess to which rounds count."""
     to = {name: rounds_to(values, level) for name, values in (("rounds", curve.excess), ("flow_rounds", curve.flow))}
     return {
         "seed": curve.seed,
@@ -410,7 +412,7 @@ def _row(curve: Curve, level: float) -> lab.Row:
 
 
 def _sheet(study: Study, curves: Sequence[Curve], title: str) -> lab.Sheet:
-    """Builds the table: means over seeds of each run."""
+    """Builds the table of all runs, with means over seeds."""
     level = study.settings.level
     means = lab.means([_row(c, level) for c in curves], "clients", "num_clients", "local_steps")
     columns = f"clients: {{clients}} | N: {{num_clients}} | K: {{local_steps}} | rounds to {level:g}: {{rounds:.1f}} | "
@@ -421,7 +423,7 @@ def _sheet(study: Study, curves: Sequence[Curve], title: str) -> lab.Sheet:
 
 
 def _draw(study: Study, curves: Sequence[Curve], title: str, name: str) -> None:
-    """Draws two figures of the first seed: the excess with flow and bound, and the loss with the least squares'."""
+    """Plots two figures of the first seed: the excess with flow and bound, and the loss with that of least squares."""
     first = [c for c in curves if c.seed == study.seeds[0]]
     at = np.arange(0, study.settings.num_rounds + 1, max(1, study.settings.num_rounds // DRAWN))
     lowest = 0.5 * min(float(min(c.excess.min(), c.flow.min())) for c in first)
@@ -443,7 +445,7 @@ def _draw(study: Study, curves: Sequence[Curve], title: str, name: str) -> None:
 
 
 def _remarks_on(study: Study, curves: Sequence[Curve], rate: float) -> tuple[str, ...]:
-    """Returns remarks on choices that the paper leaves open, and on its conditions that do not hold."""
+    """Returns remarks on choices that DeepLin's paper leaves open, and on its conditions that fail here."""
     settings, data, limit = study.settings, problem(study, study.seeds[0]), stable_rate(study)
     steps = max(rate / c.constants.step_limit() for c in curves)
     width = max(c.constants.least_width() for c in curves)

@@ -1,13 +1,13 @@
 """Figures 2 to 4 of DeepLin: FedAvg by the number of clients, of local steps, and by their ratio.
 
-Fig. 2: Depth 3, width 500, all clients in every round, i.i.d. and with two classes a client. The paper does not give K;
-here it is 5, the middle of the values of fig. 3, which is ``fig3`` at the end of this file. The paper shows that more
-rounds are needed with more clients, and concludes that the rate is inversely proportional to N.
+Fig. 2: depth 3, width 500, all N clients in every round, i.i.d. and with two classes a client. The paper does not give
+the number K of local steps; here it is 5, the middle of the values of fig. 3. The paper shows that more rounds are
+needed with more clients, and concludes that the rate is inversely proportional to N. Fig. 3 varies K instead.
 
-Fig. 4: Depth 3, width 500, all clients in every round, K = 5 and 10; i.i.d., two and five classes a client. The paper
-shows that the curves "stay similarly", because (18) depends on K / N only. Here their distance is measured, the largest
+Fig. 4: the same networks, K = 5 and 10; i.i.d., two and five classes a client. The paper shows that curves of equal K /
+N "stay similarly", because bound (18) of DeepLin depends on K / N only. Here their distance is measured, the largest
 ``|ln - ln'|`` of any round, against the heterogeneity of the clients. With K > 1 and labels that no model fits, clients
-pull the mean away from least squares, and fewer, larger clients pull it farther: (18) does not describe this. The
+pull the mean away from least squares, and fewer, larger clients pull it farther: bound (18) does not describe this. The
 closed form at infinite width gives the size of this effect (``limit``).
 """
 
@@ -34,48 +34,48 @@ PROPORTIONAL = 0.1  # how far a power may be from 1 to count as proportional
 
 @dataclass(frozen=True)
 class ClientsSettings(CurveSettings):
-    """The paper's settings, but for K."""
+    """Settings of fig. 2 of DeepLin: several numbers of clients, and our choice of the number of local steps."""
 
     num_clients: tuple[int, ...] = within((40, 80, 160), count=2, increasing=True)
     local_steps: int = 5
 
     def runs(self) -> list[Setting]:
-        """Returns a setting for every N."""
+        """Returns one run for every number of clients."""
         return [Setting(n, self.local_steps) for n in self.num_clients]
 
 
 @dataclass(frozen=True)
 class StepsSettings(CurveSettings):
-    """The paper's settings of fig. 3, but for N."""
+    """Settings of fig. 3 of DeepLin: several numbers of local steps, and our choice of the number of clients."""
 
     num_clients: int = 80
     local_steps: tuple[int, ...] = within((1, 5, 10), count=2, increasing=True)
 
     def runs(self) -> list[Setting]:
-        """Returns a setting for every K."""
+        """Returns one run for every number of local steps."""
         return [Setting(self.num_clients, k) for k in self.local_steps]
 
 
 def run_2(study: Study) -> lab.Outcome:
-    """Trains with every N on every seed, with clients of every kind."""
+    """Runs fig. 2 of DeepLin: trains with every number of clients, and of classes a client, on every seed."""
     settings = study.settings
     title = f"Fig. 2: rounds grow with N, K = {settings.local_steps}"
     return curves.outcome(study, title, lambda curves: by_power(curves, settings.level, "N", 1.0))
 
 
 def run_3(study: Study) -> lab.Outcome:
-    """Trains with every K on every seed, with clients of every kind."""
+    """Runs fig. 3 of DeepLin: trains with every number of local steps, and of classes a client, on every seed."""
     settings = study.settings
     title = f"Fig. 3: rounds fall with K, N = {settings.num_clients}"
     return curves.outcome(study, title, lambda curves: by_power(curves, settings.level, "K", -1.0))
 
 
 def by_power(curves: Sequence[Curve], level: float, of: str, power: float) -> tuple[lab.Claim, ...]:
-    """Judges whether rounds to a level grow or fall with N or K, and in proportion to its power.
+    """Judges whether the rounds to a given loss grow or fall with N or K, and in proportion to its power.
 
     Args:
         curves: Curves of all runs.
-        level: Share of the initial excess to which rounds are counted.
+        level: The loss, as a share of the initial excess.
         of: "N" or "K".
         power: 1 if rounds should grow, -1 if they should fall.
     """
@@ -114,20 +114,20 @@ ALIKE = ("one.classes", "one.setting", "twice.setting")  # in these the pairs of
 
 @dataclass(frozen=True)
 class RatioSettings(CurveSettings):
-    """The paper's settings: each N with ``local_steps`` beside 2 N with twice as many."""
+    """Settings of fig. 4 of DeepLin: each N with ``local_steps``, and 2 N with twice as many steps."""
 
     classes_per_client: tuple[int, ...] = within((0, 5, 2), least=0)
     num_clients: tuple[int, ...] = within((80, 40), count=2)
     local_steps: int = 5
 
     def runs(self) -> list[Setting]:
-        """Returns both settings of every pair, without repetitions."""
+        """Returns the runs of all pairs (N, K) and (2 N, 2 K), without repetitions."""
         both = (Setting(times * n, times * self.local_steps) for n in self.num_clients for times in (1, 2))
         return list(dict.fromkeys(both))
 
 
 class Pair(NamedTuple):
-    """Two curves of one K / N, and a curve of another K / N, as a scale for distances."""
+    """Two loss curves of equal K / N (local steps over clients), and one of another K / N for comparison."""
 
     one: Curve
     twice: Curve  # twice the N and K
@@ -135,22 +135,22 @@ class Pair(NamedTuple):
 
     @property
     def of_excess(self) -> float:
-        """Distance of the curves above least squares."""
+        """Distance of the pair's curves of the excess, the loss above least squares (see ``curves.apart``)."""
         return apart(self.one.excess, self.twice.excess)
 
     @property
     def of_loss(self) -> float:
-        """Distance of the training losses, as the paper draws them."""
+        """Distance of the pair's curves of the training loss, which DeepLin draws."""
         return apart(self.one.loss, self.twice.loss)
 
     @property
     def of_flows(self) -> float:
-        """Distance at infinite width."""
+        """Distance of the pair's curves of the excess at infinite width."""
         return apart(self.one.flow, self.twice.flow)
 
     @property
     def of_limits(self) -> float:
-        """Distance ``|ln a - ln b|`` of the limits a and b of the pair's curves of the excess at infinite width."""
+        """Distance ``|ln a - ln b|`` of the limits a and b that the pair's curves have at infinite width."""
         return abs(math.log(self.one.limit / self.twice.limit))
 
     @property
@@ -160,13 +160,13 @@ class Pair(NamedTuple):
 
     @property
     def until(self) -> int:
-        """The last round up to which the curves are within ``SAME`` of each other."""
+        """The last round up to which the pair's curves differ by at most ``SAME``, 10 %."""
         off = np.flatnonzero(np.abs(np.log(self.one.excess / self.twice.excess)) > SAME)
         return int(off[0]) - 1 if len(off) else len(self.one.excess) - 1
 
 
 def run_4(study: Study) -> lab.Outcome:
-    """Trains every pair on every seed, with clients of every kind."""
+    """Runs fig. 4 of DeepLin: trains both runs of each pair, with every number of classes a client, on every seed."""
     of_curves = partial(_pairs, settings=study.settings)
     outcome = curves.outcome(
         study,
@@ -182,7 +182,7 @@ def run_4(study: Study) -> lab.Outcome:
 
 
 def _pairs(curves: Sequence[Curve], settings: RatioSettings) -> list[Pair]:
-    """Pairs the curves of equal K / N, seed by seed."""
+    """Pairs the curves of equal K / N, for every seed and number of classes a client."""
     at, result = {(c.classes, c.setting, c.seed): c for c in curves}, []
     for classes in settings.classes_per_client:
         for i, n in enumerate(settings.num_clients):
@@ -194,7 +194,7 @@ def _pairs(curves: Sequence[Curve], settings: RatioSettings) -> list[Pair]:
 
 
 def _sheet(all_pairs: Sequence[Pair]) -> lab.Sheet:
-    """Builds the table of the pairs' distances, with means and intervals over seeds."""
+    """Builds the table of the distances within pairs, with means and intervals over seeds."""
     rows = []
     for (classes, one, twice), group in lab.grouped(all_pairs, *ALIKE).items():
         row: lab.Row = {"clients": scheme_name(classes), "pair": f"{tuple(one)}, {tuple(twice)}"}
@@ -211,9 +211,9 @@ def _sheet(all_pairs: Sequence[Pair]) -> lab.Sheet:
 
 
 def claims(all_pairs: Sequence[Pair]) -> tuple[lab.Claim, ...]:
-    """Judges whether runs of equal K / N, local steps over clients, have the same curve of the loss.
+    """Judges whether runs of equal K / N (local steps over clients) have the same loss curve.
 
-    It also judges, which the paper does not, whether these curves are farther apart for more heterogeneous clients.
+    It also judges whether these curves are farther apart for more heterogeneous clients, which is our claim.
     """
     verdicts = list[lab.Claim]()
     for (classes, one, twice), group in lab.grouped(all_pairs, *ALIKE).items():

@@ -1,4 +1,4 @@
-"""A deep linear network trained by FedAvg, beside its flows and the quantities of DeepLin's proof."""
+"""Training of a deep linear network by FedAvg, with its flows and the quantities in the proof of DeepLin."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ CONTROL = "1 - 2 eta K lambda_min: N forgotten"  # the name of a wrong bound
 
 
 class Look(NamedTuple):
-    """Quantities of the proof after one round."""
+    """The hypotheses and terms in the proof of DeepLin's Theorem IV.2, measured after one round."""
 
     round: int
     hypotheses: tuple[Assumption, ...]
@@ -36,7 +36,10 @@ class Look(NamedTuple):
 
 
 class FollowedNetwork(NamedTuple):
-    """A network and its flows; residuals are in the eigenbasis of P(0), least eigenvalue first, over the first norm."""
+    """A trained deep linear network, Theorem IV.2 of DeepLin for it, and its flows.
+
+    Residuals [n C] are in the eigenbasis of the initial kernel P(0), least eigenvalue first, over the initial norm.
+    """
 
     seed: int
     draw: int
@@ -49,20 +52,20 @@ class FollowedNetwork(NamedTuple):
 
     @property
     def loss(self) -> np.ndarray:
-        """Squared residual over the initial one, [R + 1]."""
+        """Squared residual over the initial one after every round, [R + 1]."""
         return np.asarray(np.sum(self.modes**2, axis=1))
 
     def error(self, name: str) -> float:
-        """Computes the largest distance of a flow's residual from the network's in any round."""
+        """Computes the largest distance in any round of the flow ``name``'s residual from the network's."""
         return float(np.linalg.norm(self.flows[name] - self.modes, axis=1).max())
 
     @property
     def unit(self) -> float:
-        """``eta K lambda_min / N``."""
+        """The first-order decrease of the residual in a round of K steps, ``eta K lambda_min / N``."""
         return 2 * (1 - self.theorem.constants.rate())
 
     def bounds(self) -> dict[str, np.ndarray]:
-        """Returns the bound (18), the bound in its proof, and the control, [R + 1] each."""
+        """Returns bound (18) of DeepLin, the bound in its proof, and a wrong bound as control, [R + 1] each."""
         rounds = np.arange(len(self.modes))
         c = self.theorem.constants
         wrong = max(1 - 2 * c.num_clients * self.unit, 0.0)
@@ -72,13 +75,13 @@ class FollowedNetwork(NamedTuple):
 def follow(
     size: Size, work: ft.theory.FullBatchWork, which: tuple[int, int], looks: int, delta: float
 ) -> FollowedNetwork:
-    """Trains one network and computes its flows.
+    """Trains one deep linear network by FedAvg, and computes its flows.
 
     Args:
         size: Sizes of the run.
-        work: The clients' work in a round.
-        which: Seed and draw of the network.
-        looks: Number of rounds at which draw 0 computes the quantities of the proof.
+        work: The clients' examples and local steps.
+        which: Seed, and number of the network with that seed (its draw).
+        looks: Number of rounds after which the quantities of the proof are computed, for draw 0 only.
         delta: Probability with which the theorem may fail.
     """
     (seed, draw), rounds = which, size.rounds
@@ -111,10 +114,10 @@ def follow(
 
 
 def check_width(name: str, width: int, outputs: int, dimension: int) -> None:
-    """Raises ``ValueError`` for a width below both dimensions of the map, where P(0) is singular and rho is 1.
+    """Raises ``ValueError`` for a width below both C and d, where P(0) is singular and the bound does not fall.
 
     Args:
-        name: Name of the setting.
+        name: Name of the setting in the message.
         width: Width of the network.
         outputs: Number C of outputs.
         dimension: Dimension d of the inputs.
@@ -126,10 +129,13 @@ def check_width(name: str, width: int, outputs: int, dimension: int) -> None:
 def kernel_flow(
     work: ft.theory.FullBatchWork, start: np.ndarray, rounds: int
 ) -> Callable[[np.ndarray, int, float], np.ndarray]:
-    """Returns a function of kernel [n C, n C], local steps and rate: the exact flow, [R + 1, n, C].
+    """Returns a function that computes the exact flow of full-batch FedAvg for a kernel.
+
+    The function takes a kernel [n C, n C], the number of local steps and the rate; it returns the outputs [R + 1, n,
+    C].
 
     Args:
-        work: The clients' work in a round.
+        work: The clients' examples.
         start: Outputs before the first round, [n, C].
         rounds: Number R of rounds.
     """
@@ -147,7 +153,7 @@ def kernel_flow(
 def _looked(
     theorem: ft.theory.DeepLinearTheorem, work: ft.theory.FullBatchWork, weights: list[np.ndarray], t: int
 ) -> Look:
-    """Computes the quantities of the proof at the server's weights."""
+    """Computes the hypotheses and terms in the proof of DeepLin's Theorem IV.2 at ``weights`` after round t."""
     residual = float(np.linalg.norm(work.x @ linear_model(weights) - work.y))
     terms = ft.theory.residual_terms(theorem.initial, weights, work)
     norms = {name: float(np.linalg.norm(term)) / residual for name, term in terms._asdict().items()}
@@ -159,7 +165,7 @@ def _looked(
 
 
 def _balance(initial: Sequence[np.ndarray], weights: Sequence[np.ndarray]) -> tuple[float, float]:
-    """Computes how far ``W^{i+1}' W^{i+1}`` and ``W^i W^i'`` have moved, and their difference, over all layers."""
+    """Computes how far ``W^{i+1}' W^{i+1}`` and ``W^i W^i'`` have changed in all layers, and their difference."""
     # Both are relative to the initial norm of the two. The difference is ``theory.balancedness``.
     size = moved = apart = 0.0
     for (below0, above0), (below, above) in zip(itertools.pairwise(initial), itertools.pairwise(weights), strict=True):

@@ -1,10 +1,11 @@
 """The data of DeepLin's figures, in the principal directions of their inputs, where a loss is a sum over modes.
 
-Inputs are scaled to length 1: the paper does not say how it scales them, and for pixels in [0, 1] its rate is above
-the stability limit of most of its settings. Targets are one-hot, which the paper does not say either. An orthonormal
-basis of the row space changes neither inner products nor the law of Gaussian first weights, so a run in ``rank(X)``
-coordinates has the same law as one in all d. In the basis of the singular value decomposition ``X'X`` is diagonal, and
-the loss of a linear model ``M`` above least squares is ``1/2 |S (M - W*)|^2``, a sum of squares without cancellation.
+Inputs are scaled to length 1: the paper does not say how it scales them, and for pixels in [0, 1] its rate is above the
+stability limit of most of its settings. Targets are one-hot, which the paper does not say either. An orthonormal basis
+of the row space of the inputs X changes neither inner products nor the distribution of Gaussian first weights. So
+training in ``rank(X)`` coordinates has the same distribution as in all d. In the basis of the singular value
+decomposition ``X'X`` is diagonal, with the root S, and the loss of a linear model ``M`` above least squares, W*, is
+``1/2 |S (M - W*)|^2``, a sum of squares without cancellation.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import fedtangent as ft
 
 
 class Problem(NamedTuple):
-    """Examples in r principal directions, float64."""
+    """n examples of a linear regression with C outputs, their inputs in r principal directions, float64."""
 
     x: np.ndarray  # [n, r], X'X diagonal
     y: np.ndarray  # [n, C]
@@ -31,18 +32,18 @@ class Problem(NamedTuple):
 
     @property
     def floor(self) -> float:
-        """Loss per example of least squares; not 0, as labels are no linear functions of the inputs."""
+        """Loss per example of the least-squares model; it is not 0, as labels are no linear functions of inputs."""
         return float(np.sum((self.x @ self.best - self.y) ** 2) / (2 * len(self.y)))
 
     def excess(self, models: Any) -> np.ndarray:
-        """Computes the loss per example minus ``floor`` of models [.., r, C]: [..]; not finite for diverged models."""
+        """Computes the loss per example above ``floor`` of models [.., r, C]: [..]; not finite if diverged."""
         with np.errstate(over="ignore", invalid="ignore"):
             away = self.singular[:, None] * (np.asarray(models, np.float64) - self.best)
             return np.asarray(np.sum(away**2, axis=(-2, -1)) / (2 * len(self.y)))
 
 
 def _problem_of(loaded: ft.data.Dataset, directions: int = 0, centred: bool = False) -> Problem:
-    """Builds the problem of a data set's examples; raises ``ValueError`` for more directions than the inputs' rank."""
+    """Builds the regression problem of a data set; arguments and errors are as in ``load``."""
     flat = loaded.x_train.reshape(len(loaded.x_train), -1).astype(np.float64)
     lengths = np.linalg.norm(flat, axis=1, keepdims=True)
     flat /= np.where(lengths > 0, lengths, 1.0)
@@ -65,7 +66,7 @@ def _principal_directions(x: np.ndarray) -> np.ndarray:
 
 @functools.lru_cache(maxsize=2)
 def load(dataset: str, folder: Path | None, seed: int, num_train: int, directions: int, centred: bool) -> Problem:
-    """Builds the problem of a data set by name.
+    """Loads a data set by name, and builds its regression problem in principal directions.
 
     Args:
         dataset: Name of the data set.

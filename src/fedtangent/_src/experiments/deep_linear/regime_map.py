@@ -1,10 +1,11 @@
 """Beyond DeepLin's paper: from lazy to rich, by width, initial scale and depth of a deep linear network.
 
-A network whose weights start as s N(0, 1) is, at the rate eta, s^L times the paper's own at the rate
-``eta s^(2 (L - 1))`` with targets ``Y / s^L``: a small scale is a large W*, and the width that Theorem IV.2 asks for
-grows as ``s^(-2 L)``. Rates are one fraction of the stability limit of infinite width at that scale, so that
-the flow is the same in all cells of a depth but for its start. Measured in each cell: how fast the loss falls late,
-beside the flow and beside (18); how far the kernel moves; and whether {N, K} and {2 N, 2 K} have the same curve.
+A network of L layers whose weights start as s N(0, 1), at the learning rate eta, is s^L times the paper's own network
+at the rate ``eta s^(2 (L - 1))`` with targets ``Y / s^L``. So a small scale s is a large true model W*, and the width
+that Theorem IV.2 of DeepLin asks for grows as ``s^(-2 L)``. Rates are one fraction of the stability limit of infinite
+width at that scale, so that at one depth the flow differs only in its start. For each depth, width and scale it
+measures how fast the loss falls late, compared with the flow and with bound (18) of DeepLin; how far the kernel
+changes; and whether N clients with K steps and 2 N clients with 2 K steps have the same curve.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ REMARKS = (
 
 @dataclass(frozen=True)
 class RegimeSettings:
-    """A map of widths at one depth, and one of depths at one width, over the same scales."""
+    """Settings of two maps over the same scales: of widths at one depth, and of depths at one width."""
 
     num_clients: int = within(4, least=2)
     held: int = within(4, least=2)  # examples of a client
@@ -66,14 +67,14 @@ class RegimeSettings:
     num_rounds: int = within(60, least=20)
 
     def size(self, depth: int, width: int, times: int = 1, rounds: int | None = None) -> Size:
-        """Returns the size of a run with ``times`` as many clients and local steps.
+        """Returns the sizes of a run with ``times`` as many clients and local steps as in the settings.
 
         Each client then has ``held // times`` examples.
 
         Args:
             depth: Number L of layers.
             width: Width m.
-            times: Multiple of the clients and of their local steps.
+            times: Factor of the clients and of their local steps.
             rounds: Number of rounds; None for ``num_rounds``.
         """
         shape = times * self.num_clients, self.held // times, self.dimension, self.outputs, width
@@ -81,16 +82,19 @@ class RegimeSettings:
 
     @property
     def middle(self) -> int:
-        """The width of the map of depths."""
+        """The width at which the map of depths is computed: the middle one of ``widths``."""
         return self.widths[len(self.widths) // 2]
 
     def networks(self) -> list[tuple[int, int]]:
-        """Returns depth and width of all cells."""
+        """Returns depth and width of all networks in the two maps, without repetitions."""
         return list(dict.fromkeys(place for _, _, places in _maps(self) for place in places))
 
 
 class Cell(NamedTuple):
-    """Networks of one seed, depth, width and scale; losses [T] are relative to the initial one."""
+    """Two networks of one seed, depth, width and scale, with N and with 2 N clients, and their flows.
+
+    Losses [T] are relative to the initial one; P(0) is the network's initial kernel, and (18) DeepLin's bound.
+    """
 
     seed: int
     depth: int
@@ -110,17 +114,17 @@ class Cell(NamedTuple):
 
     @property
     def diverged(self) -> bool:
-        """Whether either network has diverged."""
+        """Whether the loss of either network is not finite."""
         return not (np.isfinite(self.loss).all() and np.isfinite(self.doubled).all())
 
     def late(self, loss: np.ndarray) -> float:
-        """Computes the fall of ln ``loss`` in a round, over the network's late rounds."""
+        """Computes the decrease of ln ``loss`` per round, over the second half of the rounds above rounding."""
         count = alive(self.loss)
         first, last = count // 2, count - 1
         return float(np.log(loss[first] / loss[last]) / (self.rounds[last] - self.rounds[first]))
 
     def numbers(self) -> dict[str, float]:
-        """Computes the values of NUMBERS; NaN if the cell diverged."""
+        """Computes this network's quantities for the map, named in NUMBERS; all NaN if it diverged."""
         if self.diverged:
             return dict.fromkeys(NUMBERS, np.nan)
         rate = self.late(self.loss)
@@ -129,25 +133,29 @@ class Cell(NamedTuple):
         return dict(zip(NUMBERS, map(float, (*decays, *ratios)), strict=True))
 
     def over(self, rho: float) -> float:
-        """Computes the largest loss over ``rho^t`` of any round."""
+        """Computes the largest ratio of the loss to the bound ``rho^t`` over the rounds t from 1 on."""
         return float(np.max(self.loss[1:] / rho ** self.rounds[1:]))
 
 
 def alive(loss: np.ndarray) -> int:
-    """Counts the values before the first below FLOOR, at least 3."""
+    """Counts the rounds before a relative ``loss`` first falls below FLOOR, where it is rounding; at least 3."""
     below = ~(loss > FLOOR)
     return max(int(np.argmax(below)) if below.any() else len(loss), 3)
 
 
 def _apart(loss: np.ndarray, other: np.ndarray) -> float:
-    """Computes ``mean |ln other - ln loss| / mean |ln loss|``, from round 1 until a curve falls below ``FLOOR``."""
+    """Computes how far two loss curves are apart: ``mean |ln other - ln loss| / mean |ln loss|``, while above FLOOR."""
     count = min(alive(loss), alive(other))
     first, second = np.log(loss[1:count]), np.log(other[1:count])
     return float(np.mean(np.abs(second - first)) / np.mean(np.abs(first)))
 
 
 def check(study: Study) -> None:
-    """Raises ``ValueError`` for singular kernels, clients of odd size, too few examples, or no scale below 1."""
+    """Raises ``ValueError`` for settings that do not fit together.
+
+    The width must be large enough for an invertible kernel, ``held`` even, the dimension at most the number of
+    examples, and one scale below 1.
+    """
     settings = study.settings
     check_width("widths", settings.widths[0], settings.outputs, settings.dimension)
     if settings.held % 2:
@@ -159,13 +167,13 @@ def check(study: Study) -> None:
 
 
 def _scaled(settings: RegimeSettings, seed: int, size: Size, scale: float) -> ft.theory.FullBatchWork:
-    """Builds the work for which the paper's network is equivalent to a network of this initial scale."""
+    """Builds the training of DeepLin's network that is equivalent to a network of initial scale ``scale``."""
     x, y = problem(size, seed, settings.spread, settings.truth)
     return work_of(size, x, y / scale**size.depth, settings.step_factor * 2 * settings.outputs / size.depth)  # |X| is 1
 
 
 def run(study: Study) -> lab.Outcome:
-    """Computes all cells of every seed."""
+    """Trains the networks of every seed, depth, width and scale, and compares their losses and kernels with theory."""
     settings, cells = study.settings, list[Cell]()
     for seed in study.each_seed():
         for (depth, width), scale in itertools.product(settings.networks(), settings.scales):
@@ -178,7 +186,7 @@ def run(study: Study) -> lab.Outcome:
 
 
 def _cell(settings: RegimeSettings, seed: int, depth: int, width: int, scale: float) -> Cell:
-    """Trains both networks of a cell, and computes their flows."""
+    """Trains two networks of one depth, width and scale, with N and 2 N clients, and computes their flows."""
     ends, curves = list[list[np.ndarray]](), list[np.ndarray]()
     for times in (2, 1):
         size = settings.size(depth, width, times)
@@ -214,7 +222,10 @@ def _relative(residuals: np.ndarray) -> np.ndarray:
 
 
 def _transcribed(settings: RegimeSettings, seed: int) -> Verdict:
-    """Checks that a direct computation of eqs. (6) to (8) from weights s N(0, 1) equals the engine's equivalent run."""
+    """Judges whether weights that start as s N(0, 1) train as the equivalent run of DeepLin's own network.
+
+    Eqs. (6) to (8) of DeepLin, computed directly, must give the same model as the engine's run.
+    """
     scale, depth, count = settings.scales[0], settings.depth, 2
     size = settings.size(depth, settings.middle, rounds=count)
     paper = _scaled(settings, seed, size, scale)
@@ -242,7 +253,7 @@ def _transcribed(settings: RegimeSettings, seed: int) -> Verdict:
 
 
 def _conclude(study: Study, cells: list[Cell], exact: Verdict) -> lab.Outcome:
-    """Builds tables, figure, claims and verdicts of both maps."""
+    """Builds the tables, figure, claims and verdicts of both maps."""
     settings, rows, entries = study.settings, list[lab.Row](), list[lab.Row]()
     for (depth, width, scale), group in lab.grouped(cells, "depth", "width", "scale").items():
         numbers = {name: [c.numbers()[name] for c in group] for name in NUMBERS}
@@ -265,7 +276,7 @@ def _conclude(study: Study, cells: list[Cell], exact: Verdict) -> lab.Outcome:
 
 
 def _maps(settings: RegimeSettings) -> list[tuple[str, str, list[tuple[int, int]]]]:
-    """Returns the maps of widths and of depths: varying quantity, fixed quantity, and (depth, width) of each line."""
+    """Returns the maps of widths and of depths: what varies, what is fixed, and the networks as (depth, width)."""
     by_width = "width", f"depth {settings.depth}", [(settings.depth, w) for w in settings.widths]
     return [by_width, ("depth", f"width {settings.middle}", [(d, settings.middle) for d in settings.depths])]
 
@@ -277,7 +288,7 @@ def _mean(values: list[float]) -> float | None:
 
 
 def _at_corner(settings: RegimeSettings, cells: list[Cell], lazy: bool) -> list[Cell]:
-    """Selects every seed's cell at one corner of the map of widths."""
+    """Selects every seed's widest network of largest scale if ``lazy``, else the narrowest of smallest scale."""
     # With ``lazy`` it is the cell with the largest width and the largest scale, otherwise the one with the smallest
     # width and the smallest scale.
     place = -1 if lazy else 0
@@ -332,7 +343,7 @@ def _verdicts(settings: RegimeSettings, cells: list[Cell]) -> tuple[Verdict, ...
 
 
 def _draw(study: Study, entries: list[lab.Row]) -> None:
-    """Draws four of NUMBERS on both maps."""
+    """Plots heat maps of the late decay, the kernel's change and the curves' distance, for both maps."""
     settings, grid = study.settings, []
     by_place = {(r["depth"], r["width"], r["scale"]): r for r in entries}
     for varied, title, places in _maps(settings):

@@ -1,9 +1,9 @@
 """Theorem IV.2 of DeepLin along runs that meet its conditions: its bound, its hypotheses, the terms of its proof.
 
-A few examples of well-conditioned inputs, and targets that a matrix fits, so that a network of a thousand units is wide
-enough. The loss is compared with the bound (18) and with the exact federated flow, of the network's kernel P(0) and of
-infinite width, mode by mode in the eigenbasis of P(0). Along the run the proof's hypotheses, its four terms of a round
-(17), and the loss of the layers' balance are measured.
+There are few examples with well-conditioned inputs, and targets that a matrix fits, so that a network of a thousand
+units is wide enough for the theorem. The loss is compared with bound (18) of DeepLin and with exact federated flows: of
+the network's initial kernel P(0), and of infinite width, mode by mode in the eigenbasis of P(0). During training the
+proof's hypotheses, its four terms of a round (eq. (17)), and the balance of the layers are measured.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ REMARKS = (
 
 @dataclass(frozen=True)
 class TheoremSettings:
-    """Settings of examples, clients and networks; the step is ``step_factor`` of the largest in the theorem."""
+    """Settings of examples, clients and networks; the step is ``step_factor`` times the largest in the theorem."""
 
     num_clients: int = within(4, least=2)
     held: int = 1  # examples of a client; (27) needs as many dimensions as examples of all
@@ -68,7 +68,7 @@ class TheoremSettings:
     control_factor: float = within(100.0, above=1)  # times the step, for a network outside the theorem
 
     def size(self, width: int, rounds: int | None = None) -> Size:
-        """Returns the size of a run, with as many dimensions as examples.
+        """Returns the sizes of a run, with as many input dimensions as examples.
 
         Args:
             width: Width of the network.
@@ -78,12 +78,12 @@ class TheoremSettings:
         return Size(*shape, self.local_steps, rounds or self.num_rounds, self.depth)
 
     def most_factor(self) -> float:
-        """Computes the multiple of the theorem's step at which a client with all examples diverges."""
+        """Computes the multiple of the theorem's step at which a client that had all examples would diverge."""
         return 2 * STEP * self.local_steps / self.spread**2
 
 
 def _task(settings: TheoremSettings, seed: int, factor: float) -> ft.theory.FullBatchWork:
-    """Builds the clients' work, whose step is the same for all seeds as |X| is 1."""
+    """Builds the clients' training of one seed, with ``factor`` times the theorem's largest step."""
     size = settings.size(settings.widths[0])
     x, y = problem(size, seed, settings.spread, settings.truth)
     return work_of(
@@ -92,7 +92,7 @@ def _task(settings: TheoremSettings, seed: int, factor: float) -> ft.theory.Full
 
 
 def check(study: Study) -> None:
-    """Raises ``ValueError`` for networks whose kernel is singular, and steps at which local work diverges."""
+    """Raises ``ValueError`` for networks too narrow for an invertible kernel, or steps at which training diverges."""
     settings, most = study.settings, study.settings.most_factor()
     for name, width in (("widths", settings.widths[0]), ("control_width", settings.control_width)):
         check_width(name, width, settings.outputs, settings.num_clients * settings.held)
@@ -106,7 +106,7 @@ def check(study: Study) -> None:
 
 
 def run(study: Study) -> lab.Outcome:
-    """Follows every network, and for each seed the control: a narrow network at a step far too large."""
+    """Trains every network, and for each seed a narrow one with far too large steps as control; judges the theorem."""
     settings, networks, wrong = study.settings, list[FollowedNetwork](), list[FollowedNetwork]()
     for seed in study.each_seed():
         work = _task(settings, seed, settings.step_factor)
@@ -127,12 +127,12 @@ def run(study: Study) -> lab.Outcome:
 
 
 def _fallen(loss: np.ndarray) -> float:
-    """Computes the fall of ln ``loss`` over the second half of the rounds."""
+    """Computes by how much ln ``loss`` decreases over the second half of the rounds."""
     return float(np.log(loss[len(loss) // 2] / loss[-1]))
 
 
 def _conclude(study: Study, networks: list[FollowedNetwork], wrong: list[FollowedNetwork]) -> lab.Outcome:
-    """Builds tables, figures, claims and verdicts."""
+    """Builds tables, figures, claims and verdicts on Theorem IV.2 of DeepLin."""
     settings = study.settings
     widest = [f for f in networks if f.width == settings.widths[-1]]
     looked_at = [f for f in widest if f.draw == 0]
@@ -157,7 +157,7 @@ def _conclude(study: Study, networks: list[FollowedNetwork], wrong: list[Followe
 
 
 def _row(f: FollowedNetwork) -> lab.Row:
-    """Builds a row of result.json."""
+    """Builds the row of one network in result.json."""
     return {
         "seed": f.seed,
         "draw": f.draw,
@@ -172,7 +172,10 @@ def _row(f: FollowedNetwork) -> lab.Row:
 
 
 def _worst_terms(networks: list[FollowedNetwork], wrong: list[FollowedNetwork]) -> list[lab.Row]:
-    """Computes each term over its share, the largest over all looks and seeds, and the same for its control."""
+    """Computes the largest ratio of each term of eq. (17) of DeepLin to what the proof allows.
+
+    It is the largest over rounds and seeds. The control networks' ratios are in the rows too.
+    """
 
     def over(f: FollowedNetwork, name: str, unit: float = 1.0) -> float:
         terms = [look.terms[name] for look in f.looks]
@@ -199,7 +202,7 @@ def _worst_terms(networks: list[FollowedNetwork], wrong: list[FollowedNetwork]) 
 def _error_rows(
     settings: TheoremSettings, networks: list[FollowedNetwork], rates: dict[str, lab.MeanInterval]
 ) -> list[lab.Row]:
-    """Computes each flow's distance from the networks' residuals: the mean by width, and its slope in the width."""
+    """Builds a row for each flow: its mean distance from the networks' residuals by width, and the slope."""
     rows = []
     for name, label in FLOWS.items():
         means = {f"w{w}": float(np.mean([f.error(name) for f in networks if f.width == w])) for w in settings.widths}
@@ -208,7 +211,7 @@ def _error_rows(
 
 
 def _rounds_sheet(f: FollowedNetwork) -> lab.Sheet:
-    """Builds the table of one network's loss by round, with its bounds and flows."""
+    """Builds the table of one network's loss by round, with bounds and flows."""
     curves = {name: np.sum(f.flows[name] ** 2, axis=1) for name in ("own", "infinite")}
     curves |= {"loss": f.loss, "b18": f.bounds()["(18)"], "proof": f.bounds()["its proof"]}
     at = np.unique(np.linspace(0, len(f.modes) - 1, 6).round().astype(int))
@@ -219,7 +222,7 @@ def _rounds_sheet(f: FollowedNetwork) -> lab.Sheet:
 
 
 def _hypotheses_sheet(networks: list[FollowedNetwork]) -> lab.Sheet:
-    """Builds the table of hypotheses, each at the round where it is nearest to failing, or fails most."""
+    """Builds the table of the proof's hypotheses, each at the round where it is nearest to failing."""
     rows = []
     for i, first in enumerate(networks[0].looks[0].hypotheses):
         along = [look.hypotheses[i] for f in networks for look in f.looks]
@@ -232,7 +235,7 @@ def _hypotheses_sheet(networks: list[FollowedNetwork]) -> lab.Sheet:
 
 
 def _modes_sheet(f: FollowedNetwork) -> lab.Sheet:
-    """Builds the table of the share of every mode of one network that remains after the last round."""
+    """Builds the table of the share of each mode's initial residual that is left after the last round."""
     shares = {name: np.abs(values[-1] / values[0]) for name, values in (("network", f.modes), *f.flows.items())}
     rows = [{"value": value, **{name: v[j] for name, v in shares.items()}} for j, value in enumerate(f.eigenvalues)]
     columns = f"eigenvalue: {{value:.4f}} | network: {{network:.4f}} | {FLOWS['own']}: {{own:.4f}} | "
@@ -286,7 +289,7 @@ def _verdicts(
 
 
 def _draw(study: Study, f: FollowedNetwork) -> None:
-    """Draws two figures of the first seed and largest width: decay, and the quantities of the proof."""
+    """Plots two figures of one network: the decay of loss and modes, and the quantities of the proof."""
     settings = study.settings
     at = np.unique(np.linspace(0, len(f.modes) - 1, 21).round().astype(int))
     bounds = {name: values[at] for name, values in f.bounds().items()}

@@ -1,7 +1,8 @@
 """Learning rates, features and laziness of FedAvg against the width of networks (Yang et al., 2022).
 
-Networks in the ntk, the standard and the maximal-update parameterization are trained by FedAvg at many rates and
-several widths. In the last one the best rate and the change of the features should not depend on the width.
+Networks in the ntk, the standard and the maximal-update parameterization are trained by FedAvg at many learning rates
+and several widths. In the maximal-update parameterization the best rate, and how much the features change, should not
+depend on the width.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ REMARKS = (
 
 @dataclass(frozen=True)
 class FeatureSettings:
-    """Networks, clients, and the grid of rates; the standard parameterization divides rates by the least width."""
+    """Settings of networks, clients and learning rates, which the standard parameterization divides by a width."""
 
     widths: tuple[int, ...] = within((64, 256, 1024), count=2, increasing=True)
     hidden_layers: int = 2
@@ -64,7 +65,7 @@ class FeatureSettings:
 
 
 class TrainedWidth(NamedTuple):
-    """Networks of one parameterization and width with one seed."""
+    """Losses at all learning rates, for one parameterization, width and seed, and how far the network changed."""
 
     parameterization: str
     width: int
@@ -76,7 +77,7 @@ class TrainedWidth(NamedTuple):
 
     @property
     def at(self) -> int:
-        """Position of the best rate."""
+        """Index of the learning rate with the least training loss."""
         return int(np.argmin(self.losses))
 
 
@@ -86,7 +87,7 @@ class _Problem(NamedTuple):
     x_test: Array
 
     def algorithm(self, model: Model, rate: float | Array) -> Algorithm:
-        """Returns FedAvg of a model at a rate."""
+        """Builds FedAvg of a model at a learning rate."""
         schedule = ft.schedules.uniform_sampling(self.settings.num_clients, self.settings.clients_per_round)
         work = ft.Work(steps=self.settings.local_steps, batch_size=self.settings.batch_size)
         return ft.fed_avg(model, schedule, rate, work, loss="squared_error")
@@ -102,7 +103,7 @@ def _problem_of(study: Study) -> _Problem:
 
 
 def _grid(settings: FeatureSettings, parameterization: str) -> tuple[list[float], float]:
-    """Returns the rates, and the rate at which changes are measured."""
+    """Returns the learning rates to try, and the rate at which changes of features are measured."""
     steps, unit = settings.num_rates, 1.0
     if parameterization == "standard":
         wider = settings.widths[-1] / settings.widths[0]
@@ -111,7 +112,7 @@ def _grid(settings: FeatureSettings, parameterization: str) -> tuple[list[float]
 
 
 def _train(problem: _Problem, parameterization: str, width: int, seeds: tuple[int, ...]) -> list[TrainedWidth]:
-    """Trains networks of one width at all rates, and their linearisations at one."""
+    """Trains networks of one width with every seed at all rates, and their linearisations at one rate."""
     settings, data, x_test = problem
     model = ft.models.mlp(
         math.prod(data.x.shape[1:]), data.y.shape[1], (width,) * settings.hidden_layers, "relu", parameterization
@@ -157,7 +158,7 @@ def _train(problem: _Problem, parameterization: str, width: int, seeds: tuple[in
 
 
 def run(study: Study) -> lab.Outcome:
-    """Trains networks of every parameterization and width."""
+    """Trains networks of every parameterization, width and seed, and compares best rates and changes of features."""
     problem, trained = _problem_of(study), list[TrainedWidth]()
     for parameterization in PARAMETERIZATIONS:
         for width in study.settings.widths:
@@ -179,7 +180,7 @@ def run(study: Study) -> lab.Outcome:
 
 
 def _rows(trained: list[TrainedWidth]) -> Iterator[lab.Row]:
-    """Returns the means over seeds by parameterization and width; of rates the geometric ones."""
+    """Yields a row for each parameterization and width: means over seeds, for learning rates geometric ones."""
     narrowest = {(one.parameterization, one.seed): one.at for one in reversed(trained)}
     for (parameterization, width), group in lab.grouped(trained, "parameterization", "width").items():
         yield {
@@ -194,17 +195,17 @@ def _rows(trained: list[TrainedWidth]) -> Iterator[lab.Row]:
 
 
 def _steps_apart(narrow: TrainedWidth, wide: TrainedWidth) -> float:
-    """Returns the steps of the grid between the best rates of two networks."""
+    """Computes how many steps of the grid of learning rates lie between the best rates of two networks."""
     return abs(math.log(wide.rates[wide.at] / narrow.rates[narrow.at], STEP))
 
 
 def _cost(narrow: TrainedWidth, wide: TrainedWidth) -> float:
-    """Returns a network's loss at the best rate of another network, relative to its least loss."""
+    """Computes the loss of the ``wide`` network at the ``narrow`` one's best rate, over its own least loss."""
     return float(min(wide.losses[narrow.at], MOST_SHOWN * wide.start) / wide.losses[wide.at])
 
 
 def _claims(trained: list[TrainedWidth]) -> Iterator[lab.Claim]:
-    """Judges the best rates, and the slopes of features and laziness against the width, by intervals over seeds."""
+    """Judges by intervals over seeds how best rates, features and laziness depend on the width."""
     by_name = {name: group for (name,), group in lab.grouped(trained, "parameterization").items()}
     ends = {name: [(of[0], of[-1]) for of in lab.grouped(group, "seed").values()] for name, group in by_name.items()}
     apart = lab.interval(_steps_apart(*pair) for pair in ends["maximal_update"])
@@ -225,7 +226,7 @@ def _claims(trained: list[TrainedWidth]) -> Iterator[lab.Claim]:
 
 
 def _draw(study: Study, trained: list[TrainedWidth]) -> None:
-    """Draws losses by rate, and changes by width, mean over seeds."""
+    """Plots losses by learning rate, and changes of features and laziness by width, means over seeds."""
     figures, title = study.figures, f"FedAvg on {study.dataset}, mean of {len(study.seeds)} seeds"
     by_rate, most = list[BoundedPanel](), MOST_SHOWN * trained[0].start
     by_name = {name: group for (name,), group in lab.grouped(trained, "parameterization").items()}

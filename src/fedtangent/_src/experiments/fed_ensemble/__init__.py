@@ -1,1 +1,1 @@
-"""Experiments of the Fed-ensemble papers (FE-2021; FE-2024, IEEE TASE)."""
+"""Experiments of the two Fed-ensemble papers, FE-2021 and FE-2024 (IEEE TASE)."""

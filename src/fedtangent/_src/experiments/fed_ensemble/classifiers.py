@@ -1,8 +1,8 @@
 """Methods of the Fed-ensemble papers on one data set: accuracy after equal rounds and bytes, seeds paired.
 
-For each seed all methods have the same data, clients, test examples and first network. Each method takes the learning
-rate, from one grid for all, that is best on validation examples of a further seed, on which nothing is measured. As in
-the papers (FE-2024, section V-C), an accuracy is the mean over the last three rounds. Where clients are users, each is
+For each seed all methods have the same data, clients, test examples and initial network. Each method takes the learning
+rate that is best on validation examples of a further seed, which is used for nothing else; the grid is the same for
+all. As in FE-2024, section V-C, an accuracy is the mean over the last three rounds. Where clients are users, each is
 tested on its own examples with its own prediction, and an accuracy is the mean over clients (section V-D).
 """
 
@@ -67,7 +67,7 @@ DECAY_EVERY = 10  # rounds, after each of which the papers decay the learning ra
 
 @dataclass(frozen=True)
 class ClassifierSettings:
-    """The settings that all methods share; the defaults are the papers' for MNIST."""
+    """The settings of all methods in the Fed-ensemble papers' tables; the defaults are the papers' for MNIST."""
 
     methods: tuple[str, ...] = within(("fed_avg", "fed_prox", "fed_ensemble"), of=tuple(LABELS))
     num_clients: int = within(100, least=0)  # where clients are users: the first so many, 0 for all of them
@@ -107,7 +107,7 @@ DECISIVE = (
 
 
 class Entrant(NamedTuple):
-    """A method of the comparison and, for an ensemble, the number of its models."""
+    """A method of the comparison together with the number of its models, 1 unless it is an ensemble."""
 
     method: str
     num_models: int = 1
@@ -124,7 +124,7 @@ class Entrant(NamedTuple):
 
 
 class Scores(NamedTuple):
-    """Scores of one entrant on clients of one kind."""
+    """Scores of one entrant on one kind of clients, which have ``classes`` classes each."""
 
     entrant: Entrant
     classes: int  # of a client, as in the settings
@@ -134,7 +134,7 @@ class Scores(NamedTuple):
 
 
 def entrants(settings: ClassifierSettings) -> list[Entrant]:
-    """Returns every method, an ensemble once for each number of models."""
+    """Returns the entrants of a comparison: every method, an ensemble once for each number of models."""
     return [Entrant(name, k) for name in settings.methods for k in (settings.num_models if name in ENSEMBLES else (1,))]
 
 
@@ -142,12 +142,12 @@ def entrants(settings: ClassifierSettings) -> list[Entrant]:
 
 
 def divide(study: Study, classes: int, seed: int) -> Trial:
-    """Divides the data of one seed among clients of ``classes`` classes (or IID, USERS, DISTORTED).
+    """Draws the examples of one seed and divides them among clients.
 
     Args:
         study: The study.
-        classes: Number of classes of a client, or one of the three constants.
-        seed: Seed of the division.
+        classes: Number of classes of a client; or IID, USERS or DISTORTED of ``lab.trials``.
+        seed: Seed of the draw and the division.
     """
     settings, loaded = study.settings, ft.data.load(study.dataset, data_dir=study.data_dir, seed=seed)
     if classes == USERS:
@@ -174,7 +174,7 @@ def _network(settings: ClassifierSettings, trial: Trial) -> Model:
 
 
 def _methods(settings: ClassifierSettings, trial: Trial) -> dict[str, Method]:
-    """Returns every entrant's method on one seed's data."""
+    """Builds the method of every entrant on one seed's data, by the entrant's key."""
     model, by_key = _network(settings, trial), dict[str, Method]()
     sets = _by_client(trial) if trial.by_client else trial.splits
     for entrant in entrants(settings):
@@ -195,12 +195,12 @@ def _methods(settings: ClassifierSettings, trial: Trial) -> dict[str, Method]:
 
 
 def _by_client(trial: Trial) -> dict[str, FederatedData]:
-    """Returns the clients' training examples, and their examples of the other parts, if they have any."""
+    """Returns the clients' examples of each split that is divided among clients, at least "train"."""
     return {"train": trial.data, **(trial.by_client or {})}
 
 
 def _at_server(settings: ClassifierSettings, trial: Trial) -> tuple[FederatedData, Array]:
-    """Returns the clients' data without the examples that the server holds, and the inputs of these."""
+    """Takes examples from the clients for FedBE's server: returns the clients' other data, and the server's inputs."""
     clients = partition_of(trial.data)
     rows = np.random.default_rng([trial.seed, 2]).permutation(clients.indices)[: settings.server_examples]
     remaining = without(clients, rows, "server_examples")
@@ -216,7 +216,17 @@ def _build(
     steps: Steps,
     rate: float | Array,
 ) -> Algorithm:
-    """Builds the entrant's algorithm; ``options`` are arguments of its recipe only, and ``rate`` may be traced."""
+    """Builds an entrant's algorithm for a learning rate.
+
+    Args:
+        settings: Settings of the comparison.
+        model: The network.
+        entrant: The method and its number of models.
+        schedule: Which client trains which model.
+        options: Arguments of this method's recipe only.
+        steps: Not used, as local work is counted in epochs.
+        rate: Learning rate; may be a JAX tracer.
+    """
     decayed = ft.optimizers.staircase_decay(rate, settings.decay, DECAY_EVERY)
     optimizer = ft.optimizers.at_rate(partial(descent, settings.optimizer, settings.weight_decay), decayed)
     is_plain = settings.optimizer == "sgd" and not settings.weight_decay
@@ -237,11 +247,11 @@ def _build(
 
 
 def schedule_of(settings: ClassifierSettings, trial: Trial, entrant: Entrant) -> Schedule:
-    """Builds the schedule: all invited clients train, or the first ``keep_first`` of them to answer.
+    """Builds an entrant's schedule: all invited clients train, or only the first ``keep_first`` to answer.
 
     Args:
         settings: Settings.
-        trial: Data of one seed, whose clients differ in their times.
+        trial: Data of one seed, on which the clients' times depend.
         entrant: The method.
     """
     schedule = _all_invited(settings, trial.data.num_clients, entrant)
@@ -258,7 +268,7 @@ def schedule_of(settings: ClassifierSettings, trial: Trial, entrant: Entrant) ->
 
 
 def _completion_times(settings: ClassifierSettings, trial: Trial) -> np.ndarray:
-    """Computes each client's mean time for a round, [N], in proportion to its examples; the mean over clients is 1."""
+    """Computes each client's mean time for a round, [N], in proportion to its examples; their mean is 1."""
     # With a ``slowness`` it also rises with the mean of a client's labels, so that the same clients are always late.
     clients = partition_of(trial.data)
     labels, sizes = np.asarray(trial.data.y)[clients.indices], clients.sizes
@@ -270,7 +280,7 @@ def _completion_times(settings: ClassifierSettings, trial: Trial) -> np.ndarray:
 
 
 def _all_invited(settings: ClassifierSettings, num_clients: int, entrant: Entrant) -> Schedule:
-    """Builds the schedule if every invited client answers."""
+    """Builds an entrant's schedule in which every invited client answers."""
     # Without ``clients_per_round`` all clients train in every round, for an ensemble one model each; in a random walk
     # each model is trained by one client. Sampled clients of an ensemble come from K strata, one for each model
     # (FE-2021, algorithm 1).
@@ -290,12 +300,12 @@ def _all_invited(settings: ClassifierSettings, num_clients: int, entrant: Entran
 
 
 def descent(optimizer: str, weight_decay: float, rate: float | Array) -> optax.GradientTransformation:
-    """Builds the clients' optimiser.
+    """Builds the clients' optimiser: SGD or Adam, with weight decay.
 
     Args:
         optimizer: "sgd" or "adam".
         weight_decay: Factor of the weights that is added to the gradient.
-        rate: Learning rate; may be traced.
+        rate: Learning rate; may be a JAX tracer.
     """
     steps = optax.adam(rate) if optimizer == "adam" else ft.optimizers.sgd(rate)
     return optax.chain(optax.add_decayed_weights(weight_decay), steps) if weight_decay else steps
@@ -305,7 +315,7 @@ def descent(optimizer: str, weight_decay: float, rate: float | Array) -> optax.G
 
 
 def _measure(algorithm: Algorithm, state: PyTree, splits: EvaluationSets) -> dict[str, Array]:
-    """Computes the ensemble's accuracy on every split; on the test split also its models' accuracies and entropy."""
+    """Computes accuracies by split; on the test split also of the best and worst model, and the mean entropy."""
     # They are the best and the worst model's accuracy, and the entropy of a model's predictive distribution, mean over
     # examples and models (FE-2024, Table V). If some output is not finite, the accuracy is 0.
     metrics = {}
@@ -323,7 +333,10 @@ def _measure(algorithm: Algorithm, state: PyTree, splits: EvaluationSets) -> dic
 def _measure_clients(
     largest: Mapping[str, int], algorithm: Algorithm, state: PyTree, sets: EvaluationSets
 ) -> dict[str, Array]:
-    """Computes by split the mean over clients of the accuracy of their own predictions on their own examples."""
+    """Computes the mean over clients of the accuracy of their own predictions on their own examples.
+
+    ``largest`` is the size of the largest client by split.
+    """
     # This is the measure of section V-D. For the test split also ``shared``, the accuracy of the prediction that all
     # clients share, and the control ``others``, the accuracy of each client's prediction on the next client's examples.
     # Clients without examples do not count; a prediction that is not finite is wrong.
@@ -354,18 +367,18 @@ def _measure_clients(
 
 
 def _last_rounds(values: np.ndarray) -> np.ndarray:
-    """Returns the last LAST of a run's values [E]."""
+    """Returns the last three (LAST) of the values [E] of a run's evaluations."""
     return values[-LAST:].astype(np.float64)
 
 
 def fell(accuracy: np.ndarray) -> float:
-    """Computes by how much a run's accuracy [E], averaged over ``LAST`` evaluations, ends below its best average."""
+    """Computes how far accuracies [E] end below their best, both averaged over LAST (three) evaluations."""
     means = np.convolve(accuracy, np.ones(LAST) / LAST, "valid")
     return float(means.max() - means[-1])
 
 
 def check(study: Study) -> None:
-    """Divides the first seed's data in every way and builds every method with each rate; raises ``ValueError``."""
+    """Raises ``ValueError`` for wrong settings: divides the first seed's data in every way and builds all methods."""
     settings = study.settings
     if settings.tuning_seed in study.seeds:
         raise ValueError(f"tuning_seed: got {settings.tuning_seed}, must not be among the seeds that are measured")
@@ -374,15 +387,15 @@ def check(study: Study) -> None:
 
 
 def play_all(studies: Mapping[str, Study]) -> dict[str, tuple[list[Scores], dict[int, Runs]]]:
-    """Chooses every entrant's rate on clients of every kind, and runs it on all seeds, in every study.
+    """Tunes every entrant's learning rate on every kind of clients, and trains it with all seeds, in every study.
 
-    In the kept metrics a run is named after its method, its rate, its clients and the name of its study.
+    Runs in the kept metrics are named after method, rate, clients and study.
 
     Args:
-        studies: Studies of the same data set and seeds by name.
+        studies: Studies of the same data set and seeds, by name.
 
     Returns:
-        For each study the scores of all entrants, and the runs by ``classes``.
+        For each study the scores of all entrants, and the runs by classes of a client.
     """
     places = [(name, classes) for name, study in studies.items() for classes in study.settings.classes_per_client]
     results: dict[str, tuple[list[Scores], dict[int, Runs]]] = {name: ([], {}) for name in studies}
@@ -399,7 +412,7 @@ def play_all(studies: Mapping[str, Study]) -> dict[str, tuple[list[Scores], dict
 
 
 def _bench(study: Study, classes: int, name: str) -> Bench:
-    """Builds the bench for clients of one kind."""
+    """Builds the ``Bench``, which runs all methods, for clients of ``classes`` classes; ``name`` is the study's."""
     settings, of_seed = study.settings, functools.cache(partial(divide, study, classes))
     largest = _largest([of_seed(seed) for seed in (*study.seeds, settings.tuning_seed)])
     score = partial(_measure_clients, largest) if "test" in largest else _measure
@@ -409,13 +422,13 @@ def _bench(study: Study, classes: int, name: str) -> Bench:
 
 
 def _largest(trials: Sequence[Trial]) -> dict[str, int]:
-    """Returns, for "train" and every other split that clients hold, the size of the largest client of any trial."""
+    """Computes the size of the largest client in any trial, for each split that is divided among clients."""
     sizes = [{part: max_client_size(data) for part, data in _by_client(trial).items()} for trial in trials]
     return {part: max(by_part[part] for by_part in sizes) for part in sizes[0]}
 
 
 def _scores(entrant: Entrant, classes: int, chosen: Tuned, records: Sequence[Record]) -> Scores:
-    """Computes an entrant's scores from its runs, one for each seed."""
+    """Computes the scores of an entrant, on clients of ``classes`` classes, from its runs, one for each seed."""
     names = [n.partition(".")[2] for n in records[0].metrics if n.startswith("test.")]
     values = {n: np.array([_last_rounds(r.metrics[f"test.{n}"]).mean() for r in records]) for n in names}
     values["fell"] = np.array([fell(r.test) for r in records])
@@ -430,12 +443,12 @@ Published = Mapping[tuple[str, int], float]
 
 
 def published(classes: int, **percents: float) -> Published:
-    """Returns a paper's percents, by method, on clients of one kind; ensembles have its five models."""
+    """Builds a table of published accuracies in % by method, for clients of ``classes`` classes; ensembles: K = 5."""
     return {(f"{name}-5" if name in ENSEMBLES else name, classes): value for name, value in percents.items()}
 
 
 def difference(one: Scores, other: Scores, metric: str = "accuracy") -> lab.MeanInterval:
-    """Computes the difference of two entrants in ``metric``, paired by seed.
+    """Computes the difference of two entrants' scores, one minus the other, paired by seed.
 
     Args:
         one: Scores of an entrant.
@@ -457,7 +470,7 @@ def more_accurate(one: Scores, other: Scores) -> lab.Claim:
 
 
 def ahead(scores: Sequence[Scores], method: str) -> tuple[lab.Claim, ...]:
-    """Judges whether a method is more accurate than every other, on clients of every kind.
+    """Judges whether a method is more accurate than each other one; one claim for each and kind of clients.
 
     Args:
         scores: Scores of all entrants.
@@ -479,7 +492,7 @@ def outcome(
     claims: Callable[[Sequence[Scores]], Iterable[lab.Claim]],
     more: Callable[[Sequence[Scores]], tuple[lab.Sheet, ...]] = lambda _: (),
 ) -> lab.Outcome:
-    """Trains every entrant and reports the table ``name``, accuracy by round, and the claims.
+    """Tunes and trains every entrant; reports the table of accuracies, the figure by round, and the claims.
 
     Args:
         study: The study.
@@ -499,7 +512,7 @@ def outcome(
 
 
 def _sheet(title: str, scores: Sequence[Scores], published: Published) -> lab.Sheet:
-    """Builds the table of accuracies in percent, with deviations over last rounds and seeds, and published values."""
+    """Builds the table of accuracies in %, with their deviation over last rounds and seeds, and published values."""
     rows = [
         {
             "clients": scheme_name(f.classes),
@@ -517,7 +530,7 @@ def _sheet(title: str, scores: Sequence[Scores], published: Published) -> lab.Sh
 
 
 def _row(f: Scores) -> lab.Row:
-    """Builds a row of result.json."""
+    """Builds the row of one entrant in result.json."""
     return {
         "method": f.entrant.method,
         "num_models": f.entrant.num_models,
@@ -531,7 +544,7 @@ def _row(f: Scores) -> lab.Row:
 
 
 def _draw_rounds(study: Study, runs: Mapping[int, Runs]) -> None:
-    """Draws test accuracy by round, a panel for each kind of clients."""
+    """Plots test accuracy by round, a panel for each kind of clients."""
     labels = {entrant.key: entrant.label for entrant in entrants(study.settings)}
     panels = {
         f"test accuracy, {scheme_name(classes)}": harness.by_round({labels[key]: of[key] for key in of})

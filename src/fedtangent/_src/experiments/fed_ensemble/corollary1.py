@@ -1,8 +1,8 @@
 """Corollary 1 of FE-2024: the variance of an ensemble of K models is k(x, x)/K (eq. 11), and what finite rounds add.
 
-On the sine functions with a gap (section V-B), where the variance does not die out: the linear toy by its exact flow
-and by simulation, and networks of two widths beside the infinitely wide one. Every run draws its initial models and
-its schedule; the data stay.
+The data are the sine functions with a gap (section V-B), where the variance does not vanish. A linear model is followed
+by its exact flow and by simulation; networks of two widths are compared with the infinitely wide one. Every run draws
+initial models and schedule; the data stay the same.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from fedtangent.types import Verdict
 
 @dataclass(frozen=True)
 class EnsembleSizeSettings:
-    """Sizes of the linear toy and of the networks, whose inputs are ``spacing`` apart so that Theta has an inverse."""
+    """Sizes of the linear model and of the networks, whose inputs are ``spacing`` apart for an invertible kernel."""
 
     num_models: tuple[int, ...] = within((1, 2, 4, 8), count=2)
     num_clients: int = 50
@@ -41,7 +41,7 @@ class EnsembleSizeSettings:
 
 
 class Series(NamedTuple):
-    """Results for one kind of model and every K: closed form, simulation, and Corollary 1's limit."""
+    """The ensemble's variance for one kind of model and every K: in closed form, by simulation, and in the limit."""
 
     name: str
     num_rounds: int
@@ -50,21 +50,21 @@ class Series(NamedTuple):
     runs: int  # independent runs of each K
 
     def slope(self, simulated: bool) -> Slope:
-        """Computes the slope of log variance in log K, in closed form or ``simulated``."""
+        """Fits the slope of log variance against log K: of the simulation if ``simulated``, else of the closed form."""
         return power_law({k: pair[simulated].variance for k, pair in self.both.items()})
 
     def limit_of(self, num_models: int) -> float | None:
-        """Computes Corollary 1's k(x, x) / K, mean over x; None if Theta has no inverse."""
+        """Computes the variance k(x, x) / K of FE-2024's Corollary 1, mean over x; None if undefined."""
         return None if self.limit.limit is None else float(self.limit.limit.mean()) / num_models
 
 
 def check(study: Study) -> None:
-    """Draws the networks' data; raises ``ValueError``."""
+    """Raises ``ValueError`` if the data of the networks cannot be drawn."""
     _network_problem(study.settings, study.seeds[0], study.settings.widths[0])
 
 
 def _network_problem(settings: EnsembleSizeSettings, seed: int, width: int) -> ToyProblem:
-    """Builds the problem of erf networks of one hidden layer; the kernel has infinite width."""
+    """Builds data, erf network of one hidden layer, and the network's kernel at infinite width, for one seed."""
     data = sine.load(
         seed, settings.network_clients, settings.points_per_client, True, settings.spacing, bias_variance.TEST_POINTS
     )
@@ -75,7 +75,7 @@ def _network_problem(settings: EnsembleSizeSettings, seed: int, width: int) -> T
 
 
 def run(study: Study) -> lab.Outcome:
-    """Decomposes the variance of the linear toy and of networks of every width, on the first seed's data."""
+    """Decomposes the variance of the linear model and of networks of every width, on the first seed's data."""
     settings, seed = study.settings, study.seeds[0]
     clients = {"num_clients": settings.num_clients, "points_per_client": settings.points_per_client}
     linear = bias_variance.sine_problem(seed, local_steps=settings.local_steps, gap=True, **clients)
@@ -126,7 +126,7 @@ def _series(
 
 
 def _variances(linear: Series) -> Verdict:
-    """Checks that the linear toy's variance is the closed form's at every K; control: variance not divided by K."""
+    """Judges whether the linear model's variance is the closed form's at every K; control: not divided by K."""
     allowed, most = sine.allowed(linear.runs, len(linear.both)), max(linear.both)
     largest = max(abs(sine.apart(simulated.variance, exact.variance)) for exact, simulated in linear.both.values())
     exact, simulated = (d.variance for d in linear.both[most])
@@ -137,7 +137,7 @@ def _variances(linear: Series) -> Verdict:
 
 
 def _slope(one: Series, comparisons: int) -> Verdict:
-    """Checks that the slope is the closed form's, -1 for independent, equally trained models; control: slope 0."""
+    """Judges whether the simulated slope of log variance against log K is the closed form's; control: slope 0."""
     exact, fitted, allowed = one.slope(False), one.slope(True), sine.allowed(one.runs, comparisons)
     away, control = (abs(fitted.slope - slope) / fitted.standard_error for slope in (exact.slope, 0.0))
     measured = f"{fitted.slope:.3f} +- {fitted.standard_error:.3f}"

@@ -2,8 +2,9 @@
 Fig. 1; FE-2021, Fig. 1).
 
 The paper's figure is a drawing. Here the process is computed, and three models are trained by Fed-ensemble on the same
-data: the linear model of section V-A, for which Theorem 2 is exact, and an erf network, for which it holds as the width
-grows. That they are draws of the process is tested; the same models before training are the control, which must fail.
+data: the linear model of FE-2024, section V-A, for which Theorem 2 is exact, and an erf network, for which it holds as
+the width grows. It is tested whether the models are draws of the process. The control is the same models before
+training, which must fail the test.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ OUTSIDE = 0.0027  # share of draws outside a range, that of three standard error
 
 @dataclass(frozen=True)
 class PosteriorSettings:
-    """Settings; inputs are ``spacing`` apart, so that Theta has full rank, which Theorem 2 assumes."""
+    """Settings; inputs are ``spacing`` apart so that the kernel has full rank, as FE-2024's Theorem 2 assumes."""
 
     num_clients: int = 5
     points_per_client: int = 2
@@ -46,7 +47,7 @@ class PosteriorSettings:
 
 
 class Distance(NamedTuple):
-    """Distances of functions from a Gaussian process, each [K]."""
+    """Distances of K functions from a Gaussian process, [K] each."""
 
     largest: np.ndarray  # the largest |f - m| / sd
     inside: np.ndarray  # share of points in the 95 % band
@@ -54,7 +55,7 @@ class Distance(NamedTuple):
 
 
 class Law(NamedTuple):
-    """A Gaussian process at m points, and the leading directions of its covariance."""
+    """A Gaussian process at m points: mean, standard deviation, and main directions of the covariance."""
 
     mean: np.ndarray  # [m]
     sd: np.ndarray  # [m]
@@ -64,12 +65,12 @@ class Law(NamedTuple):
 
     @property
     def rank(self) -> int:
-        """Effective rank: the fewest directions that hold 99 % of the variance."""
+        """Effective rank: the least number of directions that have 99 % of the variance."""
         return len(self.variances)
 
 
 class PosteriorCase(NamedTuple):
-    """Results of one model family under one seed."""
+    """Results of one kind of model (linear or network) with one seed."""
 
     seed: int
     data: sine.SineData
@@ -80,7 +81,10 @@ class PosteriorCase(NamedTuple):
 
 
 def law_of(process: Gaussian) -> Law:
-    """Computes standard deviations, and the directions that hold 99 % of the variance, of a process of one output."""
+    """Computes the mean, the standard deviations and the main directions of a Gaussian process of one output.
+
+    The main directions are the eigenvectors of the covariance that have 99 % of the variance.
+    """
     values, vectors = np.linalg.eigh(np.asarray(process.cov))
     values, vectors = np.maximum(values[::-1], 0), vectors[:, ::-1]
     rank = 1 + int(np.searchsorted(np.cumsum(values) / np.sum(values), SHARE_OF_VARIANCE))
@@ -89,7 +93,7 @@ def law_of(process: Gaussian) -> Law:
 
 
 def _distance(law: Law, functions: np.ndarray) -> Distance:
-    """Computes the distances of functions [K, m] from the process."""
+    """Computes the distances of functions [K, m] from the Gaussian process ``law``."""
     away = functions - law.mean
     z = np.abs(away[:, law.kept] / law.sd[law.kept])
     squared = np.sum((away @ law.directions) ** 2 / law.variances, axis=1)
@@ -97,13 +101,13 @@ def _distance(law: Law, functions: np.ndarray) -> Distance:
 
 
 def _draws(law: Law, count: int, seed: int) -> np.ndarray:
-    """Samples functions [count, m] from the process, with variation in its leading directions only."""
+    """Samples ``count`` functions [count, m] from the Gaussian process ``law``, along its main directions only."""
     normal = np.random.default_rng(seed).standard_normal((count, law.rank))
     return law.mean + (normal * np.sqrt(law.variances)) @ law.directions.T
 
 
 def run(study: Study) -> lab.Outcome:
-    """Trains both kinds of model on every seed's data, and tests whether they are draws of their processes."""
+    """Trains both kinds of model on every seed's data, and tests whether they are draws of the Gaussian process."""
     settings, cases, models = study.settings, dict[str, list[PosteriorCase]](), list[lab.Row]()
     schedule = ft.schedules.per_client_permutations(settings.num_clients, settings.num_models)
     for name, model in (("linear", sine.linear_model()), ("network", sine.network(settings.width))):
@@ -156,7 +160,10 @@ def _case(study: Study, model: Model, algorithm: Algorithm, seed: int) -> Poster
 
 
 def _pooled(name: str, when: str, cases: Sequence[PosteriorCase]) -> lab.Row:
-    """Pools all models of all seeds: mean squared distance from their processes / rank, and the share in the band."""
+    """Computes, over all seeds, how far models are from the Gaussian process, and their share in its 95 % band.
+
+    ``name`` is the kind of model, ``when`` BEFORE or AFTER training.
+    """
     # The ratio is expected to be 1. Its range is a chi-square variable's at the level of three standard errors. The
     # ranges of the share in the band and of the largest distance are at the same level, by draws of the processes.
     distances = [case.distances[when] for case in cases]
@@ -182,7 +189,7 @@ def _pooled(name: str, when: str, cases: Sequence[PosteriorCase]) -> lab.Row:
 
 
 def _reference(cases: Sequence[PosteriorCase], num_models: int) -> tuple[tuple[float, float], float]:
-    """Computes by draws the range of the share of points in the band, and the upper limit of the largest distance."""
+    """Computes, by sampling the processes, in which range the share in the band and the largest distance should be."""
     inside, largest, shape = np.zeros(REFERENCE_DRAWS), np.zeros(REFERENCE_DRAWS), (REFERENCE_DRAWS, num_models)
     for i, case in enumerate(cases):
         d = _distance(case.law, _draws(case.law, REFERENCE_DRAWS * num_models, i))
@@ -193,7 +200,7 @@ def _reference(cases: Sequence[PosteriorCase], num_models: int) -> tuple[tuple[f
 
 
 def _verdicts_of(pools: list[lab.Row]) -> tuple[Verdict, ...]:
-    """Checks Remark 4 of FE-2024: trained models are draws of the process; control: the same models before training."""
+    """Judges whether trained models are draws of the Gaussian process (FE-2024, Remark 4); control: untrained ones."""
     verdicts = []
     for name, label in MODELS.items():
         before, after = (next(p for p in pools if (p["model"], p["when"]) == (name, w)) for w in (BEFORE, AFTER))

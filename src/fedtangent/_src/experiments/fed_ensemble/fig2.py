@@ -1,9 +1,10 @@
 """Uncertainty where there are no data: sine functions with a gap, FedAvg against Fed-ensemble (FE-2024, section V-B
 and Fig. 2).
 
-Clients have data on [-1, -0.5] and [0.5, 1]. FedAvg's band is constant, from its residuals on the training data;
-Fed-ensemble's is the variance of its models, as in the paper, and with the variance of the residuals added. They are
-compared with the exact bands of an infinite ensemble after the same rounds, and of the process of Theorem 2.
+Clients have data on [-1, -0.5] and [0.5, 1]. FedAvg's band has a constant width, from its residuals on the training
+data. Fed-ensemble's band is from the variance of its models, as in the paper, or from this variance plus that of the
+residuals. The bands are compared with the exact band of an infinite ensemble after the same rounds, and with the
+Gaussian process of Theorem 2.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ COLOURS = {AVERAGE: METHODS[3], ENSEMBLE: METHODS[0], WITH_NOISE: METHODS[2], FL
 
 @dataclass(frozen=True)
 class GapSettings:
-    """The paper's fifty clients of two points; the paper does not give the number of rounds."""
+    """Settings: FE-2024's fifty clients of two points, and the number of rounds, which it does not give."""
 
     num_clients: int = 50
     points_per_client: int = 2
@@ -58,7 +59,7 @@ class GapSettings:
 
 
 class Band(NamedTuple):
-    """A prediction with its standard deviation at m points."""
+    """A predicted mean at m points, with its standard deviation and the models behind it."""
 
     mean: np.ndarray  # [m]
     sd: np.ndarray  # [m]
@@ -66,7 +67,7 @@ class Band(NamedTuple):
 
 
 class GapCase(NamedTuple):
-    """Results of one seed."""
+    """The bands of all methods on one seed's data, and their scores."""
 
     seed: int
     data: sine.SineData
@@ -78,7 +79,7 @@ class GapCase(NamedTuple):
 
 
 def _band_of_members(members: np.ndarray, noise_variance: float = 0.0) -> Band:
-    """Computes the band of models with outputs [K, m, 1]: their mean, and their variance plus ``noise_variance``."""
+    """Computes the band of K models [K, m, 1]: their mean, and their variance plus ``noise_variance``."""
     # The band is computed by ``uncertainty.predictive_interval``. With one model its width comes from
     # ``noise_variance`` only, and is constant over inputs.
     ends = uncertainty.predictive_interval(jnp.asarray(members), noise_variance=noise_variance)
@@ -87,13 +88,13 @@ def _band_of_members(members: np.ndarray, noise_variance: float = 0.0) -> Band:
 
 
 def _band_of_processes(means: np.ndarray, covariances: np.ndarray) -> Band:
-    """Computes the band of a model drawn at random from K processes: means [K, m, 1], covariances [K, m, m]."""
+    """Computes the band of a model drawn at random from K Gaussian processes: mean [K, m, 1], covariance [K, m, m]."""
     variance = np.diagonal(covariances, axis1=1, axis2=2).mean(axis=0) + means[:, :, 0].var(axis=0)
     return Band(means.mean(axis=0)[:, 0], np.sqrt(np.maximum(variance, 0)), np.zeros((0, means.shape[1])))
 
 
 def _scores(band: Band, x: np.ndarray, truth: np.ndarray) -> dict[str, float]:
-    """Computes the coverage of the true function, mean width, and mean NLL of an observation, in each region."""
+    """Computes a band's coverage of the true function, width and expected NLL, in the range of data and in the gap."""
     # The NLL is the exact expectation of ``-log N(y; mean, sd^2)`` in nats over an observation y of a new client, ``a
     # sin(2 pi x) + eps`` with ``a ~ N(1, 0.2^2)`` and ``eps ~ N(0, 0.2^2)`` (FE-2024, section V-A). It is infinite if
     # the band has no width at some point of the region.
@@ -116,7 +117,7 @@ def _scores(band: Band, x: np.ndarray, truth: np.ndarray) -> dict[str, float]:
 
 
 def _summary(name: str, values: Sequence[float]) -> lab.MeanInterval:
-    """Computes the mean over seeds, with its interval."""
+    """Computes the mean over seeds and its 95 % interval, of a kind that suits the score ``name``."""
     # The interval is Wilson's for a coverage, the geometric mean's for a ratio, else Student's. For Wilson's interval a
     # seed counts as one observation, because all its test points use the same models.
     array = np.asarray(values, np.float64)
@@ -132,7 +133,7 @@ def _summary(name: str, values: Sequence[float]) -> lab.MeanInterval:
 
 
 def run(study: Study) -> lab.Outcome:
-    """Computes the bands of FedAvg, Fed-ensemble, the exact flow and the limit on every seed's data."""
+    """Computes and scores the bands of FedAvg, Fed-ensemble, the flow and the limiting process on every seed's data."""
     settings, cases = study.settings, list[GapCase]()
     model = sine.linear_model() if settings.model == "linear" else sine.network(settings.width)
     first = sine.of_study(study, study.seeds[0], gap=True)
@@ -189,12 +190,12 @@ def _case(
 
 
 def _residual(trained: sine.TrainedOutputs, data: sine.SineData) -> float:
-    """Computes the mean squared residual of the mean prediction on the training data: the paper's fitting error."""
+    """Computes the mean squared residual of the mean prediction on the training data, FE-2024's fitting error."""
     return float(np.mean((trained.train.mean(axis=0) - data.y) ** 2))
 
 
 def _limit(blocks: ft.kernels.KernelBlocks, data: sine.SineData) -> tuple[Band | None, str]:
-    """Computes Theorem 2's band, None if Theta is singular, and a description of its numerical trouble, or ""."""
+    """Computes the band of Theorem 2's process (None if its kernel is singular), and a text on numerical trouble."""
     try:
         limit = ft.theory.gp_limit(blocks, data.y)
     except ft.kernels.SingularKernelError as error:
@@ -206,7 +207,7 @@ def _limit(blocks: ft.kernels.KernelBlocks, data: sine.SineData) -> tuple[Band |
 
 
 def judge(summaries: dict[str, dict[str, lab.MeanInterval]]) -> tuple[lab.Claim, ...]:
-    """Judges the claims of section V-B: Fed-ensemble's band is wide in the gap without data."""
+    """Judges the claims of FE-2024, section V-B: in the gap without data only Fed-ensemble's band is wide."""
     single, ensemble = summaries[AVERAGE], summaries[ENSEMBLE]
     wider, covers = "Fed-ensemble's band is wider in the gap than on the data", "coverage {:.0%}, nominal 95 %"
     of_ratio = f"width ratio {{:.1f}}, FedAvg's {single['ratio'].mean:.1f}"
@@ -218,7 +219,7 @@ def judge(summaries: dict[str, dict[str, lab.MeanInterval]]) -> tuple[lab.Claim,
 
 
 def exact(cases: Sequence[GapCase]) -> Verdict:
-    """Checks that linear models end where the flow predicts; control: the flow's mean, without initial functions."""
+    """Judges whether linear models equal the flow's prediction from their start; control: the flow's mean."""
     largest, wrong = max(case.distance for case in cases), min(case.wrong for case in cases)
     controls = {"its mean, without their start": wrong}
     verdict = exact_verdict("the exact flow", "linear models are where it puts them", largest, controls, EXACT)

@@ -1,8 +1,9 @@
 """The loss on the plane through three models of an ensemble (FE-2024, Fig. 3 and section V-D; FE-2021, Fig. 3).
 
-The paper reads off its figure that the models are "different local minima with a high loss barrier on the segment
-connecting them". Here the barrier is measured, and beside it that of two controls: one model at three of its last
-rounds, which must have next to none, and models that start from the same weights and differ in schedule and batches.
+The paper concludes from its figure that the models are "different local minima with a high loss barrier on the segment
+connecting them". Here the barrier is measured, and compared with two controls: one model after three of its last
+rounds, which must have almost no barrier, and models that start from the same weights and differ in schedule and
+batches.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ LABELS = {
 
 @dataclass(frozen=True)
 class BarrierSettings:
-    """How the ensemble is trained, and the grid of the plane."""
+    """Settings of the ensemble's training, and of the grid on the plane."""
 
     num_clients: int = 50
     classes_per_client: int = 10
@@ -57,14 +58,14 @@ class BarrierSettings:
 
 
 class ImageData(NamedTuple):
-    """Data of one seed."""
+    """One seed's training data, divided among clients, and test inputs."""
 
     train: FederatedData  # the whole training set
     x_test: Array
 
 
 class Triple(NamedTuple):
-    """Three models, and the loss between them."""
+    """Three models, the loss at and between them, and how far their weights and predictions differ."""
 
     params: list[PyTree]
     losses: np.ndarray  # [3] at the models
@@ -76,12 +77,12 @@ class Triple(NamedTuple):
 
     @property
     def barriers(self) -> np.ndarray:
-        """The loss barrier of each pair, [3]."""
+        """The loss barrier of each pair, [3]: the highest loss on the segment above that of the worse end."""
         return np.array([ft.measures.barrier(values) for values in self.segments])
 
 
 def _ensemble(settings: BarrierSettings, model: Model, common_start: bool = False) -> Algorithm:
-    """Builds Fed-ensemble with per-client permutations."""
+    """Builds Fed-ensemble with per-client permutations; with ``common_start`` all models start with equal weights."""
     schedule = ft.schedules.per_client_permutations(settings.num_clients, settings.num_models)
     rate = ft.optimizers.staircase_decay(settings.learning_rate, settings.decay, 10)
     work = ft.Work(epochs=settings.local_epochs, batch_size=settings.batch_size)
@@ -91,7 +92,7 @@ def _ensemble(settings: BarrierSettings, model: Model, common_start: bool = Fals
 
 
 def _train(algorithm: Algorithm, data: FederatedData, num_rounds: int, seed: int) -> dict[int, PyTree]:
-    """Trains, and returns all models' weights, [K, ...], by round: at the start, and after 1/2, 3/4 and all rounds."""
+    """Trains an ensemble; returns its K models' weights, [K, ...], at the start and after 1/2, 3/4 and all rounds."""
     every = num_rounds // 4
 
     def look(_: Algorithm, state: PyTree) -> dict[str, PyTree]:
@@ -103,7 +104,7 @@ def _train(algorithm: Algorithm, data: FederatedData, num_rounds: int, seed: int
 
 
 def _measurer(model: Model, loss: Loss) -> Callable[[list[PyTree], ImageData], Triple]:
-    """Returns a function ``(three models, data) -> Triple``, compiled once."""
+    """Returns a function, compiled once, that measures losses and distances: ``(three models, data) -> Triple``."""
     both = jax.jit(jax.value_and_grad(loss))
     classify = jax.jit(lambda params, x: jnp.argmax(model.apply(params, x), axis=-1))
     shares = np.linspace(0, 1, SEGMENT_POINTS)
@@ -131,7 +132,7 @@ def _distances(params: list[PyTree]) -> np.ndarray:
 
 
 def check(study: Study) -> None:
-    """Loads the first seed's data and builds the algorithm; raises ``ValueError``."""
+    """Raises ``ValueError`` for wrong settings: loads the first seed's data and builds the algorithm."""
     settings, images = study.settings, _load(study, study.seeds[0])
     if settings.num_rounds % 4:
         rounds = settings.num_rounds
@@ -140,7 +141,7 @@ def check(study: Study) -> None:
 
 
 def _load(study: Study, seed: int) -> ImageData:
-    """Loads the data of one seed, with the whole test set."""
+    """Draws the training examples of one seed, divides them among clients, and loads all test inputs."""
     settings = study.settings
     loaded = ft.data.load(study.dataset, data_dir=study.data_dir, seed=seed, flatten=True)
     if settings.num_train > len(loaded.x_train):
@@ -153,7 +154,7 @@ def _load(study: Study, seed: int) -> ImageData:
 
 
 def run(study: Study) -> lab.Outcome:
-    """Trains the ensemble and the control with one start for every seed, and measures the three kinds of triple."""
+    """Trains ensembles from different and from equal weights for every seed, and measures their barriers."""
     settings, first = study.settings, _load(study, study.seeds[0])
     model = network(settings, first.train.x, int(jnp.max(first.train.y)) + 1)
     algorithm, joint = _ensemble(settings, model), _ensemble(settings, model, common_start=True)
@@ -198,7 +199,7 @@ def run(study: Study) -> lab.Outcome:
 
 
 def _pair_row(t: Triple, pair: int) -> lab.Row:
-    """Builds the entries of result.json of one of PAIRS."""
+    """Builds the row of one pair of models in result.json; ``pair`` is its index in PAIRS."""
     i, j = PAIRS[pair]
     return {
         "pair": f"{i + 1}-{j + 1}",
@@ -213,7 +214,7 @@ def _pair_row(t: Triple, pair: int) -> lab.Row:
 
 
 def judge(by_kind: dict[str, list[Triple]]) -> tuple[lab.Claim, ...]:
-    """Judges the claims of section V-D: models are different minima with a high loss barrier between them."""
+    """Judges the claims of FE-2024, section V-D: models are different minima with a high loss barrier between them."""
     barriers = {kind: np.array([np.mean(t.barriers) for t in of_seeds]) for kind, of_seeds in by_kind.items()}
     peak = float(np.mean([t.segments.max() for t in by_kind[ENSEMBLE]]))
     mode = float(np.mean([t.losses.max() for t in by_kind[ENSEMBLE]]))
@@ -241,7 +242,7 @@ def _sheet(by_kind: dict[str, list[Triple]]) -> lab.Sheet:
 
 
 def _draw(study: Study, images: ImageData, triples: dict[str, Triple], loss: Loss) -> None:
-    """Draws the loss on the planes and along the segments, of one seed's triples."""
+    """Plots the loss on the planes and along the segments, of one seed's three kinds of models."""
     settings, figures = study.settings, study.figures
     examples, panels = (images.train.x, images.train.y), []
     rounds = tuple(str(share * settings.num_rounds // 4) for share in (2, 3, 4))

@@ -2,7 +2,7 @@
 
 The time of a round and the accuracy are compared with two other ways: waiting for all 130, and asking only 100. A
 client's time is lognormal, with a mean in proportion to its examples. In the control the time also rises with a
-client's labels, so that the same clients are always late and their data are lost: accuracy has to fall.
+client's mean label, so that the same clients are always late and their data are lost: accuracy has to fall.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ LITTLE = 0.01  # of accuracy: a smaller loss does not count
 
 @dataclass(frozen=True)
 class StragglerSettings(ClassifierSettings):
-    """The settings of the comparison; ``slow``: values of ``slowness``, how strongly its labels slow a client down."""
+    """Settings; ``slow`` has values of ``slowness``: how strongly a client's time rises with its mean label."""
 
     slow: tuple[float, ...] = within((0.0, 2.0), at_least=0)
 
 
 class Waited(NamedTuple):
-    """Results of one method under one way to close a round, on all seeds."""
+    """Times and accuracies of one method on all seeds, for one way to close a round."""
 
     classes: int
     slowness: float
@@ -46,7 +46,7 @@ class Waited(NamedTuple):
 
 
 def _ways(settings: StragglerSettings) -> dict[str, tuple[int, int]]:
-    """Returns the ways to close a round, as (invited, kept): after the first answers, after all, and with fewer."""
+    """Returns three ways to close a round, as numbers (asked, kept): 100 of 130, 130 of 130, and 100 of 100."""
     invited, first = settings.clients_per_round, settings.keep_first
     return {
         f"the first {first} of {invited}": (invited, first),
@@ -56,7 +56,7 @@ def _ways(settings: StragglerSettings) -> dict[str, tuple[int, int]]:
 
 
 def studies(study: Study) -> dict[tuple[float, str], Study]:
-    """Returns a study for each slowness and each way to close a round."""
+    """Returns the study with changed settings, for each slowness and each way to close a round."""
     settings, by_way = study.settings, {}
     for slowness in settings.slow:
         for name, (invited, first) in _ways(settings).items():
@@ -66,7 +66,7 @@ def studies(study: Study) -> dict[tuple[float, str], Study]:
 
 
 def check(study: Study) -> None:
-    """Builds every method under every way; raises ``ValueError`` unless fewer answers are kept than are asked for."""
+    """Raises ``ValueError`` unless fewer answers are kept than asked for, and every method can be built."""
     settings = study.settings
     if settings.slowness != 0:
         raise ValueError(f"slowness: got {settings.slowness:g}, must be 0: this experiment varies slowness by slow")
@@ -78,7 +78,7 @@ def check(study: Study) -> None:
 
 
 def run(study: Study) -> lab.Outcome:
-    """Trains every method under every way to close a round, at the rate that validation chose for the pair."""
+    """Tunes and trains every method with every way to close a round, and compares times and accuracies."""
     by_way = studies(study)
     names = {(slowness, way): way if slowness == 0 else f"{way}, slowness {slowness:g}" for slowness, way in by_way}
     played = classifiers.play_all({names[place]: one for place, one in by_way.items()})
@@ -98,7 +98,7 @@ def run(study: Study) -> lab.Outcome:
 
 
 def _draw(study: Study, results: Sequence[Waited]) -> None:
-    """Draws test accuracy by round under each way, a panel for each method and kind of clients."""
+    """Plots test accuracy by round for each way, a panel for each method and kind of clients."""
     panels = {
         f"{entrant.label}, {scheme_name(classes)}, slowness {slowness:g}": {one.way: one.accuracy for one in group}
         for (classes, slowness, entrant), group in _alike(results).items()
@@ -108,7 +108,7 @@ def _draw(study: Study, results: Sequence[Waited]) -> None:
 
 
 def _times(study: Study, classes: int, entrant: Entrant) -> np.ndarray:
-    """Returns how long the server waits in each round, [seeds, R], under the schedule and the seeds of the runs."""
+    """Computes how long the server waits in each round of the runs, [seeds, R], for clients of ``classes`` classes."""
     settings, times = study.settings, []
     for seed in study.seeds:
         schedule = classifiers.schedule_of(settings, classifiers.divide(study, classes, seed), entrant)
@@ -119,7 +119,7 @@ def _times(study: Study, classes: int, entrant: Entrant) -> np.ndarray:
 
 
 def _in_time(one: Waited, budget: np.ndarray) -> np.ndarray:
-    """Computes the mean accuracy of the last ``LAST`` rounds that end within the time ``budget`` [seeds]: [seeds]."""
+    """Computes the mean accuracy of the last three rounds (LAST) that end within the time ``budget``, both [seeds]."""
     # The state before training, round 0, counts as a round.
     clock = one.seconds.cumsum(axis=1)
     done = (clock <= budget[:, None] * (1 + 1e-12)).sum(axis=1)
@@ -127,12 +127,12 @@ def _in_time(one: Waited, budget: np.ndarray) -> np.ndarray:
 
 
 def _alike(results: Sequence[Waited]) -> dict[tuple[int, float, Entrant], list[Waited]]:
-    """Groups the results by classes, slowness and entrant: for each the runs by way, the paper's way first."""
+    """Groups the results by classes, slowness and entrant; a group has one for each way, FE-2024's first."""
     return lab.grouped(results, "classes", "slowness", "entrant")
 
 
 def _rows(results: Sequence[Waited]) -> list[lab.Row]:
-    """Builds the rows of result.json; "in time" means the time in which the quickest way ends its rounds."""
+    """Builds the rows of result.json; "in time": within the time in which the quickest way ends all rounds."""
     rows = []
     for group in _alike(results).values():
         budget = np.min([one.seconds.sum(axis=1) for one in group], axis=0)
@@ -146,7 +146,7 @@ def _rows(results: Sequence[Waited]) -> list[lab.Row]:
 
 
 def _claims(results: Sequence[Waited]) -> Iterator[lab.Claim]:
-    """Judges whether closing a round at the first answers shortens it at little loss of accuracy."""
+    """Judges whether closing a round after the first answers shortens it, at little loss of accuracy."""
     # Control: if the same clients are always late, accuracy must fall.
     for (classes, slowness, entrant), (first, every, few) in _alike(results).items():
         name = f"{scheme_name(classes)}, slowness {slowness:g}, {entrant.label}"

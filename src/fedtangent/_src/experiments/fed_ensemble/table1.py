@@ -1,9 +1,9 @@
 """Bias and variance of Fed-ensemble on the toy of sine functions (FE-2024, table I; FE-2021, section 5, table 1).
 
-The papers give the data, the model and K, but not the step size, the local steps, the rounds or the size of the
-initial weights, nor whether their bias is squared. The model is linear, so that bias and variance after every round
-are known in closed form: all choices are scanned, the one nearest to the published numbers is trained by simulation
-too, and what distance remains is reported. The published numbers are fitted, not reproduced.
+The papers give the data, the model and the number K of models. They do not give the step size, the local steps, the
+rounds or the size of the initial weights, nor whether their bias is squared. The model is linear, so that bias and
+variance after every round have a closed form. All choices are scanned, the one nearest to the published numbers is also
+simulated, and the distance that remains is reported. So the published numbers are fitted, not reproduced.
 """
 
 from __future__ import annotations
@@ -26,7 +26,10 @@ from fedtangent._src.theory.fed_ensemble.bias_variance import Decomposition
 
 
 def _curves(settings: BiasVarianceSettings, seed: int) -> list[ScanCurve]:
-    """Computes bias and variances against K in closed form."""
+    """Computes bias and variances of the ensemble against K in closed form, for all scanned settings of one seed.
+
+    There is a curve for each number of local steps and each length of training, in rounds or in multiples of K rounds.
+    """
     # There is a curve for each number of local steps, each budget (``BUDGETS``) and each of its lengths.
     curves, lengths = [], [(b, n) for b in BUDGETS for n in getattr(settings, b)]
     for steps in settings.local_steps:
@@ -57,7 +60,7 @@ SIGMAS = np.exp(np.linspace(np.log(0.02), np.log(20.0), 400))  # initial standar
 
 @dataclass(frozen=True)
 class BiasVarianceSettings:
-    """The paper's sizes, the values that are scanned, and the numbers of simulated schedules and initialisations."""
+    """The papers' sizes, the values that are scanned, and the numbers of simulated schedules and draws."""
 
     num_clients: int = 50
     points_per_client: int = 2
@@ -74,7 +77,7 @@ Pairs = dict[int, tuple[Decomposition, Decomposition]]  # by K, closed form and 
 
 
 class ScanCurve(NamedTuple):
-    """Closed form against K for one choice of settings, with initial weights of unit variance."""
+    """Bias and variance in closed form for each K, for one choice of settings and initial weights of variance 1."""
 
     data_seed: int
     local_steps: int
@@ -100,17 +103,17 @@ class Fit(NamedTuple):
     distance: float  # root mean square of all those logarithms
 
     def num_rounds(self, num_models: int) -> int:
-        """Returns the number of rounds of a run with K models."""
+        """Returns the number of rounds of a run with K models: ``length``, or K times as many."""
         return self.length * (num_models if self.budget == "ages" else 1)
 
     @property
     def rounds_text(self) -> str:
-        """The rounds, as a number or a multiple of K."""
+        """The number of rounds as text, either a number or a multiple of K."""
         return f"{self.length} K" if self.budget == "ages" else str(self.length)
 
     @property
     def text(self) -> str:
-        """The choice in words."""
+        """The choice of settings in words, for titles."""
         return (
             f"{self.local_steps} local steps, {self.rounds_text} rounds, sigma {self.sigma:.2f}, data {self.data_seed}"
         )
@@ -128,7 +131,10 @@ def _nearest(fits: Iterable[Fit]) -> Fit:
 
 
 def _fit(curve: ScanCurve, reading: str) -> Fit:
-    """Finds the initial standard deviation at which a choice is nearest to the published variances."""
+    """Fits the initial standard deviation of a choice of settings to the published variances.
+
+    ``reading`` says whether the published bias is taken as squared ("squared") or not ("root").
+    """
     published = np.array([PUBLISHED[k] for k in curve.num_models])
     variance = SIGMAS[:, None] ** 2 * curve.initialisation + curve.schedules
     misses = np.log(variance / published[:, 1])
@@ -141,13 +147,13 @@ def _fit(curve: ScanCurve, reading: str) -> Fit:
 
 
 def check(study: Study) -> None:
-    """Raises ``ValueError`` for numbers of models that the paper does not have."""
+    """Raises ``ValueError`` for a number of models K without published values."""
     if not set(study.settings.num_models) <= set(PUBLISHED):
         raise ValueError(f"num_models: got {study.settings.num_models}, allowed are {', '.join(map(str, PUBLISHED))}")
 
 
 def run(study: Study) -> lab.Outcome:
-    """Scans the settings, and simulates the nearest choice of each budget."""
+    """Runs table I: scans all settings in closed form, and simulates the choice nearest to the published numbers."""
     settings, scanned, by_budget, rows = study.settings, list[ScanCurve](), dict[str, Pairs](), list[lab.Row]()
     for seed in study.each_seed():
         scanned += _curves(settings, seed)
@@ -176,7 +182,7 @@ def run(study: Study) -> lab.Outcome:
 
 
 def _deviations(budget: str, pairs: Pairs) -> lab.Row:
-    """Computes the largest deviations in standard errors: of the closed form, and of wrong ones at the largest K."""
+    """Computes the largest deviations, in standard errors, of simulation from the closed form and from wrong ones."""
     largest = max(pairs)
     exact, simulated = pairs[largest]
     wrong = abs(simulated.variance.value - largest * exact.variance.value) / simulated.variance.standard_error
@@ -190,7 +196,7 @@ def _deviations(budget: str, pairs: Pairs) -> lab.Row:
 
 
 def _verdict(settings: BiasVarianceSettings, c: lab.Row, budgets: int) -> ft.types.Verdict:
-    """Checks that simulation agrees with the closed form, at the level of one verdict on all comparisons together."""
+    """Judges whether simulation agrees with the closed form for every K; ``budgets`` is the number of such verdicts."""
     allowed, control = sine.allowed(settings.schedules, budgets * 2 * len(settings.num_models)), c[NOT_DIVIDED]
     measured, holds = f"variance {c['variance']:.1f} SE, bias {c['bias']:.1f} SE at most", max(c["variance"], c["bias"])
     right = measured, f"<= {allowed:.1f} SE", holds <= allowed
@@ -214,7 +220,7 @@ def _comparison(choice: Fit, rows: list[lab.Row]) -> lab.Sheet:
 
 
 def _mechanism(settings: BiasVarianceSettings, choice: Fit, pairs: Pairs) -> lab.Sheet:
-    """Builds the table that explains why the variance does not fall as 1/K: training of each model, and schedules."""
+    """Builds the table that explains why the variance does not fall as 1/K: rarer training, random schedules."""
     rows = []
     for k, (exact, _) in pairs.items():
         parts = {"initial": k * exact.initialisation.value, "schedules": k * exact.schedules.value}

@@ -1,8 +1,8 @@
 """Table VIII of Fed-ensemble: acceleration of six 3-D printers by speed, tested at a speed not trained on.
 
-Each printer is a client. The paper prints neither the network nor how it is trained: here a multilayer perceptron, all
-clients in every round, and the learning rate that is best at another speed that is left out of its runs. Fig. 8
-(``fig8``) draws what both methods predict at the same rates with the first seed.
+Each printer is a client. FE-2024 gives neither the network nor how it is trained: here it is a multilayer perceptron,
+trained by all clients in every round, with the learning rate that is best at another speed, which tuning leaves out.
+Fig. 8 (``fig8``) draws what both methods predict at the same rates with the first seed.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ DECISIVE = "num_models local_epochs batch_size width hidden_layers decay"
 
 @dataclass(frozen=True)
 class PrinterSettings:
-    """What both methods share; the paper gives none of it."""
+    """The settings of FedAvg and Fed-ensemble; FE-2024 gives none of them."""
 
     num_models: int = within(5, least=2)
     num_rounds: int = within(200, least=LAST)
@@ -50,7 +50,10 @@ class PrinterSettings:
 
 
 def _divide(study: Study, seed: int) -> Trial:
-    """Divides the examples into one client per user; for the tuning seed, blocks of examples are left out."""
+    """Builds the training data with one client per user, and the validation and test sets.
+
+    For the tuning seed, the validation examples are left out of the training data.
+    """
     # Of each user it is one of eleven blocks in order of the first input; for the printers a block is one speed. For
     # every seed, the validation examples are these blocks.
     loaded = ft.data.load(study.dataset, data_dir=study.data_dir)
@@ -66,7 +69,7 @@ def _divide(study: Study, seed: int) -> Trial:
 
 
 def _left_out(x: np.ndarray, user: np.ndarray) -> np.ndarray:
-    """Marks the examples that are left out [n]: of each user the fifth of eleven blocks in order of the first input."""
+    """Selects the validation examples as a mask [n]: of each user's eleven blocks, sorted by first input, the fifth."""
     is_left_out = np.zeros(len(x), bool)
     for rows in (np.flatnonzero(user == u) for u in np.unique(user)):
         blocks = np.array_split(rows[np.argsort(x[rows, 0], kind="stable")], min(11, len(rows)))
@@ -75,14 +78,14 @@ def _left_out(x: np.ndarray, user: np.ndarray) -> np.ndarray:
 
 
 def methods(settings: PrinterSettings, trial: Trial) -> dict[str, Method]:
-    """Returns both methods on one seed's data."""
+    """Builds FedAvg and Fed-ensemble on one seed's data, with a multilayer perceptron."""
     sizes, widths = (trial.data.x.shape[1:], trial.data.y.shape[1]), (settings.width,) * settings.hidden_layers
     model = ft.models.build("mlp", *sizes, widths=widths, parameterization="standard")
     return both_methods(settings, trial, model, "squared_error")
 
 
 def _measure(algorithm: Algorithm, state: PyTree, splits: EvaluationSets) -> dict[str, Array]:
-    """Computes the mean squared error on each split, and its negative, by which rates are chosen."""
+    """Computes the mean squared error on each split, and its negative, the score by which rates are chosen."""
     metrics = dict[str, Array]()
     for name, (x, y) in splits.items():
         error = jnp.mean((algorithm.predict(state, x).mean - y) ** 2)
@@ -91,7 +94,7 @@ def _measure(algorithm: Algorithm, state: PyTree, splits: EvaluationSets) -> dic
 
 
 def check(study: Study) -> None:
-    """Builds both methods with every rate; raises ``ValueError``."""
+    """Raises ``ValueError`` for wrong settings: builds FedAvg and Fed-ensemble with every learning rate."""
     settings = study.settings
     if settings.tuning_seed in study.seeds:
         raise ValueError(f"tuning_seed: got {settings.tuning_seed}, must not be among the seeds that are measured")
@@ -99,7 +102,7 @@ def check(study: Study) -> None:
 
 
 def _bench(study: Study) -> Bench:
-    """Builds the bench on which both methods run."""
+    """Builds the ``Bench``, which runs FedAvg and Fed-ensemble on all seeds."""
     settings, of_seed = study.settings, functools.cache(partial(_divide, study))
     largest = max(max_client_size(of_seed(seed).data) for seed in (*study.seeds, settings.tuning_seed))
     depends_on, of_trial = harness.decisive(settings, DECISIVE), partial(methods, settings)
@@ -107,7 +110,7 @@ def _bench(study: Study) -> Bench:
 
 
 def run(study: Study) -> lab.Outcome:
-    """Tunes both methods and runs them on every seed."""
+    """Runs FE-2024's Table VIII: tunes FedAvg and Fed-ensemble, trains with every seed, and compares test errors."""
     bench, is_published = _bench(study), study.dataset == "printers"
     harness.plan(bench)
     tuned = harness.tune_all(bench)

@@ -1,25 +1,26 @@
 """Tables II to VII of Fed-ensemble, and its figures 4 and 6: methods on one data set at equal rounds and bytes.
 
-Table II: The papers train a two-layer CNN on MNIST and ResNet-18 on CIFAR-10, of 100 clients, ten local epochs in
-batches of 16, K = 5; ResNet-34 on CIFAR-100 and an LSTM on Shakespeare's characters, of ten clients, i.i.d.;
-MobileNetV2 on OpenImage by uploader (``--set model=shufflenet_v2`` is its other row), 130 asked and the first 100 kept.
-All methods send the same bytes: every client that takes part trains one model in a round.
+Table II: the papers train a two-layer CNN on MNIST and ResNet-18 on CIFAR-10, with 100 clients, ten local epochs in
+batches of 16, and K = 5 models; ResNet-34 on CIFAR-100 and an LSTM on Shakespeare's characters, with ten clients,
+i.i.d.; and MobileNetV2 on OpenImage, with one client per uploader, of whom 130 are asked and the first 100 kept
+(``--set model=shufflenet_v2`` is the other row of OpenImage). All methods send the same bytes: every client that takes
+part trains one model in a round.
 
-Table III: A writer of Fed-ensemble weighs the models by their loss on its own training examples (eq. 4). The paper says
-neither how FEMNIST was trained nor gamma, Ditto's lambda and FedDyn's alpha: they are settings, alike for all data
-sets.
+Table III: in Fed-ensemble a writer of FEMNIST weighs the models by their loss on its own training examples (eq. (4) of
+FE-2024). The paper says neither how FEMNIST was trained nor gamma, Ditto's lambda and FedDyn's alpha: they are
+settings, the same for all data sets.
 
-Table IV: The paper's is CIFAR-10 with ResNet-18 and N.o.C. of 2, 4, 6, 8 and 10.
+Table IV: the paper's data are CIFAR-10 with ResNet-18, and 2, 4, 6, 8 and 10 classes a client.
 
-Table V: With more models the ensemble's accuracy rises at first; each model then sees fewer clients in a round, and its
+Table V: with more models the ensemble's accuracy rises at first; each model then sees fewer clients in a round, and its
 own accuracy falls while the entropy of its predictions rises (MNIST, K from 3 to 80, i.i.d.). ``table6`` is Table VI.
 
-Table VII: The paper sees no difference i.i.d. and a gain of permutations with two classes a client (CIFAR-10, K = 5).
+Table VII: the paper sees no difference i.i.d., and a gain of permutations with two classes a client (CIFAR-10, K = 5).
 
-Fig. 4: The curves of the 2021 appendix (its figures 4 to 6) are those that ``fed_ensemble.table2`` draws, on each data
-set.
+Fig. 4: test accuracy by round on Shakespeare. ``fed_ensemble.table2`` draws such curves, figures 4 to 6 of FE-2021, on
+each data set.
 
-Fig. 6: The paper's data are CIFAR-10, i.i.d. In a round each of the K models, or the single model, is trained by one
+Fig. 6: the paper's data are CIFAR-10, i.i.d. In a round each of the K models, or the single model, is trained by one
 client.
 """
 
@@ -58,7 +59,7 @@ AHEAD_OF_ALL = partial(classifiers.ahead, method="fed_ensemble")
 
 
 def run_2(study: Study) -> lab.Outcome:
-    """Trains with every method of the table."""
+    """Runs FE-2024's Table II: tunes and trains every method, and compares the accuracies."""
     in_table = {**PUBLISHED_2, "openimage": OF_OPENIMAGE.get(study.settings.model, {})}
     return classifiers.outcome(study, "Table II", in_table, AHEAD_OF_ALL)
 
@@ -102,12 +103,12 @@ TEXT_DEFAULT = (
 def image_scales(
     paper: ClassifierSettings, smoke: str = "", default: str = ""
 ) -> dict[str, dict[str, ClassifierSettings]]:
-    """Returns settings by data set and scale of a table of image data sets.
+    """Returns the settings of a table by data set and scale, for four image data sets.
 
     Args:
         paper: The paper's settings for MNIST.
-        smoke: Changes of SMOKE.
-        default: Changes of DIGITS and IMAGES.
+        smoke: Changes of the smoke scale, in addition to SMOKE.
+        default: Changes of the default scale, in addition to DIGITS and IMAGES.
     """
     small, medium = with_changes(paper, SMOKE, smoke), with_changes(paper, IMAGES, default)
     return {
@@ -155,7 +156,7 @@ AHEAD = (
 
 
 def check(study: Study) -> None:
-    """Builds every method; raises ``ValueError`` for clients without test examples of their own."""
+    """Raises ``ValueError`` for clients without test examples of their own, or other wrong settings."""
     for classes in study.settings.classes_per_client:
         if classifiers.divide(study, classes, study.seeds[0]).by_client is None:
             raise ValueError(f"classes_per_client: got {classes}, must be {USERS} or {DISTORTED}, clients tested apart")
@@ -163,13 +164,13 @@ def check(study: Study) -> None:
 
 
 def run_3(study: Study) -> lab.Outcome:
-    """Trains with every method of the table."""
+    """Runs FE-2024's Table III: tunes and trains every method, and compares accuracies on clients' own examples."""
     in_table = {"femnist": WRITERS}
     return classifiers.outcome(study, "Table III", in_table, _claims, lambda scores: (_own_predictions(scores),))
 
 
 def _own_predictions(scores: Sequence[Scores]) -> lab.Sheet:
-    """Builds the table of a client's own prediction, on its and another's examples, and of the shared prediction."""
+    """Builds the table of a client's own prediction, on its and another client's examples, and of the shared one."""
     rows = []
     for f in scores:
         percents = {name: 100 * float(f.values[name].mean()) for name in ("accuracy", "shared", "others")}
@@ -180,7 +181,7 @@ def _own_predictions(scores: Sequence[Scores]) -> lab.Sheet:
 
 
 def _claims(scores: Sequence[Scores]) -> Iterator[lab.Claim]:
-    """Judges the paper's claims, and whether a client's prediction is better for it than the shared one."""
+    """Judges FE-2024's Table III, and whether a client's own prediction is better for it than the shared one."""
     # It should also be better for the client itself than for another client.
     for (classes,), group in lab.grouped(scores, "classes").items():
         by_method = {f.entrant.method: f for f in group}
@@ -228,7 +229,7 @@ PUBLISHED_4 = {
 
 
 def claims_4(scores: Sequence[Scores]) -> Iterator[lab.Claim]:
-    """Judges whether Fed-ensemble is ahead, and more so with few classes per client than with many."""
+    """Judges whether Fed-ensemble is more accurate than others, and more so with few classes a client."""
     yield from classifiers.ahead(scores, "fed_ensemble")
     counts = sorted({f.classes for f in scores})
     accuracy = {(f.entrant.method, f.classes): f.values["accuracy"] for f in scores}
@@ -246,7 +247,7 @@ SUMMARY_TABLE4 = (
 
 
 def _by_num_models(classes: int, percents: dict[int, float]) -> classifiers.Published:
-    """Returns published percents of Fed-ensemble by K, on clients of one kind."""
+    """Builds a table of Fed-ensemble's published accuracies in % by K, on clients of ``classes`` classes."""
     return {(classifiers.Entrant("fed_ensemble", k).key, classes): percent for k, percent in percents.items()}
 
 
@@ -268,12 +269,12 @@ SINGLE = {
 
 
 def _run(name: str, study: Study) -> lab.Outcome:
-    """Trains with every number of models, for the table of this name."""
+    """Runs FE-2024's Table V or VI, which ``name`` says: trains Fed-ensemble with every number of models."""
     return classifiers.outcome(study, name, PUBLISHED_5, claims_5, lambda scores: (_single_models(study, scores),))
 
 
 def _single_models(study: Study, scores: Sequence[Scores]) -> lab.Sheet:
-    """Builds the table of the ensembles' single models: the best, the worst, and the mean entropy of predictions."""
+    """Builds the table of an ensemble's single models: best and worst accuracy, mean entropy of predictions."""
     rows = []
     for f in scores:
         percents = {name: 100 * float(f.values[name].mean()) for name in ("largest", "least")}
@@ -334,14 +335,14 @@ SUMMARY_TABLE7 = (
 
 
 def _falls(scores: Sequence[Scores]) -> tuple[lab.Sheet, ...]:
-    """Builds the table of how far each method ends below its best accuracy."""
+    """Builds the table of how far each method's accuracy ends below its best."""
     rows = [{"method": f.entrant.label, "fell": 100 * lab.interval(f.values["fell"]).mean} for f in scores]
     title = f"accuracy of the last {LAST} rounds, below the best {LAST} of the run"
     return (lab.table(title, rows, "method: {method} | below its best %: {fell:.2f}"),)
 
 
 def claims_fig4(scores: Sequence[Scores]) -> Iterator[lab.Claim]:
-    """Judges whether Fed-ensemble ends above the others, and they fall further below their best accuracy."""
+    """Judges whether Fed-ensemble ends above the other methods, and falls less below its best accuracy."""
     yield from classifiers.ahead(scores, "fed_ensemble")
     for ensemble in [f for f in scores if f.entrant.method == "fed_ensemble"][:1]:
         for other in (f for f in scores if f is not ensemble):

@@ -1,8 +1,9 @@
 """Theorem 1 of FE-2024 (4.1 and 9.1 of FE-2021): its bound beside the measured decay, and which assumptions hold.
 
-Networks trained by Fed-ensemble with per-client permutations, the exact flow from the same initial functions, and the
-same flow continued for many ages, where the slowest mode decides. Each form of the bound is compared with all three.
-The control is the bound with lambda_max instead of lambda_min, which must be broken.
+Each form of the bound is compared with three residuals: of networks trained by Fed-ensemble with per-client
+permutations; of the exact flow from the same initial functions; and of this flow continued for many ages, where the
+slowest mode decides. An age is a number of rounds in which every client trains each model once. The control is the
+bound with the kernel's largest eigenvalue instead of the smallest, which must be broken.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ CASES = {"digits": cases.digits, "sine": cases.sine_network}
 
 @dataclass(frozen=True)
 class EnsembleDecaySettings:
-    """The networks, trained for some rounds, and their flow, followed for many ages."""
+    """Settings of the networks, trained for some rounds, and of their flow, computed for many ages."""
 
     width: int = 256
     num_rounds: int = within(40, least=cases.NUM_MODELS)  # an age
@@ -44,7 +45,7 @@ class EnsembleDecaySettings:
 
 
 class EnsembleDecay(NamedTuple):
-    """Results of one seed: residual norms relative to the initial ones, and the theorem for the long flow."""
+    """Residual norms of networks and flow, over the initial ones, for one seed; FE-2024's Theorem 1 for the flow."""
 
     width: int
     theorem: ft.theory.Theorem1
@@ -55,7 +56,7 @@ class EnsembleDecay(NamedTuple):
 
 
 def run(study: Study) -> lab.Outcome:
-    """Trains every seed's networks, and computes their flow."""
+    """Trains every seed's networks, computes their flow, and compares both with the bound of FE-2024's Theorem 1."""
     settings, results = study.settings, []
     for seed in study.each_seed():
         setting = CASES[study.dataset](study.data_dir, "smoke", seed)
@@ -65,7 +66,7 @@ def run(study: Study) -> lab.Outcome:
 
 
 def _resized(case: Setting, settings: EnsembleDecaySettings) -> Setting:
-    """Returns the case for one ensemble of the study's width, rounds and step size."""
+    """Changes a standard comparison (``case``) to one ensemble of the settings' width, rounds and step size."""
     rate, steps = settings.step_factor * case.followed.learning_rate, cases.LOCAL_STEPS
     model, schedule = case.algorithm.model, case.algorithm.schedule
     algorithm = ft.fed_ensemble(model, schedule, client_learning_rate=rate, work=ft.Work(steps=steps, batch_size=None))
@@ -74,7 +75,7 @@ def _resized(case: Setting, settings: EnsembleDecaySettings) -> Setting:
 
 
 def _follow(setting: Setting, settings: EnsembleDecaySettings) -> EnsembleDecay:
-    """Trains the networks, continues their flow, and computes the theorem for all of it. Needs 64-bit types."""
+    """Trains the networks, computes their flow for all ages, and evaluates FE-2024's Theorem 1. Needs 64-bit types."""
     simulated = trained_networks(setting, settings.width)
     start = simulated.train[0, :, 0]  # [K, n, C]
     kernel, problem = setting.model(settings.width).kernel, setting.problem
@@ -93,7 +94,7 @@ def _follow(setting: Setting, settings: EnsembleDecaySettings) -> EnsembleDecay:
 
 
 def _rate(setting: Setting, flow: ft.theory.Flow, plan: ft.types.Cohort, ages: int) -> float:
-    """Computes the factor of an age for the first model's slowest mode: spectral radius of n ages, power 1 / n."""
+    """Computes the factor by which the first model's slowest mode shrinks in one of the flow's ages."""
     few = min(ages, RATE_AGES)
     if few < ages:
         first = ft.types.Cohort(*(np.asarray(leaf)[: few * setting.num_models] for leaf in plan))  # type: ignore[arg-type]
@@ -102,7 +103,7 @@ def _rate(setting: Setting, flow: ft.theory.Flow, plan: ft.types.Cohort, ages: i
 
 
 def _bounds(decay: EnsembleDecay) -> dict[str, np.ndarray]:
-    """Computes every form of the bound and the control after each age, relative to R_0, [A + 1] each."""
+    """Computes every form of the bound, and the control, after each age, over the initial residual, [A + 1] each."""
     theorem = decay.theorem
     forms = {label: np.exp(-theorem.exponent(form)) for form, label in FORMS.items()}
     return forms | {CONTROL: np.exp(-theorem.exponent("proof", theorem.constants.lambda_max))}
@@ -124,7 +125,7 @@ def _ratios(decay: EnsembleDecay, norms: np.ndarray, bound: np.ndarray) -> np.nd
 
 
 def _metrics(decay: EnsembleDecay, seed: int) -> list[Metric]:
-    """Builds the rows of metrics.csv of one seed; only networks send bytes."""
+    """Builds the rows of metrics.csv with the residuals of networks and flow; only networks send bytes."""
     last = len(decay.networks) - 1
     rows = []
     for name, path, sent in (
@@ -138,7 +139,7 @@ def _metrics(decay: EnsembleDecay, seed: int) -> list[Metric]:
 
 
 def _conclude(study: Study, results: list[EnsembleDecay]) -> lab.Outcome:
-    """Builds tables and figure, and a verdict on each form of the bound."""
+    """Builds tables and figure, and a verdict on each form of the bound of FE-2024's Theorem 1."""
     rows = [_form_row(results, label) for label in _bounds(results[0])]
     failed = () if all(np.all(np.isfinite(f.networks)) for f in results) else ("networks diverged",)
     _draw(study, results[0])
@@ -203,7 +204,7 @@ def _remarks(first: EnsembleDecay) -> tuple[str, ...]:
 
 
 def _draw(study: Study, decay: EnsembleDecay) -> None:
-    """Draws one seed's relative residuals and every form of the bound in two panels."""
+    """Plots one seed's relative residuals and every form of the bound, in two panels."""
     # The first shows the trained networks with the exact flow beside them, and also the control. The second shows the
     # flow at the ends of all its ages, and the line that decays at its exact rate and meets the largest residual at the
     # last of them.

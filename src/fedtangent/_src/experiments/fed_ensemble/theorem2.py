@@ -1,8 +1,8 @@
-"""Theorem 2 (FE-2024; 4.2 of FE-2021) on trained networks: the law of K models beside its closed form.
+"""Theorem 2 (FE-2024; 4.2 of FE-2021) on trained networks: mean and covariance of K models beside the closed form.
 
-K networks are trained by Fed-ensemble at two widths, on the sine and on the digits. Their mean, variance, off-diagonal
-covariances and coverage stand beside the limit's (or the exact flow's, where the run has not come to the limit) at
-every width; the verdicts are those of ``fedtangent check-theory``, at infinite width.
+K networks are trained by Fed-ensemble at two widths, on the sine and on the digits. Their mean, variance, covariances
+between points, and coverage are compared with the theorem's limit at every width; or with the exact flow, if training
+has not come near the limit. The verdicts are those of ``fedtangent check-theory``, at infinite width.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ NUMBERS = ("measured", "predicted", "standard_error", "farthest")
 
 @dataclass(frozen=True)
 class EnsembleLawSettings:
-    """The number of networks, their widths and rounds."""
+    """Settings: the number of networks, their widths, and the rounds of each data set."""
 
     num_models: int = within(NUM_MODELS, least=2)
     widths: tuple[int, ...] = (256, 512)
@@ -41,7 +41,7 @@ class EnsembleLawSettings:
 
 
 def _settings_of(study: Study) -> list[Any]:
-    """Returns the setting that is compared on each data set."""
+    """Returns the comparison's settings on each data set of the study."""
     settings = study.settings
     names = BOTH.split("_and_") if study.dataset == BOTH else [study.dataset]
     return [
@@ -51,7 +51,7 @@ def _settings_of(study: Study) -> list[Any]:
 
 
 def run(study: Study) -> lab.Outcome:
-    """Trains the networks of each data set, and compares them with their law."""
+    """Trains each data set's networks; compares mean, covariance and coverage with FE-2024's Theorem 2."""
     seed, rows, verdicts = study.seeds[0], list[lab.Row](), list[Verdict]()
     remarks = [
         "measured and predicted are means over entries (of mean and covariances root mean squares), SE of one "
@@ -76,7 +76,7 @@ def run(study: Study) -> lab.Outcome:
 
 
 def _rows(result: Theorem2) -> list[lab.Row]:
-    """Builds a row for each statistic and width."""
+    """Builds a row for each statistic (mean, variance, covariances, coverage) and width."""
     rows = []
 
     def add(statistic: str, width: int, *numbers: float | None) -> None:
@@ -95,7 +95,7 @@ def _rows(result: Theorem2) -> list[lab.Row]:
 
 
 def _size(values: np.ndarray, part: str) -> float:
-    """Computes the typical size of values: the mean of variances, else the root mean square."""
+    """Computes the typical size of an array's entries: of variances the mean, else the root mean square."""
     return float(np.mean(values)) if part == "variance" else float(np.sqrt(np.mean(values**2)))
 
 

@@ -1,7 +1,8 @@
 """Fed-ensemble as variational inference (FE-2021, 3.2 and 8): the evidence bound against K, and along a run.
 
-On a Bayesian linear model the evidence ln p(D) is exact. Beside the bound stands the papers' form of it, which takes
-components as separated and can therefore exceed the evidence. The verdicts are those of ``fedtangent check-theory``.
+On a Bayesian linear model the evidence ln p(D) is exact. It is compared with the evidence lower bound of a mixture of K
+Gaussians, and with the papers' form of this bound, which takes the components as separated and can therefore exceed the
+evidence. The verdicts are those of ``fedtangent check-theory``.
 """
 
 from __future__ import annotations
@@ -22,13 +23,13 @@ ABOVE = "above ln p(D), with the entropy of separated components"
 
 @dataclass(frozen=True)
 class VariationalSettings:
-    """Numbers of components of the fitted mixtures; K = 1 and the number of models of the run are always fitted too."""
+    """Settings: the numbers K of components of the fitted mixtures. K = 1 and the K of the run are always added."""
 
     num_models: tuple[int, ...] = within((2, 8, 16), least=2)
 
 
 def run(study: Study) -> lab.Outcome:
-    """Fits mixtures and measures a run for every seed; the figure is of the first one."""
+    """Fits mixtures and measures the bound of a Fed-ensemble run, for every seed; plots the first seed's."""
     rows, judged = list[lab.Row](), list[Verdict]()
     for seed in study.each_seed():
         measured = measure(tuple(sorted({1, RUN_MODELS, *study.settings.num_models})), seed)
@@ -51,7 +52,7 @@ def run(study: Study) -> lab.Outcome:
 
 
 def _draw(study: Study, measured: Measured, papers: np.ndarray) -> None:
-    """Draws how far bounds are below ln p(D), against the number of models and along the run."""
+    """Plots how far the bounds are below ln p(D), against the number of models and by round of the run."""
     along = measured.posterior.log_evidence - measured.bounds
     divergences = {k: one.divergence for k, one in measured.fitted.items()}
     exact, level = np.array(list(divergences.values())), np.full(len(along), divergences[RUN_MODELS])

@@ -1,8 +1,9 @@
 """Fed-ensemble against FedAvg at equal rounds and bytes, on clients of two classes or i.i.d. ones (FE-2024, table II).
 
-Under each seed both methods have the same data, clients, test examples and batches: every client trains every round,
-for FedAvg the one model, for Fed-ensemble one of the K in its own random order. Each takes the learning rate, of one
-grid for both, that is best on validation examples, by accuracy and by NLL in turn.
+With the same seed both methods have the same data, clients, test examples and batches. Every client trains in every
+round: FedAvg's one model, or one of Fed-ensemble's K models, in the client's own random order. Each method takes the
+learning rate that is best on validation examples, once by accuracy and once by negative log-likelihood (NLL); the grid
+is the same for both.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ GridRuns = dict[Config, list[Record]]
 
 @dataclass(frozen=True)
 class VersusSettings:
-    """Everything that both methods share."""
+    """The settings, which FedAvg and Fed-ensemble share."""
 
     num_clients: int = 50
     classes_per_client: int = within(2, least=0)  # 0: dealt at random
@@ -88,7 +89,7 @@ SCALES = {
 
 
 def _divide(study: Study, seed: int) -> Trial:
-    """Divides the data of one seed among clients with exactly ``classes_per_client`` classes each, or at random."""
+    """Draws one seed's examples, and divides them among clients of ``classes_per_client`` classes or at random."""
     settings, loaded = study.settings, ft.data.load(study.dataset, data_dir=study.data_dir, seed=seed, flatten=True)
     examples = trials.draw(loaded, seed, settings.num_train, settings.num_validation, settings.num_test)
     clients = trials.dealt(examples.y["train"], settings.num_clients, settings.classes_per_client, seed)
@@ -96,7 +97,7 @@ def _divide(study: Study, seed: int) -> Trial:
 
 
 def methods(settings: VersusSettings, trial: Trial) -> dict[str, Method]:
-    """Returns FedAvg and Fed-ensemble on one seed's data, by name.
+    """Builds FedAvg and Fed-ensemble on one seed's data, by name.
 
     Args:
         settings: Settings of the experiment.
@@ -113,7 +114,7 @@ def both_methods(
     loss: str,
     optimizer: Callable[[float | Array], optax.GradientTransformation] | None = None,
 ) -> dict[str, Method]:
-    """Returns the methods FedAvg and Fed-ensemble; in both, every client trains in every round.
+    """Builds FedAvg and Fed-ensemble for a given network and loss; in both, every client trains in every round.
 
     Args:
         settings: Settings of local work, of the ensemble and of the rates.
@@ -146,7 +147,7 @@ def both_methods(
 
 
 def network(settings: AnySettings, x: Shaped[AnyArray, "n ..."], outputs: int) -> Model:
-    """Builds the network that ``settings.model`` names.
+    """Builds the network that ``settings.model`` names, "mlp" or "cnn".
 
     Args:
         settings: Settings, which have ``model`` and ``width``.
@@ -160,12 +161,12 @@ def network(settings: AnySettings, x: Shaped[AnyArray, "n ..."], outputs: int) -
 
 
 def check(study: Study) -> None:
-    """Builds both methods on the first seed's data, with every rate; raises ``ValueError``."""
+    """Raises ``ValueError`` for wrong settings: builds FedAvg and Fed-ensemble on the first seed's data."""
     harness.build_all(methods(study.settings, _divide(study, study.seeds[0])))
 
 
 def run(study: Study) -> lab.Outcome:
-    """Trains with both methods and every rate on every seed, then chooses the rates and compares."""
+    """Trains FedAvg and Fed-ensemble at every learning rate on every seed, then chooses the rates and compares."""
     settings, runs = study.settings, GridRuns()
     of_seed, of_trial = functools.cache(partial(_divide, study)), partial(methods, settings)
     largest = max(max_client_size(of_seed(seed).data) for seed in study.seeds)
@@ -178,12 +179,12 @@ def run(study: Study) -> lab.Outcome:
 
 
 def _last(records: list[Record], metric: str) -> np.ndarray:
-    """Returns a metric in the last round, [seeds]."""
+    """Returns the value of a metric after the last round, [seeds]."""
     return np.array([record.metrics[metric][-1] for record in records])
 
 
 def _conclude(study: Study, by_name: dict[str, Method], runs: GridRuns) -> lab.Outcome:
-    """Chooses each method's rate by each criterion, compares in pairs, and checks that both sent the same bytes."""
+    """Chooses each method's learning rate by each criterion, compares pairs of runs, and checks equal bytes."""
     chosen, edges, failed = dict[str, dict[str, Config]](), list[str](), list[str]()
     for c, name in itertools.product(CRITERIA, NAMES):
         sign = 1 if c in HIGHER_IS_BETTER else -1
@@ -221,7 +222,10 @@ def _conclude(study: Study, by_name: dict[str, Method], runs: GridRuns) -> lab.O
 
 
 def _pair(runs: GridRuns, chosen: dict[str, Config], criterion: str, metric: str) -> lab.Row:
-    """Builds a row of result.json: a test metric of both methods, and their paired difference with 95 % interval."""
+    """Builds the row of one metric: its value for both methods, and their difference paired by seed.
+
+    ``chosen`` has the learning rates that are best by ``criterion`` on validation examples.
+    """
     values = {name: _last(runs[chosen[name]], f"test.{metric}") for name in NAMES}
     difference = lab.interval(values[METHOD].astype(np.float64) - values[BASELINE].astype(np.float64))
     verdict = "undecided"
@@ -239,7 +243,7 @@ def _pair(runs: GridRuns, chosen: dict[str, Config], criterion: str, metric: str
 
 
 def _comparison(study: Study, chosen: dict[str, Config], rows: list[lab.Row], criterion: str, by: str) -> lab.Sheet:
-    """Builds the table of both methods with the rates that a criterion chose."""
+    """Builds the table of FedAvg and Fed-ensemble at the rates that ``criterion`` chose; ``by`` is its label."""
     settings, rates = study.settings, ", ".join(f"{NAMES[m]} {c.rate:g}" for m, c in chosen.items())
     title = (
         f"Fed-ensemble (K = {settings.num_models}) against FedAvg on {study.dataset}: test examples, round "
@@ -257,7 +261,7 @@ def _comparison(study: Study, chosen: dict[str, Config], rows: list[lab.Row], cr
 
 
 def _draw(study: Study, runs: GridRuns, chosen: dict[str, Config]) -> None:
-    """Draws all test scores by round, and the reliability diagrams of the last round."""
+    """Plots all test scores by round, and the reliability diagrams of the last round."""
     settings, records = study.settings, {NAMES[name]: runs[config] for name, config in chosen.items()}
     panels = {
         LABELS[m]: {name: np.stack([r.metrics[f"test.{m}"] for r in of_seeds]) for name, of_seeds in records.items()}

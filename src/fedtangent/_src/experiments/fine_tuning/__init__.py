@@ -1,1 +1,1 @@
-"""Fine-tuning of pre-trained networks, where the kernel regime is used today."""
+"""Fine-tuning of pre-trained networks, today's main use of the theory of networks that stay close to linear."""

@@ -1,8 +1,8 @@
-"""Federated fine-tuning beside its linearisation: the whole network, its last layer, and LoRA (Hu et al., 2021).
+"""Federated fine-tuning compared with its linearisation: the whole network, its last layer, and LoRA (Hu et al., 2021).
 
-A network is trained on one half of the classes and fine-tuned federatedly on the other half, from the same outputs.
-Theory linearises it at the pre-trained weights and predicts the curve and the best learning rate without training.
-Networks are then trained at many rates around the predicted one. Laziness is the distance of a network from its
+A network is trained on one half of the classes and fine-tuned federatedly on the other half. Theory linearises it at
+the pre-trained weights, and predicts the learning curve and the best learning rate without training. Networks are then
+trained at many rates around the predicted one. Laziness is the distance of a network's outputs from those of its
 linearisation, relative to how far training moves the linearisation.
 """
 
@@ -46,7 +46,7 @@ REMARKS = (
 
 @dataclass(frozen=True)
 class FineTuningSettings:
-    """The network, its pre-training by SGD, and federated fine-tuning."""
+    """Settings of the network, of its pre-training by SGD, and of federated fine-tuning."""
 
     width: int = 128  # of both hidden layers
     ranks: tuple[int, ...] = within((1, 4, 16), increasing=True)
@@ -64,7 +64,7 @@ class FineTuningSettings:
 
 
 class PreTrained(NamedTuple):
-    """The data of one seed, and the network that was pre-trained on the other classes."""
+    """A network pre-trained on half of the classes, and one seed's data of the other half for fine-tuning."""
 
     network: Model
     weights: PyTree
@@ -73,7 +73,7 @@ class PreTrained(NamedTuple):
 
 
 class Tuned(NamedTuple):
-    """Fine-tuning of one part of the network with one seed."""
+    """Results of fine-tuning one part of the network (all, last layer, or LoRA) with one seed."""
 
     part: str
     num_parameters: int
@@ -85,34 +85,34 @@ class Tuned(NamedTuple):
 
     @property
     def at(self) -> int:
-        """Position of the rate at which networks have the least loss."""
+        """Index of the learning rate at which the network has the least test loss."""
         return int(np.nanargmin(self.losses))
 
     @property
     def predicted(self) -> Rates:
-        """Predicted rates."""
+        """Learning rates that theory predicts: the best, and the losses at all it tried."""
         assert self.theory.rates is not None
         return self.theory.rates
 
     @property
     def doublings(self) -> float:
-        """Logarithm to base 2 of the predicted best rate over the best rate of networks."""
+        """Logarithm to base 2 of the predicted best learning rate over the best measured one."""
         return math.log2(self.predicted.best / self.rates[self.at])
 
     @property
     def laziness(self) -> float:
-        """Distance of the network from its linearisation after the last round."""
+        """Laziness after the last round: the network's distance from its linearisation over the latter's change."""
         return float(self.side.feature_learning[-1, 0])
 
     @property
     def curves(self) -> np.ndarray:
-        """Test loss of the network and of its prediction, [2, r]."""
+        """Test loss of the network and of its prediction at each of E evaluations, [2, E]."""
         assert self.side.history.predicted is not None
         return np.array([history.curves()["test.mse"] for history in (self.side.history, self.side.history.predicted)])
 
 
 def _task_of(study: Study, seed: int) -> PreTrained:
-    """Draws the examples of a seed and trains the network on the first half of the classes."""
+    """Draws the examples of a seed and pre-trains the network on the first half of the classes."""
     settings, loaded = study.settings, ft.data.load(study.dataset, study.data_dir, seed)
     half, rng = loaded.num_classes // 2, np.random.default_rng(seed)
     y_train, y_test = np.asarray(loaded.y_train), np.asarray(loaded.y_test)
@@ -128,7 +128,7 @@ def _task_of(study: Study, seed: int) -> PreTrained:
 
 
 def _parts(task: PreTrained, settings: FineTuningSettings) -> dict[str, Model]:
-    """Returns the models that are fine-tuned, by name."""
+    """Returns the models to fine-tune by name: the whole network, its last layer, and LoRA of each rank."""
     of_rank = partial(ft.models.lora, task.network, task.weights)
     return {
         "whole network": task.network,
@@ -138,7 +138,15 @@ def _parts(task: PreTrained, settings: FineTuningSettings) -> dict[str, Model]:
 
 
 def _tune(task: PreTrained, part: str, model: Model, settings: FineTuningSettings, seed: int) -> Tuned:
-    """Fine-tunes a model at many rates, beside what its linearisation predicts."""
+    """Fine-tunes a model at many learning rates, and predicts the same runs from its linearisation.
+
+    Args:
+        task: The pre-trained network and the data.
+        part: Name of the model in tables.
+        model: The model, one of ``_parts``.
+        settings: Settings.
+        seed: Seed of cohorts, minibatches and, for LoRA, initial weights.
+    """
     x, labels, x_test, labels_test = task.data
     schedule = ft.schedules.uniform_sampling(settings.num_clients, settings.clients_per_round)
     work = ft.Work(steps=settings.local_steps, batch_size=settings.batch_size)
@@ -170,7 +178,7 @@ def _tune(task: PreTrained, part: str, model: Model, settings: FineTuningSetting
 
 
 def run(study: Study) -> lab.Outcome:
-    """Trains every part of the network further, with every seed."""
+    """Fine-tunes every part of the network with every seed, and compares with the predictions."""
     results = list[Tuned]()
     for seed in study.each_seed():
         task = _task_of(study, seed)
@@ -193,7 +201,7 @@ def run(study: Study) -> lab.Outcome:
 
 
 def _row(part: str, tuned: list[Tuned]) -> lab.Row:
-    """Returns the means over seeds; of rates the geometric ones."""
+    """Averages the results of one part over seeds, learning rates geometrically, as a row of the table."""
     rates = np.exp(np.mean(np.log([(one.rates[one.at], one.predicted.best) for one in tuned]), axis=0))
     predicted = [one.theory.best.mean("test", "accuracy")[-1] for one in tuned]
     return {
@@ -213,7 +221,7 @@ def _row(part: str, tuned: list[Tuned]) -> lab.Row:
 
 
 def _claims(by_part: dict[str, list[Tuned]]) -> Iterator[lab.Claim]:
-    """Judges laziness and the predicted best rate of each part by intervals over seeds."""
+    """Judges by intervals over seeds, for each part, whether it is lazy and whether the predicted rate is the best."""
     for part, tuned in by_part.items():
         lazy = lab.interval(one.laziness for one in tuned)
         yield lazy.claim_below(f"{part}: lazy, within {LAZY:g} of its linearisation", "{:.3g}", LAZY)
@@ -223,7 +231,7 @@ def _claims(by_part: dict[str, list[Tuned]]) -> Iterator[lab.Claim]:
 
 
 def _draw(study: Study, by_part: dict[str, list[Tuned]]) -> None:
-    """Draws losses by round, mean over seeds, and by rate, of the first seed; predictions are dashed."""
+    """Plots test losses by round (mean over seeds) and by learning rate (first seed), each with its prediction."""
     by_round, by_rate = [], []
     for part, tuned in by_part.items():
         network, expected = np.mean([one.curves for one in tuned], axis=0)

@@ -1,8 +1,8 @@
-"""The result of an experiment: tables, claims that intervals over seeds decide, and verdicts.
+"""The result of an experiment (``Outcome``): tables, claims judged by intervals over seeds, and verdicts.
 
-Beside it stands the code that several experiments share. ``runner``: the record of an experiment, and how it is run;
-``harness``: methods x settings x seeds, each run computed once and kept; ``trials``: the data of one seed; ``sine``:
-Fed-ensemble on sine functions; ``two_layer``: the problem of NTK-FL's theorems.
+The other modules are shared by several experiments. ``runner``: the record of an experiment, and how it is run;
+``harness``: methods x settings x seeds, where each run is computed once and kept on disk; ``trials``: the data of one
+seed; ``sine``: Fed-ensemble on sine functions; ``two_layer``: the regression problem of NTK-FL's theorems.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ Item = TypeVar("Item")
 
 
 class Sheet(NamedTuple):
-    """A table to print; numbers are already text."""
+    """A table to print: title, column headings and rows, whose numbers are already formatted as text."""
 
     title: str
     columns: tuple[str, ...]  # the first holds text; others are aligned to the right where they hold numbers
@@ -38,11 +38,11 @@ class Sheet(NamedTuple):
 
 
 def table(title: str, rows: Iterable[Mapping[str, object]], columns: str) -> Sheet:
-    """Builds a sheet of rows.
+    """Formats rows of values as a ``Sheet``, the table that an experiment prints.
 
     Args:
         title: Title of the sheet.
-        rows: Rows; None is shown as "-".
+        rows: Rows, each a mapping from the names in the format strings to values; None is shown as "-".
         columns: Heading and format string of each column, as in ``"method: {label} | rate: {rate:g}"``.
     """
     headings, forms = [], []
@@ -61,7 +61,7 @@ def table(title: str, rows: Iterable[Mapping[str, object]], columns: str) -> She
 
 
 class Claim(NamedTuple):
-    """A claim of a paper."""
+    """A claim of a paper: the sentence, the measured value as text, and the verdict on it."""
 
     claim: str
     measured: str
@@ -69,14 +69,14 @@ class Claim(NamedTuple):
 
 
 class MeanInterval(NamedTuple):
-    """A mean over seeds and its 95 % interval; formatted as a number is, ``mean [low, high]``."""
+    """A mean over seeds and its 95 % interval; ``f"{interval:.2f}"`` formats it as ``mean [low, high]``."""
 
     mean: float
     low: float
     high: float
 
     def __format__(self, form: str) -> str:
-        """Formats ``mean [low, high]`` with every number in ``form``."""
+        """Formats the interval as ``mean [low, high]``, each number by the format string ``form``."""
         return f"{self.mean:{form}} [{self.low:{form}}, {self.high:{form}}]"
 
     def above(self, level: float = 0.0) -> str:
@@ -92,13 +92,13 @@ class MeanInterval(NamedTuple):
 
         Args:
             claim: The claim, as a sentence.
-            measured: Format string of the measured interval.
+            measured: Format string for this interval, such as ``"by {:+.4f}"``.
             level: The level.
         """
         return Claim(claim, measured.format(self), self.above(level))
 
     def claim_below(self, claim: str, measured: str = "{:+.4f}", level: float = 0.0) -> Claim:
-        """Returns the verdict on a claim that the mean is below a level.
+        """Judges the claim that the mean is below a level: SEEN, NOT_SEEN or UNDECIDED, by the 95 % interval.
 
         Args:
             claim, measured, level: As in ``claim_above``.
@@ -109,14 +109,14 @@ class MeanInterval(NamedTuple):
         """Tells whether the mean is within ``margin`` of ``target``; None if the interval does not decide.
 
         Args:
-            target: Value to be near to.
+            target: Value with which the mean is compared.
             margin: Allowed distance.
         """
         away, half = abs(self.mean - target), self.high - self.mean
         return True if away + half <= margin else False if away - half > margin else None
 
     def row(self, name: str = "difference") -> dict[str, float]:
-        """Returns the entries of a row of result.json, the mean under ``name``."""
+        """Returns mean, low and high as a dictionary for result.json; ``name`` is the key of the mean."""
         return {name: self.mean, "low_95": self.low, "high_95": self.high}
 
 
@@ -130,7 +130,7 @@ def interval(values: Iterable[float] | np.ndarray) -> MeanInterval:
 def grouped(rows: Iterable[Item], *keys: str) -> dict[tuple[Any, ...], list[Item]]:
     """Groups rows by their values of ``keys``, in order of first appearance.
 
-    A key is an entry of a mapping, and an attribute (which may be dotted) of any other row.
+    A key is the name of an entry if the row is a mapping, else of an attribute, which may be dotted ("config.rate").
     """
     groups: dict[tuple[Any, ...], list[Item]] = {}
     for row in rows:
@@ -140,13 +140,14 @@ def grouped(rows: Iterable[Item], *keys: str) -> dict[tuple[Any, ...], list[Item
 
 
 def means(rows: Iterable[Row], *keys: str) -> list[Row]:
-    """Computes for each value of ``keys`` the means of the rows' other entries, and the number of rows, ``runs``.
+    """Averages rows in groups: returns one row for each combination of values of ``keys``.
 
-    The mean of values with a None is None; an entry of text is taken from the first row.
+    Its other entries are means over the group, and ``runs`` is the number of rows. The mean is None if a value is None;
+    a text is taken from the group's first row.
 
     Args:
         rows: Rows of numbers and text.
-        *keys: The entries that tell the groups.
+        *keys: Names of the entries that define the groups.
     """
 
     def mean(values: list[Any]) -> float | str | None:
@@ -162,7 +163,7 @@ def means(rows: Iterable[Row], *keys: str) -> list[Row]:
 
 
 def log_slopes(items: Iterable[Item], x: str, y: Callable[[Item], float], *keys: str) -> MeanInterval:
-    """Computes the slope of ``ln y`` against ``ln x`` in each group of items, and the mean slope with its interval.
+    """Fits the slope of ``ln y`` against ``ln x`` in each group of items; returns the mean slope with its interval.
 
     Args:
         items: Items of at least two groups.
@@ -177,14 +178,14 @@ def log_slopes(items: Iterable[Item], x: str, y: Callable[[Item], float], *keys:
 def metric_rows(
     run: str, seed: int, rounds: int | Iterable[int] | np.ndarray, values: Mapping[str, ArrayLike], split: str = "train"
 ) -> list[Metric]:
-    """Builds the rows of metrics.csv of one run, without counting bytes.
+    """Builds the rows of metrics.csv for one run; their numbers of bytes are 0.
 
     Args:
         run: Name of the run.
         seed: Seed of the run.
-        rounds: The round of each value.
-        values: The values of each metric, by name.
-        split: Part of the data on which they were measured.
+        rounds: The round of each value; a single one if each metric has one value.
+        values: The values of each metric, by its name.
+        split: Part of the data on which the values were measured.
     """
     at = [rounds] if isinstance(rounds, int) else list(rounds)
     return [
@@ -195,7 +196,10 @@ def metric_rows(
 
 
 class Outcome(NamedTuple):
-    """Result of an experiment; a claim that is not seen, or a theorem that does not hold, is not a failure."""
+    """Result of an experiment: its tables, rows for result.json, claims, remarks and verdicts.
+
+    The experiment fails by the reasons in ``failed`` only. A claim that is not seen is no failure.
+    """
 
     sheets: tuple[Sheet, ...]
     rows: list[Row]  # the table in result.json
@@ -212,25 +216,27 @@ class Outcome(NamedTuple):
 
 
 def disagreeing(verdicts: Sequence[Verdict]) -> tuple[str, ...]:
-    """Returns a line for ``Outcome.failed`` for each verdict that does not hold, if it has to."""
+    """Returns a line for ``Outcome.failed`` about each of ``verdicts`` that does not hold."""
     return tuple(f"{v.statement} {v.sizes}: {v.measured}, must be {v.expected}" for v in verdicts if not v.holds)
 
 
 @runtime_checkable
 class Theorem(Protocol):
-    """A theorem on one run: its assumptions and constants."""
+    """A theorem evaluated for one run: whether its assumptions hold there, and the constants in its bound."""
 
     @property
     def assumptions(self) -> Sequence[Assumption]:
-        """The theorem's assumptions."""
+        """The theorem's assumptions, each with its measured and its required value."""
 
     @property
     def constants(self) -> object:
-        """The theorem's constants."""
+        """The values of the theorem's constants for this run."""
 
 
 def assumption_sheet(theorems: Sequence[Theorem], title: str) -> Sheet:
-    """Builds the table of assumptions: values from the first run's theorem, and the number of runs where each holds.
+    """Builds a table of a theorem's assumptions: measured and required values, and in how many runs each holds.
+
+    The values are of the first run.
 
     Args:
         theorems: The theorem for every run.

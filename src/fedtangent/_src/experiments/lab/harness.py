@@ -1,6 +1,6 @@
-"""The harness of all papers' comparisons: methods x settings x seeds, with rates by validation.
+"""The harness of comparisons between methods: every method in every setting with every seed, learning rates tuned.
 
-Each run is computed once and kept on disk, where it is found again after a kill.
+Each run is computed once and kept in a file, so that an experiment that was killed continues where it was.
 """
 
 from __future__ import annotations
@@ -43,19 +43,19 @@ SCORES: dict[str, Callable[[Array, Array], Array]] = {
 
 @runtime_checkable
 class BuildAlgorithm(Protocol):
-    """Builds a method's algorithm from its hyper-parameters."""
+    """Function that builds the algorithm of a method from its hyper-parameters."""
 
     def __call__(self, steps: Steps, rate: float | Array) -> Algorithm:
         """Builds the algorithm.
 
         Args:
-            steps: Steps in a round, of each client or of the server; may be traced.
-            rate: Learning rate; may be traced.
+            steps: Steps in a round, of each client or of the server; may be a JAX tracer.
+            rate: Learning rate; may be a JAX tracer.
         """
 
 
 class Method(NamedTuple):
-    """A method on one seed's data: the function that builds its algorithm, and the grids of its hyper-parameters."""
+    """A method on the data of one seed: how its algorithm is built, and the grids of its hyper-parameters."""
 
     label: str
     rates: tuple[float, ...]
@@ -68,7 +68,7 @@ class Method(NamedTuple):
 
 
 class Config(NamedTuple):
-    """A method with its hyper-parameters."""
+    """A method's name with a choice of its hyper-parameters."""
 
     method: str
     rate: float
@@ -89,12 +89,12 @@ class Record(NamedTuple):
 
     @property
     def num_rounds(self) -> int:
-        """Rounds R."""
+        """Number R of rounds."""
         return len(self.status)
 
     @property
     def test(self) -> np.ndarray:
-        """Test accuracy, [E]."""
+        """Test accuracy at each of the E evaluations, [E]."""
         return self.metrics["test.accuracy"].astype(np.float64)
 
 
@@ -102,17 +102,17 @@ Runs = dict[str, list[Record]]  # by method, one for each seed
 
 
 def finite_accuracy(members: Array, labels: Array) -> Array:
-    """Computes the accuracy of the mean of members' outputs [K, n, C]; 0 if some output is not finite.
+    """Computes the accuracy of an ensemble, whose output is the mean of its models' outputs; 0 if one is not finite.
 
     Args:
-        members: Outputs of the models, [K, n, C].
+        members: Outputs of the K models on n examples, [K, n, C].
         labels: Labels, [n].
     """
     return jnp.where(jnp.all(jnp.isfinite(members)), uncertainty.accuracy(members, labels), 0.0)
 
 
 def _accuracies(algorithm: Algorithm, state: PyTree, splits: EvaluationSets) -> dict[str, Array]:
-    """Computes ``{"test.accuracy": [], ...}``: ``finite_accuracy`` of the prediction on each split."""
+    """Computes an algorithm's ``finite_accuracy`` on each of ``splits``; keys are such as ``"test.accuracy"``."""
     return {
         f"{name}.accuracy": finite_accuracy(algorithm.predict(state, x).members, labels)
         for name, (x, labels) in splits.items()
@@ -120,7 +120,9 @@ def _accuracies(algorithm: Algorithm, state: PyTree, splits: EvaluationSets) -> 
 
 
 def all_scores(algorithm: Algorithm, state: PyTree, splits: EvaluationSets) -> dict[str, Array]:
-    """Computes SCORES and the members' mean accuracy on every split, and the bins of the test reliability diagram.
+    """Computes the metrics of SCORES and the mean accuracy of single models on every split of the data.
+
+    It also returns the bins of the reliability diagram on test data. Keys are such as ``"test.nll"``.
 
     Args:
         algorithm: The algorithm.
@@ -140,7 +142,10 @@ def all_scores(algorithm: Algorithm, state: PyTree, splits: EvaluationSets) -> d
 
 @dataclass
 class Bench:
-    """All runs of a comparison: their data, methods and compiled programs; holds one seed's methods at a time."""
+    """The common parts of a comparison's runs: data, methods, compiled programs, and what is measured.
+
+    The methods of only one seed are in memory at a time.
+    """
 
     study: Study
     trial: Callable[[int], Trial]
@@ -155,7 +160,7 @@ class Bench:
     current: tuple[int, str, dict[str, Method]] | None = None  # a seed, the fingerprint of its trial, its methods
 
     def methods(self, seed: int) -> dict[str, Method]:
-        """Returns the methods on the data of ``seed``."""
+        """Returns the methods on the data of ``seed``, by name; those of the seed before are dropped."""
         if self.current is None or self.current[0] != seed:
             trial = self.trial(seed)
             self.current = (seed, fingerprint(trial), self.methods_of(trial))
@@ -163,23 +168,23 @@ class Bench:
 
 
 def decisive(settings: AnySettings, names: str) -> dict[str, object]:
-    """Returns the settings of these names, which spaces separate, for ``Bench.depends_on``.
+    """Returns some settings as a dictionary, for ``Bench.depends_on``: a run is computed again if one of them changes.
 
     Args:
         settings: Settings of the experiment.
-        names: Names of fields.
+        names: Names of fields, separated by spaces.
     """
     return {name: getattr(settings, name) for name in names.split()}
 
 
 def play(bench: Bench, config: Config, seed: int, num_rounds: int) -> Record:
-    """Returns the run of ``config`` with ``seed``: read from its file, or computed and written.
+    """Returns one run of a method: reads it from its file if there is one, else computes and writes it.
 
     Files lie in the folder ``runs`` next to the figures. Runs of a method that differ only in steps, rate and seed
     share one compiled program.
 
     Args:
-        bench: The bench.
+        bench: The comparison that the run belongs to.
         config: Method and hyper-parameters.
         seed: Seed of the run.
         num_rounds: Number of rounds.
@@ -201,7 +206,7 @@ def play(bench: Bench, config: Config, seed: int, num_rounds: int) -> Record:
 
 
 def _compute(bench: Bench, method: Method, config: Config, seed: int, num_rounds: int) -> Record:
-    """Runs a configuration, with the program compiled for the method if there is one."""
+    """Runs a method with the hyper-parameters of ``config``; compiles its program unless ``bench`` has it."""
     start = time.perf_counter()
     largest = bench.largest_client or -(-max_client_size(method.data) // 8) * 8  # one program for like sizes
     engine = single_device_engine(method.data, "auto")._replace(max_client_size=largest)
@@ -221,7 +226,7 @@ def _compute(bench: Bench, method: Method, config: Config, seed: int, num_rounds
 
 
 def _digest(bench: Bench, config: Config) -> str:
-    """Computes a digest of all that a run depends on, which is part of its file's name."""
+    """Computes a hash of all that a run depends on (seed, data, configuration, settings) for its file's name."""
     assert bench.current is not None
     settings = {**bench.depends_on, "every": bench.every, "largest_client": bench.largest_client}
     text = json.dumps([bench.current[0], bench.current[1], *config, settings], sort_keys=True)
@@ -229,7 +234,7 @@ def _digest(bench: Bench, config: Config) -> str:
 
 
 def _record_of(arrays: Mapping[str, np.ndarray], num_rounds: int) -> Record | None:
-    """Builds the record of the first ``num_rounds`` rounds; None if the run was not evaluated at that round."""
+    """Builds the ``Record`` of a run's first rounds from its file's arrays; None if round ``num_rounds`` is missing."""
     ends = int(np.searchsorted(arrays["rounds"], num_rounds)) + 1
     if ends > len(arrays["rounds"]) or arrays["rounds"][ends - 1] != num_rounds:
         return None
@@ -243,11 +248,11 @@ def _runs_folder(study: Study) -> Path:
 
 
 def read_finished(study: Study, name: str) -> dict[str, np.ndarray] | None:
-    """Reads the arrays of a finished run; None if none was kept, or if its file is damaged, which is reported.
+    """Reads the arrays of a finished run from its file; None without a file. A damaged file is reported and ignored.
 
     Args:
-        study: The study, next to whose figures the folder ``runs`` lies.
-        name: Name of the run, with a digest of all that it depends on.
+        study: The study; the file is in the folder ``runs`` next to its figures.
+        name: Name of the run, with a hash of all that it depends on.
     """
     path = _runs_folder(study) / f"{name}.npz"
     if not path.exists():
@@ -263,12 +268,12 @@ def read_finished(study: Study, name: str) -> dict[str, np.ndarray] | None:
 
 
 def write_finished(study: Study, name: str, arrays: Mapping[str, np.ndarray]) -> None:
-    """Writes a finished run with its checksum; a kill or a power failure leaves the complete file or none.
+    """Writes the arrays of a finished run to its file, with a checksum; a kill leaves the complete file or none.
 
     Args:
-        study: The study.
-        name: Name of the run.
-        arrays: Its arrays.
+        study: The study; the file is in the folder ``runs`` next to its figures.
+        name: Name of the run, with a hash of all that it depends on.
+        arrays: The run's arrays by name.
     """
     path = _runs_folder(study) / f"{name}.npz"
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -278,13 +283,13 @@ def write_finished(study: Study, name: str, arrays: Mapping[str, np.ndarray]) ->
 
 
 def _sum(arrays: Mapping[str, np.ndarray]) -> str:
-    """Computes the SHA-256 of arrays, their names, dtypes and shapes."""
+    """Computes the SHA-256 checksum of named arrays: of names, dtypes, shapes and values."""
     items = sorted(arrays.items())
     return sha256(*(part for name, array in items for part in (f"{name} {array.dtype} {array.shape} ", array)))
 
 
 def _metrics(called: str, seed: int, record: Record) -> list[Metric]:
-    """Builds rows of metrics.csv from every scalar metric of every evaluation; ``called`` is the run's name."""
+    """Builds the rows of metrics.csv from all scalar metrics of a run; ``called`` is the name of the run."""
     names = [tuple(name.split(".")) for name, values in record.metrics.items() if values.ndim == 1]
     return [
         Metric(int(round_), called, seed, split, score, float(value), int(up), int(down))
@@ -296,7 +301,7 @@ def _metrics(called: str, seed: int, record: Record) -> list[Metric]:
 
 
 class Tuned(NamedTuple):
-    """Configuration chosen for a method, and the scores of its whole grid."""
+    """The hyper-parameters chosen for a method, and the score of each point of its grid."""
 
     config: Config
     score: float  # the mean of the bench's ``judged_by``
@@ -305,10 +310,10 @@ class Tuned(NamedTuple):
 
 
 def choose(method: Method, scores: dict[Config, float]) -> Tuned:
-    """Selects the configuration with the best of ``scores``; one that is not finite only if all are not.
+    """Selects the configuration with the highest score; scores that are not finite count as the lowest.
 
     Args:
-        method: The method, with its grids.
+        method: The method, with its grids of rates and steps.
         scores: Score of each configuration.
     """
     best = max(scores, key=lambda c: scores[c] if np.isfinite(scores[c]) else -np.inf)
@@ -318,19 +323,20 @@ def choose(method: Method, scores: dict[Config, float]) -> Tuned:
 
 
 def build_all(methods: Mapping[str, Method]) -> None:
-    """Builds every method with each of its rates; raises the ``ValueError`` of a recipe."""
+    """Builds every method's algorithm at each rate, so that a recipe's ``ValueError`` is raised before any training."""
     for method in methods.values():
         for rate in method.rates:
             method.build(method.steps[0], rate)
 
 
 def tune(bench: Bench, name: str, seed: int, num_rounds: int) -> Tuned:
-    """Finds the rate and steps of a method that are best on validation examples of ``seed``.
+    """Finds the learning rate and number of steps of a method that score best on validation examples.
 
-    The score is the mean of ``judged_by`` over the last quarter of ``num_rounds``, as single rounds fluctuate.
+    The score is the mean of the metric ``bench.judged_by`` over the last ``num_rounds // 4`` evaluations, as single
+    ones fluctuate.
 
     Args:
-        bench: The bench.
+        bench: The comparison.
         name: Name of the method.
         seed: Seed of the tuning runs.
         num_rounds: Rounds of each run.
@@ -349,13 +355,13 @@ def tune(bench: Bench, name: str, seed: int, num_rounds: int) -> Tuned:
 
 
 def plan(bench: Bench, tunings: int = 1, repetitions: int = 1, rounds: Mapping[str, int] = {}) -> None:
-    """Announces the cells of benches like this one to the study, which then knows the time left.
+    """Adds up the rounds that a comparison will take, for the study's estimate of the time left.
 
     Args:
         bench: One of the benches; settings name its seeds and rounds.
-        tunings: Number of benches for ``tune_all``.
-        repetitions: Number of benches for ``repeat_all``.
-        rounds: Rounds of a repetition by method, if not ``num_rounds`` of the settings.
+        tunings: Number of benches for which ``tune_all`` will be called.
+        repetitions: Number of benches for which ``repeat_all`` will be called.
+        rounds: Rounds of a final run by method, where they are not ``num_rounds`` of the settings.
     """
     settings = bench.study.settings
     methods = bench.methods(settings.tuning_seed)
@@ -365,7 +371,7 @@ def plan(bench: Bench, tunings: int = 1, repetitions: int = 1, rounds: Mapping[s
 
 
 def tune_all(bench: Bench) -> dict[str, Tuned]:
-    """Tunes the hyper-parameters of every method on the settings' ``tuning_seed``."""
+    """Tunes every method with ``tune``, on the seed and rounds of the settings; returns the choices by method name."""
     settings = bench.study.settings
     return {
         name: tune(bench, name, settings.tuning_seed, settings.tuning_rounds)
@@ -374,13 +380,13 @@ def tune_all(bench: Bench) -> dict[str, Tuned]:
 
 
 def repeat_all(bench: Bench, tuned: Mapping[str, Tuned], rounds: Mapping[str, int] = {}) -> Runs:
-    """Plays every method with its tuned configuration and every seed: ``{method: records}``.
+    """Runs every method with its tuned hyper-parameters and every seed; returns ``{method: records}``.
 
-    The methods of a seed share its data, clients, cohorts and first network.
+    With one seed all methods have the same data, clients, cohorts and initial network.
 
     Args:
-        bench: The bench.
-        tuned: Tuned configuration of each method.
+        bench: The comparison.
+        tuned: Tuned hyper-parameters of each method.
         rounds: Rounds by method, where they are not ``num_rounds`` of the settings.
     """
     study, runs = bench.study, Runs()
@@ -396,10 +402,10 @@ def repeat_all(bench: Bench, tuned: Mapping[str, Tuned], rounds: Mapping[str, in
 
 
 def edges(tuned: Mapping[str, Tuned], separator: str = "; ") -> tuple[str, ...]:
-    """Returns a remark that names the choices at an edge of their grid; none without such a choice.
+    """Returns a remark that names each choice at an end of its grid, where a wider grid might do better; () if none is.
 
     Args:
-        tuned: Choices by the label that names them.
+        tuned: Choices by the label that the remark shows.
         separator: Text between two labels.
     """
     labels = [label for label, choice in tuned.items() if choice.at_edge]
@@ -407,7 +413,7 @@ def edges(tuned: Mapping[str, Tuned], separator: str = "; ") -> tuple[str, ...]:
 
 
 def by_round(runs: Mapping[str, list[Record]], metric: str = "test.accuracy") -> dict[str, np.ndarray]:
-    """Returns a metric of each method's runs by label, [seeds, E].
+    """Returns the values of one metric at all evaluations, for each method an array [seeds, E].
 
     Args:
         runs: Runs of each method by label, one for each seed.
@@ -417,5 +423,5 @@ def by_round(runs: Mapping[str, list[Record]], metric: str = "test.accuracy") ->
 
 
 def evaluated_rounds(runs: Mapping[str, list[Record]]) -> list[int]:
-    """Returns the rounds at which the first method's first run was evaluated."""
+    """Returns the rounds at which runs were evaluated, read from the first method's first run."""
     return [int(round_) for round_ in next(iter(runs.values()))[0].rounds]

@@ -1,8 +1,8 @@
-"""The runner of experiments: settings as data, checked requests, and one way to perform any experiment.
+"""The runner of experiments: their settings, the check of what a user requests, and the function that runs them.
 
-An ``Experiment`` is an entry: settings, and a function. A ``Study`` is one checked request to run it, and an
-``Outcome`` what it returns. A new experiment is one file: its settings, a frozen dataclass with values
-for the three scales, the function from a ``Study`` to an ``Outcome``, and ``ENTRIES``.
+An ``Experiment`` is an entry: settings, and a function. A ``Study`` is a request to run it that has passed the checks,
+and an ``Outcome`` is the result. A new experiment is one file with its settings (a frozen dataclass, with values for
+three scales), the function from a ``Study`` to an ``Outcome``, and ``ENTRIES``.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ Settings = TypeVar("Settings")
 
 
 def by_scale(smoke: Settings, default: Settings | None = None, paper: Settings | None = None) -> dict[str, Settings]:
-    """Returns the settings of each of ``SCALES``; a missing scale takes the settings of the scale before.
+    """Returns a dictionary from each of ``SCALES`` to settings; a missing scale takes those of the scale before.
 
     Args:
-        smoke: Settings for a minute or few on two cores.
+        smoke: Settings for a minute or a few on two cores.
         default: Settings for up to an hour.
         paper: The paper's settings.
     """
@@ -47,21 +47,21 @@ def by_scale(smoke: Settings, default: Settings | None = None, paper: Settings |
 
 
 def within(default: Any, **limits: object) -> Any:
-    """Builds the dataclass field of a setting with limits, which ``check_settings`` applies to each of its values.
+    """Declares a field of a settings dataclass with limits on its values, which ``check_settings`` checks.
 
     Args:
         default: Default value.
-        **limits: Limits of ``checks.whole`` or ``checks.number``; ``of``, the allowed names; and for several values
-            ``count``, the fewest values, and ``increasing``.
+        **limits: For numbers the limits of ``checks.whole`` or ``checks.number``, such as ``least`` or ``above``; for
+            text ``of``, the allowed names; for a tuple also ``count``, the least number of values, and ``increasing``.
     """
     return dataclasses.field(default=default, metadata=limits)
 
 
 def check_settings(settings: AnySettings) -> None:
-    """Raises ``ValueError`` for a setting out of its limits.
+    """Raises ``ValueError`` if a field of ``settings`` is outside the limits that ``within`` declared.
 
-    By default, whole numbers must be from 1 on and fit 32 bits, other numbers must be finite, and several values must
-    all be different.
+    A field without limits must be a whole number from 1 to the largest of 32 bits, a finite number, or a tuple of
+    different values.
     """
     for field in dataclasses.fields(settings):
         name, value, limits = field.name, getattr(settings, field.name), dict(field.metadata)
@@ -81,13 +81,14 @@ def check_settings(settings: AnySettings) -> None:
 
 
 def changed(settings: Settings, changes: Sequence[str]) -> Settings:
-    """Returns ``settings``, a frozen dataclass, with each ``name=value`` of ``changes``; lists are written ``0.1,0.3``.
-
-    Raises ``ValueError`` for text that is not ``name=value``, an unknown name, a repeated name, or an invalid value.
+    """Returns a copy of ``settings`` with each change ``name=value``; several values are written ``0.1,0.3``.
 
     Args:
         settings: A frozen dataclass.
         changes: Changes, ``name=value`` each.
+
+    Raises:
+        ValueError: A text is not ``name=value``, a name is unknown or repeated, or a value cannot be converted.
     """
     current, replaced = vars(settings), dict[str, Any]()
     for change in changes:
@@ -101,20 +102,20 @@ def changed(settings: Settings, changes: Sequence[str]) -> Settings:
 
 
 def with_changes(settings: Settings, *texts: str) -> Settings:
-    """Returns ``settings`` with the changes of every text, such as ``num_rounds=20 rates=0.1,0.3``; later texts win."""
+    """Returns a copy of ``settings`` changed by texts such as ``num_rounds=20 rates=0.1,0.3``; later texts win."""
     for text in texts:
         settings = changed(settings, text.split())
     return settings
 
 
 def written(settings: AnySettings) -> list[str]:
-    """Returns each of ``settings``, a dataclass, as ``name=value``, the form that ``changed`` reads."""
+    """Returns the fields of ``settings``, a dataclass, as texts ``name=value``, the form that ``changed`` reads."""
     pairs = vars(settings).items()
     return [f"{name}={','.join(map(str, v)) if isinstance(v, tuple) else v}" for name, v in pairs]
 
 
 def _parse(name: str, text: str, example: Any) -> object:
-    """Converts ``text`` to the type of ``example``."""
+    """Converts ``text`` to the type of ``example``, the present value of setting ``name``; splits a tuple at commas."""
     is_list = isinstance(example, tuple)
     try:
         return tuple(type(example[0])(part) for part in text.split(",")) if is_list else type(example)(text)
@@ -127,7 +128,7 @@ def _parse(name: str, text: str, example: Any) -> object:
 
 
 class Request(NamedTuple):
-    """Request of the user, not yet checked."""
+    """A user's request to run an experiment, before ``prepare_study`` checks it."""
 
     scale: str  # one of SCALES
     seeds: tuple[int, ...]
@@ -140,12 +141,15 @@ NOWHERE = Figures(Path())
 
 
 def _ignore(_: object) -> None:
-    """Ignores its argument."""
+    """Does nothing with its argument: the default of the callbacks below."""
 
 
 @dataclass(frozen=True)
 class Study:
-    """A checked request, with the destinations of its progress, metrics and figures."""
+    """A checked request to run an experiment, passed to the experiment's function.
+
+    It has the settings, the data set and the seeds, and where progress, metrics and figures go.
+    """
 
     settings: AnySettings
     dataset: str
@@ -157,7 +161,7 @@ class Study:
     time_left: TimeLeft = dataclasses.field(default_factory=TimeLeft)
 
     def each_seed(self) -> Iterator[int]:
-        """Yields the seeds, and reports the time of each and the time left, in which a seed counts as a round."""
+        """Yields the seeds one after another; after each it reports the time taken and an estimate of the time left."""
         time_left = TimeLeft(len(self.seeds))
         for seed in self.seeds:
             start = time.perf_counter()
@@ -179,7 +183,7 @@ class Experiment(Entry):
     """Whether it computes in float64."""
 
     def arithmetic(self) -> contextlib.AbstractContextManager[None]:
-        """Returns the context of its computations: float64 if ``exact``."""
+        """Returns the context manager in which the experiment runs: with 64-bit numbers if ``exact``."""
         return exact_arithmetic() if self.exact else contextlib.nullcontext()
 
 
@@ -197,14 +201,14 @@ def experiment(
     """Builds the entry of an experiment; its summary is the first paragraph of the module's docstring.
 
     Args:
-        module: ``__name__`` of the module.
+        module: ``__name__`` of the experiment's module.
         run: Function that runs the experiment.
         scales: Settings by data set and scale.
         papers: Keys of the papers.
         check: Function that raises ``ValueError`` for wrong settings.
-        least_seeds: The fewest seeds.
+        least_seeds: The least number of seeds.
         exact: Whether it computes in float64.
-        part: Name and summary, if a module has several experiments.
+        part: Name and summary of this experiment, if the module has several.
     """
     folder, _, file = module.removeprefix(PACKAGE).rpartition(".")
     name, summary = part or (file, (sys.modules[module].__doc__ or "").split("\n\n")[0])
@@ -213,11 +217,14 @@ def experiment(
 
 
 def prepare_study(entry: Experiment, request: Request) -> Study:
-    """Checks a request and builds the study; raises ``ValueError`` and writes nothing.
+    """Checks a request to run an experiment and returns the ``Study``; writes no file.
 
     Args:
         entry: The experiment.
         request: The user's request.
+
+    Raises:
+        ValueError: A scale, data set, folder, seed or setting is not allowed, or there are too few seeds.
     """
     checks.choice("scale", request.scale, SCALES)
     dataset = next(iter(entry.scales)) if request.dataset is None else request.dataset
@@ -236,9 +243,10 @@ def prepare_study(entry: Experiment, request: Request) -> Study:
 
 
 def perform(entry: Experiment, study: Study) -> Outcome:
-    """Performs an experiment and completes its outcome: settings, claims and verdicts, and a table of the claims.
+    """Runs an experiment and completes its outcome.
 
-    The experiment has failed if the control of a verdict passes too.
+    It adds the table of claims, the settings and the verdicts. If a verdict's control passes too, the experiment has
+    failed, because the test cannot tell right theory from wrong.
 
     Args:
         entry: The experiment.

@@ -1,4 +1,4 @@
-"""Fed-ensemble on the sine functions of FE-2024, section V: data, training, and what theory says of the same run."""
+"""Fed-ensemble on the sine functions of FE-2024, section V: data, training, and theory's prediction of the same run."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ CANDIDATES = 40  # clients that are drawn for each client that is kept, where in
 
 
 class SineData(NamedTuple):
-    """Training points of the clients, and the true function on an even grid of [-1, 1]."""
+    """Training points of all clients, and test points: the true function sin(2 pi x) on an even grid of [-1, 1]."""
 
     x: np.ndarray  # [n, 1]
     y: np.ndarray  # [n, 1]
@@ -34,7 +34,7 @@ class SineData(NamedTuple):
 
 
 class TrainedOutputs(NamedTuple):
-    """Outputs of the K models of a run, before the first round and after the last, [K, n, 1] and [K, m, 1]."""
+    """Outputs of a run's K models at training points [K, n, 1] and test points [K, m, 1], before and after training."""
 
     start_train: np.ndarray
     start: np.ndarray
@@ -45,16 +45,16 @@ class TrainedOutputs(NamedTuple):
 def load(
     seed: int, num_clients: int, points_per_client: int, gap: bool, spacing: float = 0.0, test_points: int = 201
 ) -> SineData:
-    """Draws the paper's sine data (``data.sources.sine``), with inputs at least ``spacing`` apart.
+    """Draws the sine data of FE-2024, section V (``data.sources.sine``), with inputs at least ``spacing`` apart.
 
     If ``spacing`` > 0, clients are drawn one after another, and a client is left out if one of its inputs is too close
-    to an earlier input. Close inputs make the tangent kernel singular, which Theorem 2 excludes.
+    to an earlier input. Close inputs make the tangent kernel singular, which Theorem 2 of FE-2024 excludes.
 
     Args:
         seed: Seed of the data.
         num_clients: Number of clients.
         points_per_client: Training points of each client.
-        gap: Whether inputs between -0.5 and 0.5 are left out.
+        gap: Whether the data have no inputs between -0.5 and 0.5.
         spacing: Smallest distance of two inputs.
         test_points: Points of the test grid.
 
@@ -88,44 +88,44 @@ def load(
 
 
 def of_study(study: Study, seed: int, gap: bool) -> SineData:
-    """Draws the data of one of the study's seeds.
+    """Draws the sine data of one seed, with the clients and points of the study's settings.
 
     Args:
         study: The study.
         seed: The seed.
-        gap: Whether inputs between -0.5 and 0.5 are left out.
+        gap: Whether the data have no inputs between -0.5 and 0.5.
     """
     settings = study.settings
     return load(seed, settings.num_clients, settings.points_per_client, gap, settings.spacing)
 
 
 def check(study: Study, gap: bool) -> None:
-    """Draws every seed's data; raises ``ValueError``."""
+    """Raises ``ValueError`` if a seed's sine data cannot be drawn with the study's settings; ``gap`` as in ``load``."""
     for seed in study.seeds:
         of_study(study, seed, gap)
 
 
 def linear_model() -> Model:
-    """Builds the paper's 100 radial basis functions (FE-2024, section V-A), in float64."""
+    """Builds the linear model on 100 radial basis functions of FE-2024, section V-A, in float64."""
     return ft.models.rbf_linear(100, 0.08, 1.0, seed=0, dtype=jnp.float64)
 
 
 def network(width: int) -> Model:
-    """Builds an erf network of one hidden layer, in float64, with weights so large that units vary over [-1, 1]."""
+    """Builds an erf network of one hidden layer, in float64; its large weights let hidden units vary over [-1, 1]."""
     return ft.models.mlp(
         1, 1, widths=(width,), activation="erf", w_std=8.0, b_std=4.0, last_w_std=4.0, dtype=jnp.float64
     )
 
 
 def step_size(model: Model, data: SineData) -> float:
-    """Computes half of the largest step that is stable for every client: ``1 / max Theta(x, x)`` over the domain.
+    """Computes a step size that is at most half of the largest stable one for every client: ``1 / max_x Theta(x, x)``.
 
-    ``lambda_max(Theta_ii) / n_i`` is at most the largest entry of Theta's diagonal. The bound does not depend on the
-    training data, so that one compiled program serves every seed.
+    The bound holds because the largest eigenvalue of client i's kernel, over its n_i examples, is at most the largest
+    diagonal entry. It does not depend on the training data, so that one compiled program serves every seed.
 
     Args:
-        model: Model with an analytic kernel.
-        data: Data of one seed.
+        model: Model with an analytic kernel Theta.
+        data: Data of one seed, whose test grid covers the domain.
     """
     assert model.kernel is not None
     theta = np.asarray(model.kernel(jnp.asarray(data.x_test), None, get="ntk"))
@@ -137,7 +137,7 @@ def algorithm(model: Model, data: SineData, schedule: Schedule, local_steps: int
 
     Args:
         model: The model.
-        data: Data of one seed, on whose domain the step is stable.
+        data: Data of one seed, from which ``step_size`` computes the step.
         schedule: Which client trains which model.
         local_steps: Local steps in a round.
     """
@@ -146,13 +146,13 @@ def algorithm(model: Model, data: SineData, schedule: Schedule, local_steps: int
 
 
 def train(data: SineData, of: Algorithm, num_rounds: int, seed: int) -> TrainedOutputs:
-    """Trains; initial models, schedule and training depend only on ``seed``.
+    """Trains the K models of an algorithm on sine data; returns their outputs before and after training.
 
     Args:
         data: Data of one seed.
         of: The algorithm.
         num_rounds: Number of rounds.
-        seed: Seed of the run.
+        seed: Seed of initial models, schedule and training.
     """
     x, split = jnp.asarray(np.concatenate([data.x, data.x_test])), len(data.x)
     federated = ft.data.federated_data(data.x, data.y, data.clients, dtype=jnp.float64)
@@ -166,7 +166,9 @@ def train(data: SineData, of: Algorithm, num_rounds: int, seed: int) -> TrainedO
 def flow(
     data: SineData, model: Model, schedule: Schedule, local_steps: int, num_rounds: int, seed: int
 ) -> tuple[ft.theory.Flow, ft.kernels.KernelBlocks]:
-    """Computes the exact law of the run of ``train``, with the same cohorts, and the kernel blocks.
+    """Computes the flow (exact mean and covariance of wide networks) of the run of ``train``, with the same cohorts.
+
+    Returns the flow and the blocks of the model's kernel that it was built from.
 
     Args:
         data: Data of one seed.
@@ -186,7 +188,9 @@ def flow(
 def decomposed(
     problem: ToyProblem, num_models: int, num_rounds: int, schedules: int, draws: int
 ) -> tuple[Decomposition, Decomposition]:
-    """Computes bias and variance of K models in closed form and by simulation, over the same schedules.
+    """Decomposes the test error of K averaged models into bias and variance: in closed form, and from simulated runs.
+
+    Both average over the same random schedules.
 
     Args:
         problem: Data, model and kernel.
@@ -194,6 +198,9 @@ def decomposed(
         num_rounds: Number of rounds.
         schedules: Number of schedules.
         draws: Number of initialisations under each schedule; 1 for networks.
+
+    Returns:
+        The decomposition in closed form, and the one from simulated runs.
     """
     plan = bias_variance.permutations(problem.clients.num_clients, num_models)
     seeds = bias_variance.seeds_of(num_models, schedules)
@@ -207,7 +214,9 @@ def decomposed(
 
 
 def allowed(runs: int, comparisons: int) -> float:
-    """Computes the number of standard errors that some comparison exceeds by chance with probability ``LEVEL``.
+    """Computes the largest deviation, in standard errors, that chance allows for any of several comparisons.
+
+    A larger one has probability ``LEVEL`` at most (Student's t, Bonferroni).
 
     Args:
         runs: Number of runs behind a standard error.
@@ -217,7 +226,7 @@ def allowed(runs: int, comparisons: int) -> float:
 
 
 def apart(simulated: Estimate, exact: Estimate) -> float:
-    """Computes simulation minus closed form, in standard errors.
+    """Computes the simulated estimate minus the closed form, in units of the simulation's standard error.
 
     Args:
         simulated: Estimate from networks.

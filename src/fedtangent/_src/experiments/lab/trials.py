@@ -1,4 +1,4 @@
-"""The data of one seed, which all methods of a comparison share."""
+"""The data of one seed of an experiment, which all methods of a comparison share."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ IID, USERS, DISTORTED = 0, -1, -2
 
 
 class EvaluationSet(NamedTuple):
-    """Examples for evaluation."""
+    """Inputs and labels of the examples on which methods are evaluated."""
 
     x: Array
     labels: Array  # [n] int32
@@ -41,7 +41,7 @@ class Trial(NamedTuple):
 
 
 class Examples(NamedTuple):
-    """Examples of each of PARTS; validation examples come from the training set."""
+    """Training, validation and test examples of one seed, each by PARTS, before they are divided among clients."""
 
     x: dict[str, np.ndarray]  # float32; tokens int32
     y: dict[str, np.ndarray]  # int32
@@ -50,7 +50,7 @@ class Examples(NamedTuple):
 
 
 def draw(loaded: data.Dataset, seed: int, num_train: int, num_validation: int, num_test: int) -> Examples:
-    """Draws examples of every part.
+    """Draws the training, validation and test examples of one seed from a data set.
 
     Args:
         loaded: The data set.
@@ -82,14 +82,17 @@ def draw(loaded: data.Dataset, seed: int, num_train: int, num_validation: int, n
 
 
 def first_users(loaded: data.Dataset, number: int) -> data.Dataset:
-    """Selects the examples of the data set's first ``number`` users, in ascending order of their ids; 0: of all users.
+    """Selects the examples of the data set's first ``number`` users, in ascending order of their ids.
 
-    Users are then numbered from 0. Users who only test are left out; test examples without users all remain. Raises
-    ``ValueError`` for a data set without users, and for more users than it has.
+    Users are then numbered from 0. Users who have only test examples are left out. If test examples have no users, all
+    of them remain.
 
     Args:
         loaded: The data set.
-        number: Number of users.
+        number: Number of users; 0 for all.
+
+    Raises:
+        ValueError: The data set has no users, or fewer than ``number``.
     """
     if loaded.user_train is None:
         raise ValueError(
@@ -109,10 +112,10 @@ def first_users(loaded: data.Dataset, number: int) -> data.Dataset:
 
 
 def of_owners(owner: np.ndarray, num_clients: int) -> Partition:
-    """Builds the partition in which client ``owner[i]``, from 0, holds example i; a client may be empty.
+    """Builds the partition that gives example i to client ``owner[i]``; a client may get no example.
 
     Args:
-        owner: Client of each example, [n].
+        owner: Number of the client of each example, from 0, [n].
         num_clients: Number of clients.
     """
     return assemble([np.flatnonzero(owner == i) for i in range(num_clients)])
@@ -126,7 +129,9 @@ def owners(clients: Partition) -> np.ndarray:
 
 
 def of_users(loaded: data.Dataset, examples: Examples) -> Partition | dict[str, Partition]:
-    """Builds one client for each user that ``first_users`` numbered; by part, if test examples have users too.
+    """Builds the partition with one client for each user of the data set, numbered by ``first_users``.
+
+    Returns one partition for each of PARTS if test examples have users too, else only that of the training examples.
 
     Args:
         loaded: The data set.
@@ -141,7 +146,9 @@ def of_users(loaded: data.Dataset, examples: Examples) -> Partition | dict[str, 
 
 
 def distorted_by(examples: Examples, num_clients: int, seed: int) -> tuple[Examples, dict[str, Partition]]:
-    """Deals examples to the clients at random and distorts each by its client; also returns each part's clients.
+    """Deals examples to clients at random, and distorts the images of each client in its own way.
+
+    Returns the distorted examples, and for each of PARTS the partition among clients.
 
     Args:
         examples: Examples of every part, images in [0, 1].
@@ -155,7 +162,7 @@ def distorted_by(examples: Examples, num_clients: int, seed: int) -> tuple[Examp
 
 
 def _distorted(x: np.ndarray, owner: np.ndarray, num_clients: int, seed: int) -> np.ndarray:
-    """Distorts images in [0, 1] by their clients: feature skew for data without writers."""
+    """Gives all images of a client its own contrast, brightness and shift; pixels are in [0, 1], ``owner`` [n]."""
     # Each client has its own contrast (a factor from 0.5 to 1.5), brightness (-0.2 to 0.2) and cyclic shift (up to one
     # pixel each way).
     rng = np.random.default_rng([seed, 1])
@@ -171,15 +178,16 @@ def _distorted(x: np.ndarray, owner: np.ndarray, num_clients: int, seed: int) ->
 
 
 def dealt(labels: np.ndarray, num_clients: int, classes: int, seed: int) -> Partition:
-    """Divides examples with ``labels`` [n] among N clients of ``classes`` classes each, or at random (``IID``).
-
-    Raises ``ValueError`` for more clients than examples.
+    """Divides examples among clients, each with ``classes`` classes, or at random if ``classes`` is ``IID``.
 
     Args:
         labels: Label of each example, [n].
         num_clients: Number N of clients.
-        classes: Classes of a client, or ``IID``.
+        classes: Number of classes of a client, or ``IID``.
         seed: Seed of the division.
+
+    Raises:
+        ValueError: There are more clients than examples.
     """
     if classes == IID:
         return partition.iid(len(labels), num_clients, seed)
@@ -187,13 +195,13 @@ def dealt(labels: np.ndarray, num_clients: int, classes: int, seed: int) -> Part
 
 
 def scheme_name(classes: int) -> str:
-    """Returns the name of a division of examples."""
+    """Returns how tables name a division among clients: by classes per client, or IID, USERS or DISTORTED."""
     names = {IID: "i.i.d.", USERS: "by user", DISTORTED: "distorted", 1: "1 class"}
     return names.get(classes, f"{classes} classes")
 
 
 def trial_of(examples: Examples, clients: Partition | Mapping[str, Partition], seed: int, num_classes: int) -> Trial:
-    """Moves a trial to the device.
+    """Builds a ``Trial`` of examples and their clients, with arrays on the device.
 
     Args:
         examples: Examples of every part.
@@ -213,19 +221,20 @@ def trial_of(examples: Examples, clients: Partition | Mapping[str, Partition], s
 
 
 def one_hot(trial: Trial) -> FederatedData:
-    """Returns the trial's data with one-hot targets [n, C] float32, not centred, which NTK-FL fits."""
+    """Returns the trial's training data with labels replaced by one-hot targets [n, C] float32, which NTK-FL fits."""
     targets = data.classification_targets(np.asarray(trial.data.y), trial.num_classes)
     return trial.data._replace(y=jnp.asarray(targets, jnp.float32))
 
 
 def projected(trial: Trial, dimension: int) -> Trial:
-    """Projects the trial's inputs to ``dimension`` numbers by the Gaussian matrix of its seed (section 4.2).
+    """Projects the trial's inputs by a random Gaussian matrix that its seed determines (NTK-FL, section 4.2).
 
     Args:
-        trial: The trial.
-        dimension: Numbers of a projected input.
+        trial: The trial, with flat inputs [n, d].
+        dimension: Numbers of a projected input, at most d.
 
-    Raises ``ValueError`` if ``dimension`` exceeds the size of the inputs.
+    Raises:
+        ValueError: ``dimension`` is larger than d.
     """
     size = trial.data.x.shape[1]
     if dimension > size:
@@ -237,16 +246,16 @@ def projected(trial: Trial, dimension: int) -> Trial:
 
 
 def partition_of(federated: FederatedData) -> Partition:
-    """Returns the partition of the clients' examples, on the host."""
+    """Returns the partition of examples among clients that ``federated`` has, as numpy arrays."""
     return Partition(np.asarray(federated.indices), np.asarray(federated.offsets))
 
 
 def with_partition(federated: FederatedData, clients: Partition) -> FederatedData:
-    """Returns the same examples, held by other clients.
+    """Returns the same examples, divided among clients by another partition.
 
     Args:
         federated: The examples.
-        clients: Rows of each client.
+        clients: The new partition: rows of each client.
     """
     return federated._replace(
         indices=jnp.asarray(clients.indices, jnp.int32), offsets=jnp.asarray(clients.offsets, jnp.int32)
@@ -254,10 +263,9 @@ def with_partition(federated: FederatedData, clients: Partition) -> FederatedDat
 
 
 def with_global_set(trial: Trial, share: float, labels: Array) -> tuple[FederatedData, np.ndarray]:
-    """Adds a global set to every client's examples; returns the data, and the rows of that set.
+    """Adds the same global set of examples to every client's examples (NTK-FL, section 6, (i)).
 
-    The set has ``share`` times as many examples as all clients together (NTK-FL, section 6, (i)), equally many of each
-    of the ``labels`` [n].
+    The set has equally many examples of each label. Returns the data with it, and the rows of the set.
 
     Args:
         trial: Data of one seed.
@@ -269,6 +277,6 @@ def with_global_set(trial: Trial, share: float, labels: Array) -> tuple[Federate
 
 
 def fingerprint(trial: Trial) -> str:
-    """Computes the SHA-256 of all arrays of a trial."""
+    """Computes the SHA-256 checksum of all arrays of a trial, which tells whether two trials have equal data."""
     arrays = map(np.asarray, jax.tree.leaves((trial.data, trial.splits, trial.by_client)))
     return sha256(*(part for array in arrays for part in (f"{array.dtype}{array.shape}", array)))

@@ -1,4 +1,4 @@
-"""The problem that NTK-FL's theorems are about: inputs of norm 1, one output, clients of equal size."""
+"""The regression problem of NTK-FL's theorems: inputs of norm 1, one output, clients with equally many examples."""
 
 from __future__ import annotations
 
@@ -23,7 +23,16 @@ TREND = 1e-9  # share of the initial squared residual below which a measured one
 
 
 def _problem(name: str, data_dir: Path | None, num_examples: int, num_clients: int, seed: int) -> TwoLayerProblem:
-    """Draws a problem: "sphere" has uniform inputs and random labels; of images even classes are 1 and odd ones -1."""
+    """Draws examples and clients for a two-layer network.
+
+    Args:
+        name: "sphere" for uniform inputs on the sphere with random labels; or a data set of images, whose even classes
+            have label 1 and odd classes -1.
+        data_dir: Folder of the data set.
+        num_examples: Number of all examples, a multiple of ``num_clients``.
+        num_clients: Number of clients.
+        seed: Seed of the draw.
+    """
     # Examples are sorted by class, and each client holds N / M consecutive ones.
     if num_examples % num_clients:
         raise ValueError(f"num_examples: got {num_examples}, must be a multiple of num_clients, {num_clients}")
@@ -44,28 +53,30 @@ def _problem(name: str, data_dir: Path | None, num_examples: int, num_clients: i
 
 
 def of_study(study: Study, seed: int) -> TwoLayerProblem:
-    """Draws the problem of one seed."""
+    """Draws the examples and clients of one seed for a two-layer network, with the data set and sizes of the study."""
     settings = study.settings
     return _problem(study.dataset, study.data_dir, settings.num_examples, settings.num_clients, seed)
 
 
 def check(study: Study) -> None:
-    """Draws the first seed's problem; raises ``ValueError``."""
+    """Raises ``ValueError`` if the first seed's examples and clients cannot be drawn with the study's settings."""
     of_study(study, study.seeds[0])
 
 
 def times(last: int) -> tuple[int, ...]:
-    """Returns ten candidate times of a round, evenly spaced up to ``last``."""
+    """Returns ten candidate numbers of gradient steps for a round of NTK-FL, evenly spaced up to ``last``."""
     return tuple(int(t) for t in np.unique(np.linspace(last / 10, last, 10).round()))
 
 
 def worst(measured: np.ndarray, bound: np.ndarray, floor: float) -> float:
-    """Computes the largest ratio of a squared residual to its bound after the start, for residuals above ``floor``.
+    """Computes the largest ratio of a squared residual to its bound, over all steps but the first.
+
+    Residuals below ``floor`` do not count.
 
     Args:
         measured: Squared residuals by step.
         bound: Their bound by step.
-        floor: Residual below which a measured one is rounding.
+        floor: Squared residual below which only rounding is measured.
     """
     with np.errstate(divide="ignore", over="ignore"):
         ratio = measured[1:] / bound[1:]
@@ -73,12 +84,14 @@ def worst(measured: np.ndarray, bound: np.ndarray, floor: float) -> float:
 
 
 def verdicts(theorem: str, rows: list[Row], *keys: str, worst: str = "worst") -> tuple[Verdict, ...]:
-    """Checks for each value of ``keys`` that all runs stay below the bound; control: no run does with lambda_max.
+    """Judges whether squared residuals stay below a theorem's bound in all runs; returns a verdict for each size.
+
+    The control is the bound with the largest eigenvalue lambda_max in place of the smallest; every run has to break it.
 
     Args:
         theorem: Name of the theorem.
         rows: Rows of all runs.
-        *keys: Entries of a row that name its sizes.
+        *keys: Entries of a row that name its sizes, such as "width".
         worst: Entry of a row with the largest ratio of a residual to its bound.
     """
     results = []
@@ -92,7 +105,7 @@ def verdicts(theorem: str, rows: list[Row], *keys: str, worst: str = "worst") ->
 
 
 def remarks(c: NtkConstants) -> tuple[str, ...]:
-    """Returns remarks on the constants behind the rates, and on a bound whose assumptions fail."""
+    """Returns remarks for the result: the kernel's eigenvalues behind the rates, and what a broken bound means."""
     return (
         f"lambda {c.lambda_min:.3g}, lambda_max {c.lambda_max:.3g} of the limiting kernel (13); steps are fractions of "
         f"2 N / lambda_max; the proof of Theorem 1 asks for at most {c.lambda_min / 2 / c.num_examples:.2g}",
@@ -101,12 +114,12 @@ def remarks(c: NtkConstants) -> tuple[str, ...]:
 
 
 def first_above(measured: np.ndarray, bound: np.ndarray, floor: float) -> int | None:
-    """Finds the first index after the start at which the bound is broken; None if it holds throughout.
+    """Finds the first step after the start at which a squared residual is above its bound; None if there is none.
 
     Args:
         measured: Squared residuals by step.
         bound: Their bound by step.
-        floor: Residual below which a measured one is rounding.
+        floor: Squared residual below which only rounding is measured.
     """
     above = (measured > bound) & (measured > floor)
     above[0] = False
@@ -114,11 +127,11 @@ def first_above(measured: np.ndarray, bound: np.ndarray, floor: float) -> int | 
 
 
 def network(task: TwoLayerProblem, width: int, seed: int) -> Start:
-    """Draws the network of ``seed`` at ``width`` in float64. Needs 64-bit types.
+    """Draws a two-layer ReLU network and computes its kernel and residual on the examples. Needs 64-bit types.
 
     Args:
         task: The examples.
-        width: Width n.
+        width: Number of hidden units.
         seed: Seed of the weights.
     """
     model = ft.models.two_layer_relu(task.x.shape[1], width, seed=seed, dtype=jnp.float64)
@@ -129,17 +142,17 @@ def network(task: TwoLayerProblem, width: int, seed: int) -> Start:
 
 
 def step_size(task: TwoLayerProblem, factor: float) -> float:
-    """Computes ``factor`` times the largest stable step of the limiting kernel, 2 N / lambda_max.
+    """Computes ``factor`` times 2 N / lambda_max, the largest stable step of the kernel of infinite width.
 
     Args:
-        task: The examples.
+        task: The N examples.
         factor: Fraction of the largest stable step.
     """
     return factor * 2 * len(task.x) / float(np.linalg.eigvalsh(ft.theory.expected_kernel(task.x))[-1])
 
 
 class NtkRounds(NamedTuple):
-    """Results of R rounds of NTK-FL."""
+    """Results of R rounds of NTK-FL: squared residuals, evolution times t(k), eigenvalues and bounds."""
 
     time: tuple[int, ...]  # t(k)
     before: tuple[float, ...]  # squared residual before the round
@@ -153,13 +166,15 @@ class NtkRounds(NamedTuple):
 def several_rounds(
     task: TwoLayerProblem, start: Start, learning_rate: float, times: tuple[int, ...], num: int
 ) -> NtkRounds:
-    """Simulates NTK-FL with every client in every round, t(k) by the training loss (11a). Needs 64-bit types.
+    """Simulates NTK-FL on a two-layer network with every client in every round. Needs 64-bit types.
+
+    In each round the candidate time with the least training loss is chosen (eq. (11a) of NTK-FL).
 
     Args:
         task: The examples and clients.
-        start: The network at its start.
+        start: The initial network.
         learning_rate: Step eta.
-        times: Candidate times of a round.
+        times: Candidate numbers of gradient steps in a round.
         num: Number R of rounds.
     """
     size, history = len(task.x), ntk_fl_run(task, start, learning_rate, ft.Evolution(times, kernel="averaged"), num)

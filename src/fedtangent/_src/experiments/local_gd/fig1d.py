@@ -1,10 +1,11 @@
 """Fig. 1(d) of the Local-GD paper: on separable classification Local-GD comes near the centralised model's direction.
 
-10 nodes of 50 examples, labels of halfspaces ``w_i* = w* + z_i``, d = 1500, lambda = 1e-4, L = 150, R = 120, eta = .01:
-the distance of directions ``|w / |w| - w' / |w'||`` by round of Local-GD (G) and Modified Local-GD (G-Mod) to the
-centralised model (C, the exponential loss, 20,000 steps) and to the hard-margin support vector machine (S). The theory
-of both methods is shown too: the same local problems solved exactly (eq. 12) and the projections that these tend to
-(eq. 13 and 16). The paper shows that G and G-Mod go to C, G-Mod later, and a small gap from C to S.
+10 nodes of 50 examples, labels of halfspaces ``w_i* = w* + z_i``, d = 1500 inputs, proximal factor lambda = 1e-4, L =
+150 local steps, R = 120 rounds, eta = .01. Plotted by round are the distances of directions ``|w / |w| - w' / |w'||``
+of Local-GD (G) and Modified Local-GD (G-Mod) from the centralised model (C, exponential loss, 20,000 steps) and from
+the hard-margin support vector machine (S). Theory is shown too: models with the local problems of eq. (12) of Local-GD
+solved exactly, and the projections that they tend to for small lambda (eq. (13) and (16)). The paper shows that G and
+G-Mod go to C, G-Mod later, and a small gap from C to S.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ REMARKS = (
 
 @dataclass(frozen=True)
 class ExponentialSettings:
-    """The paper's settings of Local-GD on eq. (12)."""
+    """The Local-GD paper's settings for local steps on the exponential loss with a proximal term (its eq. (12))."""
 
     num_nodes: int = within(10, least=2)
     pull: float = within(1e-4, above=0)  # lambda
@@ -55,7 +56,7 @@ class ExponentialSettings:
 
 @dataclass(frozen=True)
 class HalfspaceSettings(ExponentialSettings):
-    """The settings of fig. 1(d); ``spread`` is the standard deviation of the elements of z_i (of w* it is 1)."""
+    """Settings of fig. 1(d) of Local-GD; ``spread`` is the standard deviation of the entries of z_i (of w* it is 1)."""
 
     examples_per_node: int = 50
     dimension: int = 1500
@@ -64,7 +65,7 @@ class HalfspaceSettings(ExponentialSettings):
 
 
 class Classified(NamedTuple):
-    """Trained models of one problem, in its coordinates."""
+    """The trained models of one problem in r coordinates: two methods', centralised, and support vector machine."""
 
     problem: Problem
     sets: theory.FeasibleSets
@@ -73,12 +74,21 @@ class Classified(NamedTuple):
     machine: np.ndarray  # [r], S, the support vector machine
 
     def to(self, model: np.ndarray) -> dict[str, np.ndarray]:
-        """Computes the distances of directions of both methods to ``model`` after rounds 2, 3, ..: [R - 1] each."""
+        """Computes both methods' distances of directions to ``model`` after rounds 2, 3, .., R: [R - 1] each."""
         return {name: theory.direction_distance(path[2:], model) for name, path in self.paths.items()}
 
 
 def _classified(settings: ExponentialSettings, problem: Problem, *, simulate: bool = True) -> Classified:
-    """Computes all models of a problem, in float64; raises ``ValueError`` unless the examples are separable."""
+    """Computes Local-GD, Modified Local-GD, centralised model and support vector machine of a problem, in float64.
+
+    Args:
+        settings: Settings.
+        problem: The problem.
+        simulate: Whether the engine trains the two methods; else descent in the dual variables computes them.
+
+    Raises:
+        ValueError: No model fits all labels, or the centralised model diverges.
+    """
     x, y, nodes = problem.x, problem.y, problem.partition
     sets = theory.feasible_sets(x, y, nodes, separable=x.shape[1] < len(y))  # with r = n all labels can be fitted
     train = partial(simulated, problem, num_rounds=settings.num_rounds, learning_rate=settings.learning_rate)
@@ -95,12 +105,12 @@ def _classified(settings: ExponentialSettings, problem: Problem, *, simulate: bo
 
 
 def tried(settings: ExponentialSettings, problem: Problem, *, simulate: bool) -> Classified | None:
-    """Returns ``_classified`` of a problem whose labels some model fits; None if descent diverges at this rate.
+    """Computes all models of a classification problem (``Classified``); None if one diverges at this learning rate.
 
     Args:
         settings: Settings.
-        problem: The problem.
-        simulate: Whether the engine trains METHODS.
+        problem: The problem, whose labels some linear model fits.
+        simulate: Whether the engine trains the two methods; else descent in the dual variables computes them.
     """
     try:
         one = _classified(settings, problem, simulate=simulate)
@@ -110,7 +120,7 @@ def tried(settings: ExponentialSettings, problem: Problem, *, simulate: bool) ->
 
 
 def left_out(missing: list[str], runs: int) -> tuple[str, ...]:
-    """Returns a remark on the runs that diverged, if any.
+    """Returns a remark that names the runs that diverged; () if none did.
 
     Args:
         missing: Names of the runs that diverged.
@@ -120,7 +130,7 @@ def left_out(missing: list[str], runs: int) -> tuple[str, ...]:
 
 
 def _descended(settings: ExponentialSettings, sets: theory.FeasibleSets, factor: float) -> np.ndarray | None:
-    """Trains a model on ``factor`` times the sum of all examples' losses, [r]; None if it diverges."""
+    """Trains the centralised model [r] on ``factor`` times the sum of all exponential losses; None if it diverges."""
     rate, steps = settings.learning_rate * factor, settings.centralised_steps
     try:
         return theory.exponential_models(sets.pooled(), 1, NO_PULL, learning_rate=rate, local_steps=steps)[-1]
@@ -129,7 +139,7 @@ def _descended(settings: ExponentialSettings, sets: theory.FeasibleSets, factor:
 
 
 def _support_vector_machine(x: np.ndarray, y: np.ndarray) -> np.ndarray:
-    """Computes scikit-learn's hard-margin machine [r]; mirrored examples make its intercept 0, as eq. (15) has none."""
+    """Computes the hard-margin support vector machine [r]; adding each example's mirror image makes its intercept 0."""
     from sklearn.svm import SVC
 
     machine = SVC(kernel="linear", C=1e12, tol=1e-9, cache_size=500)
@@ -138,14 +148,17 @@ def _support_vector_machine(x: np.ndarray, y: np.ndarray) -> np.ndarray:
 
 
 def _in_dual(settings: ExponentialSettings, sets: theory.FeasibleSets, name: str, steps: int) -> np.ndarray:
-    """Computes the model of one of METHODS after every round of ``steps`` local steps, [R + 1, r], in the dual."""
+    """Computes Local-GD ("G") or its modification ("G-Mod") after every round, [R + 1, r], in the dual variables.
+
+    ``sets`` has the nodes' examples, and ``steps`` is the number of local steps in a round.
+    """
     alpha = theory.halpern(settings.num_rounds, 0) if name == "G-Mod" else None
     solve = partial(theory.exponential_models, sets, settings.num_rounds, np.log(1 / settings.pull))
     return solve(learning_rate=settings.learning_rate, local_steps=steps, alpha=alpha)
 
 
 def _to_dual(settings: ExponentialSettings, one: Classified, name: str, path: np.ndarray, steps: int) -> float:
-    """Computes the distance of ``path`` from ``_in_dual`` with so many local steps; infinite if this diverges."""
+    """Computes the relative distance of the models ``path`` from those of ``_in_dual``; infinite if these diverge."""
     try:
         return off(path, _in_dual(settings, one.sets, name, steps))
     except DivergenceError:
@@ -153,7 +166,9 @@ def _to_dual(settings: ExponentialSettings, one: Classified, name: str, path: np
 
 
 def exact_verdict(settings: ExponentialSettings, results: list[Classified], sizes: str) -> Verdict:
-    """Checks that the engine's models equal descent in the dual in every round; control: with one local step.
+    """Judges whether the engine's models equal gradient descent in the dual variables in every round.
+
+    They are those of Local-GD and Modified Local-GD. The control is descent with one local step in a round.
 
     Args:
         settings: Settings.
@@ -172,7 +187,7 @@ def exact_verdict(settings: ExponentialSettings, results: list[Classified], size
 
 
 def run(study: Study) -> lab.Outcome:
-    """Trains on every seed's problem and measures the distances by round."""
+    """Runs fig. 1(d) of Local-GD: trains all models on every seed's problem, and measures distances by round."""
     settings, results, rows, lines = study.settings, list[Classified](), list[lab.Row](), list[dict[str, np.ndarray]]()
     missing = list[str]()
     for seed in study.each_seed():
@@ -204,7 +219,7 @@ def run(study: Study) -> lab.Outcome:
 
 
 def row(settings: ExponentialSettings, one: Classified) -> lab.Row:
-    """Computes distances to C at round 2, half of the rounds and the end, and to S, the SVM, at the end.
+    """Builds a row of one problem: distances of both methods to the centralised model and the support vector machine.
 
     Args:
         settings: Settings.
@@ -222,7 +237,11 @@ def row(settings: ExponentialSettings, one: Classified) -> lab.Row:
 
 
 def _in_theory(settings: HalfspaceSettings, one: Classified) -> dict[str, np.ndarray]:
-    """Computes the models of exact local solutions, [R + 1, r], of K rounds of projections, [K + 1, r], and S, [r]."""
+    """Computes the models of theory after each of R rounds, or K rounds of projections.
+
+    "exact" [R + 1, r]: local problems solved exactly; "projected" and "drawn back" [K + 1, r]: the projections of
+    Local-GD and of Modified Local-GD; "ideal" [r]: the hard-margin support vector machine.
+    """
     rounds = settings.projection_rounds
     return {
         "exact": theory.exponential_models(one.sets, settings.num_rounds, np.log(1 / settings.pull)),
@@ -233,7 +252,7 @@ def _in_theory(settings: HalfspaceSettings, one: Classified) -> dict[str, np.nda
 
 
 def _theory_row(settings: HalfspaceSettings, one: Classified, ideal: dict[str, np.ndarray]) -> lab.Row:
-    """Computes distances of theory's models to S, and of G to these models."""
+    """Computes the distances of theory's models (``_in_theory``) to the support vector machine and to Local-GD."""
     best, r = ideal["ideal"], settings.num_rounds
     away = {name: theory.direction_distance(ideal[name][2:], best) for name in ("projected", "drawn back")}
     whole, last = _descended(settings, one.sets, 1.0), one.paths["G"][-1]
@@ -254,14 +273,18 @@ def _theory_row(settings: HalfspaceSettings, one: Classified, ideal: dict[str, n
 
 
 def slope(values: np.ndarray) -> float:
-    """Computes the slope of ln distance against ln round over the later half of ``values``, of rounds 2, 3, .. ."""
+    """Fits the slope of ln distance to ln round, in the later half; ``values`` are distances after rounds 2, 3, .."""
     late = slice(len(values) // 2, None)
     rounds = np.arange(2, len(values) + 2)
     return lab.log_slope(rounds[late], values[late])
 
 
 def _verdicts_of(rows: list[lab.Row], sizes: str) -> tuple[Verdict, ...]:
-    """Checks that S solves eq. (15), projections end in all feasible sets, and drawn back they approach S as 1/k."""
+    """Judges theory's claims on all seeds' rows; ``sizes`` names the dimension.
+
+    The support vector machine solves eq. (15) of Local-GD; projections end in all nodes' feasible sets (Lemma 3); those
+    of the modification approach the machine as 1/k (Lemma 4).
+    """
 
     def over(key: str) -> np.ndarray:
         return np.array([r[key] for r in rows])
@@ -286,7 +309,7 @@ def _verdicts_of(rows: list[lab.Row], sizes: str) -> tuple[Verdict, ...]:
 
 
 def claims(rows: list[lab.Row]) -> tuple[lab.Claim, ...]:
-    """Judges the claims of fig. 1(d), on one row of ``row`` and ``_theory_row`` for each seed."""
+    """Judges the claims of fig. 1(d) of Local-GD on a row for each seed, from ``row`` and ``_theory_row``."""
 
     def over(key: str, less: str = "") -> lab.MeanInterval:
         return lab.interval(r[key] - r[less] if less else r[key] for r in rows)
@@ -326,7 +349,7 @@ def _sheets(settings: HalfspaceSettings, rows: list[lab.Row]) -> tuple[lab.Sheet
 
 
 def _draw(study: Study, one: Classified, ideal: dict[str, np.ndarray]) -> None:
-    """Draws the distances by round of one seed."""
+    """Plots the distances by round of one seed: trained models on the left, theory's projections on the right."""
     settings, distance = study.settings, theory.direction_distance
     rounds, long = np.arange(2, settings.num_rounds + 1), np.arange(2, settings.projection_rounds + 1)
     gap = np.full(len(rounds), float(distance(one.centralised, one.machine)))

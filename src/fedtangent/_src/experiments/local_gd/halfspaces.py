@@ -1,15 +1,15 @@
 """Fig. 1(e) to 1(g) and fig. 2 of the Local-GD paper: classification by dimension, and of divided labels.
 
-Fig. 1(e): The nodes, labels and runs of fig. 1(d), d from 500 to 4000. Fig. 1(e) has the distance of directions of
-Local-GD (G), Modified Local-GD (G-Mod) and the support vector machine (S) to the centralised model (C); fig. 1(f) that
-of G, G-Mod and C to S; fig. 1(g) the test accuracy of all four, on new inputs labelled by the nodes' own truths. The
-paper shows that distances fall with d, that G-Mod's to C is slightly the larger, and that accuracies fall with d, all
-much alike.
+Fig. 1(e) to 1(g) repeat the training of fig. 1(d) for d from 500 to 4000. Fig. 1(e) has the distance of directions of
+Local-GD (G), Modified Local-GD (G-Mod) and the support vector machine (S) to the centralised model (C); fig. 1(f) has
+the distance of G, G-Mod and C to S; fig. 1(g) has the test accuracy of all four, on new inputs that each node's true
+model labels. The paper shows that distances fall with d, that G-Mod is slightly farther from C than G, and that
+accuracies fall with d and are much alike.
 
-Fig. 2: 500 examples ``y = sign(x' w*)``, d = 1500, each class divided among 10 nodes by Dir(alpha), R = 150, the
-centralised model trained 22,500 steps, the rest as in fig. 1(d): distance of directions to the centralised model (C) by
-round, and test accuracy. The paper shows that Local-GD (G) and Modified Local-GD (G-Mod) still go to C in direction,
-with much the same accuracy; the values of alpha are not printed.
+Fig. 2: 500 examples ``y = sign(x' w*)``, d = 1500, each class divided among 10 nodes by Dir(alpha), R = 150 rounds, the
+centralised model trained 22,500 steps, the rest as in fig. 1(d). It has the distance of directions to C by round, and
+test accuracy. The paper shows that G and G-Mod still go to C in direction, with much the same accuracy; it does not
+give the values of alpha.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ TITLES = {"e": "distance to C", "f": "distance to S", "g": "test accuracy"}
 
 @dataclass(frozen=True)
 class HalfspacesByDimension(ExponentialSettings):
-    """The settings of fig. 1(d) for several dimensions, and the number of each node's test inputs."""
+    """The settings of fig. 1(d) of Local-GD for several dimensions, and the number of a node's test inputs."""
 
     examples_per_node: int = 50
     dimensions: tuple[int, ...] = within((500, 750, 1000, 1500, 2000, 3000, 4000), count=3)
@@ -60,7 +60,7 @@ class HalfspacesByDimension(ExponentialSettings):
 
 
 def check(study: Study) -> None:
-    """Raises ``ValueError`` for fewer dimensions than examples, where perhaps no model fits all labels."""
+    """Raises ``ValueError`` for fewer dimensions than examples, where it may be that no model fits all labels."""
     settings = study.settings
     total, least = settings.num_nodes * settings.examples_per_node, min(settings.dimensions)
     if least < total:
@@ -68,7 +68,7 @@ def check(study: Study) -> None:
 
 
 def _run(part: str, study: Study) -> lab.Outcome:
-    """Trains in every dimension on every seed, for part "e", "f" or "g" of the figure."""
+    """Runs fig. 1(e), 1(f) or 1(g) of Local-GD (``part`` "e", "f" or "g"): trains in every dimension on every seed."""
     settings, simulated, rows, missing = study.settings, list[Classified](), list[lab.Row](), list[str]()
     dimensions = sorted(settings.dimensions)
     for seed in study.each_seed():
@@ -103,19 +103,22 @@ def _run(part: str, study: Study) -> lab.Outcome:
 
 
 def _models(one: Classified) -> dict[str, np.ndarray]:
-    """Returns the four trained models, [r] each."""
+    """Returns the last models [r]: Local-GD (G), its modification (G-Mod), centralised (C), SVM (S)."""
     return {**{name: path[-1] for name, path in one.paths.items()}, "C": one.centralised, "S": one.machine}
 
 
 def row(one: Classified) -> dict[str, float]:
-    """Computes the distances between a problem's models: of Local-GD, its modification and centralised training."""
+    """Computes the distances of directions between the four models of one problem, as entries of a row."""
     of = _models(one)
     pairs = (("G", "C"), ("G-Mod", "C"), ("S", "C"), ("G", "S"), ("G-Mod", "S"), ("G", "G-Mod"))
     return {f"{a} to {b}": float(theory.direction_distance(of[a], of[b])) for a, b in pairs}
 
 
 def accuracies(one: Classified, seed: int, test_inputs: int) -> dict[str, float]:
-    """Computes test accuracies on N(0, 1) inputs of each node, and their expectations, 1 - angle / pi.
+    """Computes the test accuracies of a problem's four models on new N(0, 1) inputs, and their expected values.
+
+    The expected accuracy is 1 - angle / pi, with the angle between a model and a node's true model; all are means over
+    nodes.
 
     Args:
         one: Trained models.
@@ -137,7 +140,9 @@ def accuracies(one: Classified, seed: int, test_inputs: int) -> dict[str, float]
 
 
 def accuracy_verdict(rows: list[lab.Row], inputs: int, sizes: str) -> Verdict:
-    """Checks that test accuracies are 1 - angle / pi; control: 1/2, the accuracy of guessing.
+    """Judges whether test accuracies are 1 - angle / pi, with the angle between a model and the true models.
+
+    The control is 1/2, the accuracy of guessing, which the same test must reject.
 
     Args:
         rows: Rows with the entries of ``accuracies``.
@@ -155,7 +160,7 @@ def accuracy_verdict(rows: list[lab.Row], inputs: int, sizes: str) -> Verdict:
 
 
 def _by_dimension(rows: list[lab.Row], key: str) -> list[float]:
-    """Computes the slope of an entry against log10 of the dimension, one for each seed."""
+    """Computes for each seed the slope of the rows' entry ``key`` against log10 of the dimension."""
     return [
         float(np.polyfit(np.log10([r["dimension"] for r in group]), [r[key] for r in group], 1)[0])
         for group in lab.grouped(rows, "seed").values()
@@ -163,12 +168,12 @@ def _by_dimension(rows: list[lab.Row], key: str) -> list[float]:
 
 
 def _falls(rows: list[lab.Row], key: str, name: str) -> lab.Claim:
-    """Judges whether an entry falls with the dimension."""
+    """Judges whether the rows' entry ``key`` falls with the dimension; ``name`` names it in the claim."""
     return lab.interval(_by_dimension(rows, key)).claim_below(f"{name} falls with d (by a factor of 10)", "{:.3f}")
 
 
 def claims_e(rows: list[lab.Row]) -> tuple[lab.Claim, ...]:
-    """Judges whether distances to C fall with d, and are larger for G-Mod than for G."""
+    """Judges Local-GD's fig. 1(e): distances to the centralised model fall with d, the modification's being larger."""
     falls = [_falls(rows, f"{name} to C", f"{name} to C") for name in METHODS]
     seeds = lab.grouped(rows, "seed").values()
     behind = lab.interval(np.mean([r["G-Mod to C"] - r["G to C"] for r in group]) for group in seeds)
@@ -176,12 +181,12 @@ def claims_e(rows: list[lab.Row]) -> tuple[lab.Claim, ...]:
 
 
 def claims_f(rows: list[lab.Row]) -> tuple[lab.Claim, ...]:
-    """Judges whether distances to S fall with d."""
+    """Judges Local-GD's fig. 1(f): the other models' distances to the support vector machine fall with d."""
     return tuple(_falls(rows, key, f"{name} to S") for name, key in TOWARDS["f"].items())
 
 
 def claims_g(rows: list[lab.Row]) -> tuple[lab.Claim, ...]:
-    """Judges whether accuracy falls with d, and is alike for all methods."""
+    """Judges Local-GD's fig. 1(g): accuracies fall with d; both methods are as accurate as the centralised model."""
     claims = [_falls(rows, key, f"accuracy of {name}") for name, key in TOWARDS["g"].items()]
     for name in METHODS:
         groups = lab.grouped(rows, "seed").values()
@@ -212,7 +217,7 @@ SUMMARIES = {
 
 @dataclass(frozen=True)
 class DirichletSettings(ExponentialSettings):
-    """The paper's settings, but for the values of alpha."""
+    """Settings of fig. 2 of Local-GD, with our values of alpha, which the paper does not give."""
 
     num_examples: int = 500
     dimension: int = 1500
@@ -222,7 +227,7 @@ class DirichletSettings(ExponentialSettings):
 
 
 def check_dirichlet(study: Study) -> None:
-    """Raises ``ValueError`` unless every node gets an example and some model fits all labels."""
+    """Raises ``ValueError`` unless there is an example for every node and no more examples than dimensions."""
     settings = study.settings
     if not settings.num_nodes <= settings.num_examples <= settings.dimension:
         raise ValueError(
@@ -232,7 +237,7 @@ def check_dirichlet(study: Study) -> None:
 
 
 def run(study: Study) -> lab.Outcome:
-    """Trains with every alpha on every seed."""
+    """Runs fig. 2 of Local-GD: trains all four models for every alpha on every seed."""
     settings, simulated, rows = study.settings, list[Classified](), list[lab.Row]()
     missing, first = list[str](), dict[float, Classified]()
     for seed in study.each_seed():
@@ -282,7 +287,7 @@ def _one_class(one: Classified) -> int:
 
 
 def claims(rows: list[lab.Row]) -> tuple[lab.Claim, ...]:
-    """Judges for every alpha whether G and G-Mod come near C and are as accurate."""
+    """Judges Local-GD's fig. 2 for each alpha: both methods come near the centralised model, and are as accurate."""
     claims = []
     for (alpha,), group in lab.grouped(rows, "alpha").items():
         if len(group) < 2:  # other runs diverged
@@ -297,7 +302,7 @@ def claims(rows: list[lab.Row]) -> tuple[lab.Claim, ...]:
 
 
 def _draw_dirichlet(study: Study, first: dict[float, Classified]) -> None:
-    """Draws the distances by round, for each alpha of the first seed that did not diverge."""
+    """Plots the distances by round, a panel for each alpha, of the first seed that did not diverge."""
     rounds, panels = np.arange(2, study.settings.num_rounds + 1), []
     for alpha, one in first.items():
         lines = {f"{name} to C": v for name, v in one.to(one.centralised).items()}

@@ -1,10 +1,11 @@
 """Beyond Local-GD's paper: how fast its models turn to the projections as lambda goes to 0 (Lemma 2).
 
-Lemma 2 bounds the residual ``|w^k - l v^k|``, of Local-GD's global model w and the projections' v, by ``O(k ln l)``
-with ``l = ln(1 / lambda)``, so that the angle falls at least as ``ln l / l``. Here every local problem (eq. 12) is
-solved exactly, far below the smallest lambda of float64, and both rates are fitted: of the angle, and of the residual's
-part along v. A local minimum's dual ``b = exp(-A w) / lambda`` is of order l, so that its support vectors have the
-margin ``l - ln l + O(1)``: the residual would be ``-ln l v^k + O(1)``, of Lemma 2's order, but hardly turn the model.
+With ``l = ln(1 / lambda)``, Lemma 2 bounds the residual ``|w^k - l v^k|`` of Local-GD's global model w^k and of the
+projections' model v^k after k rounds by ``O(k ln l)``; so the angle falls at least as fast as ``ln l / l``. Here every
+local problem (eq. (12) of Local-GD) is solved exactly, far below the smallest lambda of float64, and two rates are
+fitted: of the angle, and of the part of the residual along v. A local minimum's dual ``b = exp(-A w) / lambda`` is of
+order l, so that its support vectors have the margin ``l - ln l + O(1)``. The residual would then be ``-ln l v^k +
+O(1)``, of Lemma 2's order, but would hardly turn the model.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ REMARKS = (
 
 @dataclass(frozen=True)
 class LambdaSettings:
-    """The data of the paper's section 5, in more dimensions than examples, and the values l of ``log_inverses``."""
+    """Settings of the data (Local-GD, section 5; more dimensions than examples), and values of ln(1 / lambda)."""
 
     num_nodes: int = within(4, least=2)
     held: int = 10  # examples of a node
@@ -63,7 +64,7 @@ class Turned(NamedTuple):
 
 
 def check(study: Study) -> None:
-    """Raises ``ValueError`` for fewer than three large values of l, or data of a seed that are not separable."""
+    """Raises ``ValueError`` for fewer than three large values of ln(1 / lambda), or for labels that no model fits."""
     settings = study.settings
     if sum(value >= LARGE for value in settings.log_inverses) < 3:
         raise ValueError(f"log_inverses: got {settings.log_inverses}, must be three or more of at least {LARGE:g}")
@@ -74,7 +75,7 @@ def check(study: Study) -> None:
 
 
 def run(study: Study) -> lab.Outcome:
-    """Solves every seed and dimension for all values of l."""
+    """Solves the local problems of every seed and dimension for all values of lambda, and fits the rates."""
     results = list[Turned]()
     for seed in study.each_seed():
         for dimension in study.settings.dimensions:
@@ -88,7 +89,7 @@ def run(study: Study) -> lab.Outcome:
 
 
 def _turned(settings: LambdaSettings, seed: int, dimension: int) -> list[Turned]:
-    """Computes one seed and dimension after every number of rounds."""
+    """Computes the distances for one seed and dimension, one ``Turned`` for each number of rounds in the settings."""
     problem = problems.classification(seed, settings.num_nodes, settings.held, dimension, settings.spread)
     sets = theory.feasible_sets(problem.x, problem.y, problem.partition)
     last, svm, distance = settings.rounds[-1], theory.hard_margin(sets), theory.direction_distance
@@ -106,7 +107,7 @@ def _turned(settings: LambdaSettings, seed: int, dimension: int) -> list[Turned]
 
 
 def _conclude(study: Study, results: list[Turned]) -> lab.Outcome:
-    """Fits the rates, and judges Lemma 2 by them."""
+    """Fits how fast angle and residual fall with ln(1 / lambda), and judges Lemma 2 of Local-GD by the rates."""
     levels = np.array(study.settings.log_inverses)
     large = levels >= LARGE
     l_large = levels[large]
@@ -134,7 +135,7 @@ def _conclude(study: Study, results: list[Turned]) -> lab.Outcome:
 
 
 def _claims(entries: list[lab.Row], results: list[Turned]) -> tuple[lab.Claim, ...]:
-    """Judges each claim by the dimension and round that are nearest to failing it."""
+    """Judges each claim on Lemma 2 of Local-GD in that dimension and round where it is nearest to failing."""
     least, slow, svm = (min((row[key] for row in entries), key=lambda v: v.low) for key in ("lemma", "angle", "to_svm"))
     order = max((row["along"] for row in entries), key=lambda v: v.high)
     claims = [

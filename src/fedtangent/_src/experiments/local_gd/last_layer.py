@@ -1,11 +1,11 @@
 """Local-GD, fig. 1(h) and 1(i): the last linear layer trained on fixed features by heterogeneous nodes (section 5).
 
-Ten nodes, half of a node's data of one class, cross entropy, SGD; the centralised model takes as many steps on all
-data. The paper takes ResNet-50 features of CIFAR-10, as this does with ``weights``, a file of ResNet-50's weights.
-Without this file features are those of a small ResNet that is trained here, with ``pretraining``, the share of the
-images that train it (``pretrained``), or else those of fixed random convolutions. The paper does not say how features
-are scaled, nor how the layer starts: here they are standardised, the layer has a bias, and all start at 0. It gives
-curves, no numbers.
+There are ten nodes, half of a node's data of one class; training is SGD on the cross entropy. The centralised model
+takes as many steps on all data. The paper takes ResNet-50 features of CIFAR-10, as this does if ``weights`` names a
+file of ResNet-50's weights. Without this file features are those of a small ResNet that is trained here, if
+``pretraining`` is above 0 (the share of the images that train it), or else those of fixed random convolutions. The
+paper does not say how features are scaled, nor how the layer starts: here they are standardised, the layer has a bias,
+and all parameters start at 0. It gives curves, no numbers.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ REMARKS = (
 
 @dataclass(frozen=True)
 class LastLayerSettings:
-    """The paper's settings."""
+    """Settings of fig. 1(h) and 1(i) of Local-GD, and how features are computed."""
 
     num_clients: int = within(10, least=2)
     share: float = within(0.5, above=0, at_most=1)  # share of a node's data that is of its own class
@@ -61,19 +61,19 @@ class LastLayerSettings:
 
 
 class Layers(NamedTuple):
-    """Runs of one seed."""
+    """The last layers of one seed's four runs after every round (P parameters each), and their accuracies."""
 
     seed: int
     weights: dict[str, np.ndarray]  # by run, the layer after every round, [R + 1, P]
     accuracy: dict[str, np.ndarray]  # by run, on the test set, [R + 1]
 
     def distance(self, run: str) -> np.ndarray:
-        """Computes the distance of directions to the final centralised model after rounds 1 to R, [R]."""
+        """Computes the distance of a run's direction to the final centralised layer's after rounds 1 to R, [R]."""
         return ft.theory.direction_distance(self.weights[run][1:], self.weights["centralised"][-1])
 
 
 def check(study: Study) -> None:
-    """Computes the features of one image, reads the file of weights and forms the nodes; raises ``ValueError``."""
+    """Raises ``ValueError`` if features, file of weights or nodes do not fit; tries the features of one image."""
     settings, loaded = study.settings, _images(study, study.seeds[0])
     if settings.weights and study.dataset not in COLOURED:
         names = ", ".join(COLOURED)
@@ -94,8 +94,11 @@ def _images(study: Study, seed: int) -> ft.data.Dataset:
 def _featured(study: Study, loaded: ft.data.Dataset, folder: Path | None, seed: int) -> ft.data.Dataset:
     """Returns the data set with features in place of images.
 
-    Features of fixed networks that are stored in ``folder`` are not computed again; a network that is trained here is
-    trained with ``seed``, and its images are left out.
+    Args:
+        study: The study.
+        loaded: The data set of images.
+        folder: Folder that stores features of fixed networks, which are computed only once; None to store none.
+        seed: Seed of the network that is trained here, if there is one; the images that train it are left out.
     """
     settings, tick = study.settings, _tenths(study.say)
     if settings.pretraining:
@@ -123,7 +126,7 @@ def _tenths(say: Callable[[str], None]) -> Callable[[int, int], None]:
 
 
 def _run(panel: str, study: Study) -> lab.Outcome:
-    """Trains Local-GD, the centralised model twice, and a single node on every seed, for panel "h" or "i"."""
+    """Runs fig. 1(h) or 1(i) of Local-GD (``panel`` "h" or "i"): trains all models on every seed."""
     results, source, settings = list[Layers](), "", study.settings
     for seed in study.each_seed():
         loaded = _images(study, seed)
@@ -141,7 +144,7 @@ def _run(panel: str, study: Study) -> lab.Outcome:
 
 
 def _train(loaded: ft.data.Dataset, settings: LastLayerSettings, seed: int) -> Layers:
-    """Trains all runs of one seed; the single node is number ``seed`` modulo N."""
+    """Trains Local-GD on all nodes, two centralised models with different minibatches, and one node on its own."""
     nodes = ft.partition.majority(loaded.y_train, settings.num_clients, settings.share, seed)
     everything = ft.partition.of([np.sort(nodes.indices)], len(loaded.y_train))
     alone = ft.partition.of([nodes.client(seed % settings.num_clients)], len(loaded.y_train))
@@ -158,7 +161,7 @@ def _train(loaded: ft.data.Dataset, settings: LastLayerSettings, seed: int) -> L
 def _path(
     loaded: ft.data.Dataset, clients: Partition, settings: LastLayerSettings, seed: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the layer after every round [R + 1, P] and its test accuracy [R + 1]; with one node this is plain SGD."""
+    """Trains on ``clients``; returns the layer [R + 1, P] and its test accuracy [R + 1] after every round."""
     algorithm = _algorithm(loaded.x_train.shape[1], loaded.num_classes, clients.num_clients, settings)
     data = ft.data.federated_data(loaded.x_train, loaded.y_train, clients, jnp.float32)
     path = ft.params_by_round(algorithm, data, num_rounds=settings.num_rounds, seed=seed)
@@ -170,7 +173,7 @@ def _path(
 
 @functools.cache
 def _algorithm(num_features: int, num_classes: int, num_clients: int, settings: LastLayerSettings) -> Algorithm:
-    """Builds the algorithm, cached so that all seeds share one compiled program."""
+    """Builds Local-GD on a linear layer, cached so that all seeds share one compiled program."""
     return ft.fed_avg(
         ft.models.logistic(num_features, num_classes),
         ft.schedules.all_clients(num_clients),
@@ -182,7 +185,7 @@ def _algorithm(num_features: int, num_classes: int, num_clients: int, settings: 
 
 
 def _conclude(study: Study, results: list[Layers], panel: str, source: str) -> lab.Outcome:
-    """Builds table, figure and claims of a panel; ``source`` describes the features."""
+    """Builds table, figure and claims of Local-GD's fig. 1(h) or 1(i) (``panel``); ``source`` names the features."""
     ends = {name: np.array([f.distance(name)[-1] for f in results]) for name in ("local_gd", "chance", "one node")}
     first = np.array([f.distance("local_gd")[0] for f in results])
     middle = np.array([f.distance("local_gd")[study.settings.num_rounds // 2 - 1] for f in results])
@@ -229,7 +232,10 @@ def _judge_i(right: dict[str, np.ndarray]) -> tuple[tuple[lab.Claim, ...], tuple
 
 
 def _verdict(statement: str, most: float, values: np.ndarray, alone: np.ndarray) -> Verdict:
-    """Checks that the worst seed is below ``most``; control: the mean of the single node is not."""
+    """Judges whether ``values`` [seeds] are all below ``most``.
+
+    The control is a node that trains alone: the mean of its values ``alone`` [seeds] must not be below.
+    """
     largest, control = float(values.max()), float(alone.mean())
     right = f"{largest:.3g}", f"< {most:g}", largest < most
     wrong = "one node alone, mean", f"{control:.3g}", control > most

@@ -1,11 +1,12 @@
 """Beyond Local-GD's paper: the end of training with momentum and Adam as local optimisers.
 
 Regression: gradient descent and momentum stay in the span of the data, so that many local steps end at the centralised
-minimum-norm model (Theorem 1); Adam divides by each coordinate's size and leaves the span. Classification, logistic
-loss: the directions of all models are compared with two that maximise a margin, of the l2 norm (eq. 15) and of the
-l_inf norm, to which Adam turns on one machine (Zhang, Zou and Cao, 2024); "pooled" is Adam with all data at one node,
-for as long. Local optimisers are reset in every round. Rates of regression fall as 1 / (1 + k / 10) with the round k,
-so that Adam's steps vanish; in classification Adam's epsilon is next to 0, because gradients become tiny.
+minimum-norm model (Local-GD, Theorem 1); Adam divides by each coordinate's size and leaves the span. Classification,
+logistic loss: the directions of all models are compared with two that maximise a margin: of the l2 norm (eq. (15) of
+Local-GD), and of the l_inf norm, to which Adam turns on one machine (Zhang, Zou and Cao, 2024). "Pooled" is Adam with
+all data at one node, for as many steps. Local optimisers are reset in every round. Learning rates of regression fall as
+1 / (1 + k / 10) with the round k, so that Adam's steps vanish; in classification Adam's epsilon is next to 0, because
+gradients become tiny.
 """
 
 from __future__ import annotations
@@ -46,7 +47,10 @@ REMARKS = (
 
 @dataclass(frozen=True)
 class OptimiserSettings:
-    """The data of section 5. Momentum takes 1 - .9 times the rate of gradient descent: its steps end up as long."""
+    """Settings of the data of Local-GD, section 5, and the learning rates.
+
+    Momentum of 0.9 adds up ten gradients; with 0.1 times the rate of gradient descent its steps become as long.
+    """
 
     num_nodes: int = within(4, least=2)
     held: int = 10  # examples of a node
@@ -61,7 +65,7 @@ class OptimiserSettings:
 
 
 class Ended(NamedTuple):
-    """Results of one seed, task and optimiser."""
+    """The last model and the measured curves of one seed, task (regression, classification) and optimiser."""
 
     seed: int
     task: str
@@ -71,7 +75,7 @@ class Ended(NamedTuple):
 
 
 def check(study: Study) -> None:
-    """Raises ``ValueError`` for fewer dimensions than examples, which the theorem excludes, or a divergent rate."""
+    """Raises ``ValueError`` if dimensions are not more than examples, or if training diverges at the learning rate."""
     settings = study.settings
     examples, rate = settings.num_nodes * settings.held, settings.rate
     if settings.dimension <= examples:
@@ -84,7 +88,7 @@ def check(study: Study) -> None:
 
 
 def run(study: Study) -> lab.Outcome:
-    """Trains both tasks with every optimiser on every seed."""
+    """Trains the regression and the classification with every local optimiser on every seed, and compares."""
     results = list[Ended]()
     for seed in study.each_seed():
         of_seed = _regressed(study.settings, seed) + _classified(study.settings, seed)
@@ -98,7 +102,7 @@ def run(study: Study) -> lab.Outcome:
 
 @functools.cache
 def _algorithm(settings: OptimiserSettings, name: str, task: str) -> ft.types.Algorithm:
-    """Builds the algorithm, cached so that all seeds share one compiled program."""
+    """Builds Local-GD with the optimiser ``name`` for ``task``; cached so that all seeds share a compiled program."""
     is_regression, is_adam = task == "regression", name in (ADAM, POOLED)
     plain = settings.rate if is_regression else settings.margin_rate
     rate = (settings.adam_rate if is_regression else settings.adam_margin_rate) if is_adam else plain
@@ -118,7 +122,7 @@ def _algorithm(settings: OptimiserSettings, name: str, task: str) -> ft.types.Al
 
 
 def _path(problem: problems.Problem, settings: OptimiserSettings, seed: int, name: str, task: str) -> np.ndarray:
-    """Returns the global model after every round, [R + 1, d]."""
+    """Trains with the optimiser ``name`` on ``task``; returns the global model after every round, [R + 1, d]."""
     data = (problem.pooled if name == POOLED else problem).federated()
     path = ft.params_by_round(_algorithm(settings, name, task), data, num_rounds=settings.num_rounds, seed=seed)
     return np.asarray(path["weights"][:, 0, :, 0])
@@ -142,7 +146,7 @@ def _regressed(settings: OptimiserSettings, seed: int) -> list[Ended]:
 
 
 def largest_margin(signed: np.ndarray) -> np.ndarray:
-    """Computes the w [d], ``max |w_i| <= 1``, with the largest ``min_j a_j'w``; ``signed`` a is [n, d]."""
+    """Computes the classifier [d] of largest margin, ``max |w_i| <= 1``, for inputs times labels ``signed`` [n, d]."""
     n, d = signed.shape
     objective, limits = np.append(np.zeros(d), -1.0), np.hstack([-signed, np.ones((n, 1))])
     bounds = [(-1, 1)] * d + [(None, None)]
@@ -150,7 +154,7 @@ def largest_margin(signed: np.ndarray) -> np.ndarray:
 
 
 def _classified(settings: OptimiserSettings, seed: int) -> list[Ended]:
-    """Trains the classifiers by logistic loss, and compares their directions with both maximum margins."""
+    """Trains the classifiers with every optimiser, and compares their directions with both maximum margins."""
     problem = problems.classification(seed, settings.num_nodes, settings.held, settings.dimension, settings.spread)
     sets = theory.feasible_sets(problem.x, problem.y, problem.partition)
     signed = problem.x * problem.y[:, None]
@@ -167,7 +171,7 @@ def _classified(settings: OptimiserSettings, seed: int) -> list[Ended]:
 
 
 def _conclude(study: Study, results: list[Ended]) -> lab.Outcome:
-    """Builds tables, figure and verdicts of each optimiser's last model, and the claims on it."""
+    """Builds tables, figure, claims and verdicts from all trained models."""
     rows, sheets, settings = list[lab.Row](), [], study.settings
     for (task,), of_task in lab.grouped(results, "task").items():
         entries = []
@@ -187,12 +191,12 @@ def _conclude(study: Study, results: list[Ended]) -> lab.Outcome:
 
 
 def _ends(results: list[Ended], task: str, name: str, quantity: str) -> np.ndarray:
-    """Returns the last value of a quantity, [seeds]."""
+    """Returns the last value of the curve ``quantity`` for one task and optimiser ``name``, [seeds]."""
     return np.array([f.curves[quantity][-1] for f in results if (f.task, f.optimiser) == (task, name)])
 
 
 def _claims(results: list[Ended]) -> tuple[lab.Claim, ...]:
-    """Judges the claims, paired over seeds."""
+    """Judges by intervals over seeds where gradient descent, momentum and Adam end in both tasks."""
     adam, outside, fitted = (
         lab.interval(_ends(results, "regression", ADAM, quantity)) for quantity in ("distance", "outside", "residual")
     )
@@ -217,7 +221,7 @@ def _claims(results: list[Ended]) -> tuple[lab.Claim, ...]:
 
 
 def _apart(results: list[Ended], task: str) -> lab.MeanInterval:
-    """Computes the relative distance of momentum's last model from gradient descent's (of directions if classified)."""
+    """Computes momentum's distance from gradient descent at the end: relative, or of directions if classified."""
     momentum, descent = (
         np.stack([f.model for f in results if (f.task, f.optimiser) == (task, name)])
         for name in ("momentum", "gradient descent")
@@ -230,7 +234,7 @@ def _apart(results: list[Ended], task: str) -> lab.MeanInterval:
 
 
 def _verdicts(results: list[Ended]) -> tuple[ft.types.Verdict, ...]:
-    """Checks that gradient descent and momentum end at Theorem 1's model; Adam is the wrong theory."""
+    """Judges whether gradient descent and momentum end at Local-GD's Theorem 1 (minimum norm); control: Adam."""
     adam, verdicts = _ends(results, "regression", ADAM, "distance"), []
     wrong = "Adam", f"{adam.min():.1e}", adam.min() > NEAR
     for name in ("gradient descent", "momentum"):

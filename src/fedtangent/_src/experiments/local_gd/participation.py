@@ -1,11 +1,11 @@
 """Beyond Local-GD's paper: how many local steps are too many where only some nodes take part in a round.
 
-Linear regression, cohorts drawn uniformly, in closed form. With more dimensions than examples every number L of local
-steps ends at the centralised model, which the rounds of every cohort leave in place, and the experiment measures how
-fast. With fewer dimensions nodes disagree, and the model keeps moving about a point that is not the centralised one;
-the experiment finds the least L at which it stays farther away than ``tolerance``. There, runs start from the
-centralised model, and nodes' truths are one truth with a spread about it, because no model fits any of the paper's
-independent truths.
+The task is linear regression in closed form, with cohorts drawn uniformly. With more dimensions than examples, training
+ends at the centralised model for every number L of local steps, and the experiment measures how fast. With fewer
+dimensions, no model fits all nodes: the global model keeps moving about a point that is not the centralised model, and
+the experiment finds the least L at which it stays farther away than ``tolerance``. In that case training starts from
+the centralised model, and the nodes' true models are one model with a spread about it, because independent ones, as in
+the paper, would fit nothing.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ REMARKS = (
 
 @dataclass(frozen=True)
 class ParticipationSettings:
-    """``dimensions``: one above and one below the number of examples, each above the number of a node."""
+    """Settings; ``wide`` and ``narrow`` are input dimensions above and below the number of all examples."""
 
     num_nodes: int = within(10, least=2)
     held: int = 10  # examples of a node
@@ -51,7 +51,7 @@ class ParticipationSettings:
 
 
 class ParticipationRun(NamedTuple):
-    """Results of one seed, dimension and number of local steps."""
+    """Distances from the centralised model c by round, for one seed, dimension and number of local steps."""
 
     seed: int
     dimension: int
@@ -62,29 +62,29 @@ class ParticipationRun(NamedTuple):
 
     @property
     def rate(self) -> float:
-        """The fall of ``ln |w - c|`` in a round."""
+        """The decrease of ``ln |w - c|`` per round with the drawn cohorts."""
         return fall(self.distance)
 
     @property
     def all_rate(self) -> float:
-        """The fall of ``ln |w - c|`` in a round with all nodes in every round."""
+        """The decrease of ``ln |w - c|`` per round if all nodes take part in every round."""
         return fall(self.everybody)
 
     @property
     def away(self) -> float:
-        """Root mean square of the distance over the second half of the rounds."""
+        """Root mean square of the relative distance ``|w - c| / |c|`` over the second half of the rounds."""
         return float(np.sqrt(np.mean(self.distance[len(self.distance) // 2 :] ** 2)))
 
 
 def fall(distance: np.ndarray) -> float:
-    """Computes the fall of ln ``distance`` in a round, by a line through the rounds before it is below 1e-9."""
+    """Computes the decrease of ln ``distance`` per round, by a line through the rounds before it is below 1e-9."""
     is_alive = distance > 1e-9
     count = max(len(is_alive) if is_alive.all() else int(np.argmin(is_alive)), 2)
     return -float(np.polyfit(np.arange(count), np.log(distance[:count]), 1)[0])
 
 
 def check(study: Study) -> None:
-    """Raises ``ValueError`` unless the examples' number is between the dimensions and local work does not diverge."""
+    """Raises ``ValueError`` if dimensions, numbers of nodes and examples, or the learning rate do not fit together."""
     settings = study.settings
     examples = settings.num_nodes * settings.held
     if not settings.wide > examples:
@@ -102,7 +102,7 @@ def check(study: Study) -> None:
 
 
 def _nodes(settings: ParticipationSettings, seed: int, dimension: int) -> problems.Problem:
-    """Draws the paper's regression if ``wide``; else one truth and a spread about it, as no model fits all examples."""
+    """Draws the regression data: Local-GD's in the wide dimension, nearly equal true models in the narrow one."""
     spread = problems.TRUTH if dimension == settings.wide else settings.spread
     return problems.regression(
         seed, settings.num_nodes, settings.held, dimension, spread, common=dimension == settings.narrow
@@ -110,7 +110,7 @@ def _nodes(settings: ParticipationSettings, seed: int, dimension: int) -> proble
 
 
 def _closed_form(problem: problems.Problem, settings: ParticipationSettings, steps: int) -> theory.LocalRegression:
-    """Computes Lemma 1 for this many local steps."""
+    """Computes the closed form of ``steps`` local steps per round (Local-GD, Lemma 1)."""
     x, y, clients = problem.x, problem.y, problem.partition
     return theory.local_regression(x, y, clients, learning_rate=settings.learning_rate, local_steps=steps)
 
@@ -122,7 +122,7 @@ def _cohorts(settings: ParticipationSettings, seed: int) -> ft.types.Cohort:
 
 
 def run(study: Study) -> lab.Outcome:
-    """Computes every seed, dimension and number of local steps in closed form, and simulates one to check it."""
+    """Computes the models of every seed, dimension and number of local steps in closed form, and simulates one."""
     settings, results = study.settings, list[ParticipationRun]()
     for seed in study.each_seed():
         cohorts = _cohorts(settings, seed)
@@ -144,7 +144,15 @@ def _follow(
     settings: ParticipationSettings,
     place: tuple[int, int, int],
 ) -> ParticipationRun:
-    """Computes the distance of the global to the centralised model by round, relative to the latter's norm."""
+    """Computes the distance of the global from the centralised model by round, relative to the latter's norm.
+
+    Args:
+        form: Closed form of one regression and number of local steps.
+        centre: The centralised model.
+        cohorts: Cohort of every round.
+        settings: Settings.
+        place: Seed, dimension and number of local steps.
+    """
     # The distances are computed with the drawn cohorts and with all nodes in every round. Runs start from 0 in the wide
     # dimension, and from the centralised model in the narrow one.
     size = np.linalg.norm(centre)
@@ -156,7 +164,10 @@ def _follow(
 
 
 def _simulated(settings: ParticipationSettings, seed: int) -> Verdict:
-    """Compares the closed form with the engine for the same cohorts, after a tenth of the rounds."""
+    """Judges whether a simulation with the first seed equals the closed form with the same cohorts.
+
+    It is compared after a tenth of the rounds; controls are other cohorts, all nodes, and one local step more.
+    """
     steps, short = settings.local_steps[1], max(settings.num_rounds // 10, 2)
     problem, work = _nodes(settings, seed, settings.narrow), ft.Work(steps=steps, batch_size=None)
     model = ft.models.linear(settings.narrow, dtype=jnp.float64)
@@ -181,7 +192,7 @@ def _simulated(settings: ParticipationSettings, seed: int) -> Verdict:
 
 
 def _conclude(study: Study, results: list[ParticipationRun], verdict: Verdict) -> lab.Outcome:
-    """Builds tables and claims: how fast runs are, how far away they settle, and from which L on that is too far."""
+    """Builds table, figure, claims and verdicts: how fast training is, and from which L on it stays too far away."""
     settings, rows, entries = study.settings, list[lab.Row](), list[lab.Row]()
     for (dimension, steps), group in lab.grouped(results, "dimension", "steps").items():
         numbers: dict[str, list[Any]] = {
@@ -208,13 +219,13 @@ def _conclude(study: Study, results: list[ParticipationRun], verdict: Verdict) -
 
 
 def _first_too_many(settings: ParticipationSettings, results: list[ParticipationRun], seed: int) -> int | None:
-    """Finds the first L with a distance above the tolerance in the narrow dimension, for one seed's runs."""
+    """Finds the least number of local steps with which a seed's model ends too far from the centralised; or None."""
     runs = (f for f in results if f.seed == seed and f.dimension == settings.narrow)
     return next((f.steps for f in runs if f.away > settings.tolerance), None)
 
 
 def _interpolating(settings: ParticipationSettings, results: list[ParticipationRun]) -> Verdict:
-    """Checks that the distance to the centralised model keeps falling in the wide dimension; control: narrow."""
+    """Judges whether the distance to the centralised model still falls at the end if wide; control: narrow."""
 
     def factors(dimension: int) -> list[float]:
         runs = [f for f in results if f.dimension == dimension and f.steps == settings.local_steps[-1]]
@@ -228,7 +239,7 @@ def _interpolating(settings: ParticipationSettings, results: list[ParticipationR
 
 
 def _claims(study: Study, results: list[ParticipationRun], entries: list[lab.Row]) -> tuple[lab.Claim, ...]:
-    """Judges the claims, paired over seeds."""
+    """Judges the experiment's claims on speed and final distance, by differences paired over seeds."""
     settings = study.settings
 
     def of(dimension: int, steps: int) -> list[ParticipationRun]:
@@ -256,7 +267,7 @@ def _claims(study: Study, results: list[ParticipationRun], entries: list[lab.Row
 
 
 def _draw(study: Study, results: list[ParticipationRun]) -> None:
-    """Draws the first seed's distances by round, for at most six values of L."""
+    """Plots the first seed's distances by round, for at most six values of L."""
     settings, panels = study.settings, []
     for dimension, kind in ((settings.wide, "interpolating"), (settings.narrow, "not interpolating")):
         runs = [f for f in results if f.seed == results[0].seed and f.dimension == dimension]

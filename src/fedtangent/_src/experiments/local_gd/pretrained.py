@@ -1,7 +1,8 @@
 """Features of a residual network that is trained here, in place of the Local-GD paper's ResNet-50 of ImageNet.
 
-A share of the training images trains the network, centrally and from scratch. Its last layer is taken off, and nodes
-hold the other images. So features are learned from other images of the same classes, not from another data set.
+A share of the training images trains the network, centrally and from scratch. Its last layer is taken off, and its
+features of the other images become the nodes' inputs. So features are learned from other images of the same classes,
+not from another data set.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ LAST = "Dense_0"  # the last layer, in the network's parameters
 
 
 def with_trained_features(dataset: Dataset, share: float, epochs: int, num_features: int, seed: int) -> Dataset:
-    """Returns the data set without the images that train the network, and with its features in place of the others.
+    """Trains a network on some training images, and replaces the other images by its features.
 
     Args:
         dataset: A data set of images.
@@ -45,12 +46,15 @@ def with_trained_features(dataset: Dataset, share: float, epochs: int, num_featu
 
 
 def check(share: float, num_features: int, weights: str) -> None:
-    """Raises ``ValueError`` for a number of features that no such network has, or weights of another network.
+    """Checks the options of a network that is trained here.
 
     Args:
         share: Share of the training images that trains the network.
         num_features: Number of features.
-        weights: File of another network's weights.
+        weights: File of another network's weights, "" for none.
+
+    Raises:
+        ValueError: A file of weights is given too, or ``num_features`` is not a multiple of 8.
     """
     if weights:
         raise ValueError(f"pretraining: got {share:g} with a file of weights, must be 0 with it")
@@ -75,7 +79,7 @@ def _trained(dataset: Dataset, epochs: int, num_features: int, seed: int) -> PyT
 
 
 def beheaded(params: PyTree, shape: tuple[int, ...], num_features: int) -> tuple[Model, PyTree]:
-    """Returns the network whose outputs are the inputs of its last layer, and its parameters.
+    """Returns a network without its last layer, whose outputs are the features, and its parameters.
 
     Args:
         params: Parameters of the whole network.
@@ -87,7 +91,7 @@ def beheaded(params: PyTree, shape: tuple[int, ...], num_features: int) -> tuple
 
 
 def _features(model: Model, params: PyTree, made_by: str, images: np.ndarray) -> Features:
-    """Computes the features [n, F] float32 of images [n, h, w, c]."""
+    """Computes the features [n, F] float32 of images [n, h, w, c]; the text ``made_by`` says where they come from."""
     apply = jax.jit(model.apply)
     parts = [apply(params, jnp.asarray(images[i : i + AT_ONCE])) for i in range(0, len(images), AT_ONCE)]
     return Features(np.concatenate([np.asarray(part, np.float32) for part in parts]), made_by)

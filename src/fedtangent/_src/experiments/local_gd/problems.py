@@ -1,7 +1,8 @@
-"""The data of the Local-GD paper (section 5 and B.1), and runs of its algorithms by the engine.
+"""The data of the Local-GD paper (sections 5 and B.1), and runs of its algorithms by the engine.
 
-From w_0 = 0 every step stays in the span of all examples. ``Problem.in_span`` states a problem in an orthonormal basis
-of that span: inner products, and so runs and distances, are the same, in ``min(n, d)`` coordinates instead of d.
+Training that starts at 0 stays in the span of the n examples in d dimensions. ``Problem.in_span`` expresses a problem
+in an orthonormal basis of that span, with ``min(n, d)`` coordinates instead of d. Inner products are the same, and so
+are training and distances.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ TRUTH, NOISE = 2.0, 0.2  # standard deviations of the truths' entries, and of th
 
 
 class Problem(NamedTuple):
-    """Examples of N nodes, float64, in r coordinates: all d, or the coordinates in ``basis``."""
+    """Examples of N nodes, float64, in r coordinates: all d dimensions, or the coordinates in ``basis``."""
 
     x: np.ndarray  # [n, r]
     y: np.ndarray  # [n]
@@ -42,21 +43,24 @@ class Problem(NamedTuple):
         return ft.data.federated_data(self.x, self.y[:, None], self.partition, jnp.float64)
 
     def in_span(self) -> Problem:
-        """Returns the same problem in a basis of its examples' span; itself if there are d examples or more."""
+        """Returns the problem in an orthonormal basis of its examples' span; itself if it has d examples or more."""
         if len(self.x) >= self.x.shape[1]:
             return self
         basis, triangle = np.linalg.qr(self.x.T)
         return self._replace(x=np.ascontiguousarray(triangle.T), basis=basis)
 
     def lifted(self, w: np.ndarray) -> np.ndarray:
-        """Returns models [.., r] in all dimensions, [.., d]."""
+        """Converts models ``w`` [.., r] from coordinates in the basis to all dimensions, [.., d]."""
         return w if self.basis is None else np.asarray(w @ self.basis.T)
 
 
 def regression(
     seed: int, num_nodes: int, examples_per_node: int, dimension: int, spread: float = TRUTH, common: bool = False
 ) -> Problem:
-    """Draws ``y_ij = x_ij' w_i* + z_ij`` (eq. 2): x ~ N(0, 1), z ~ N(0, .04), w_i* ~ N(0, spread^2) for each node.
+    """Draws the regression data of the Local-GD paper, ``y_ij = x_ij' w_i* + z_ij`` (eq. (2)).
+
+    The entries of x are N(0, 1), the noise z is N(0, .04), and the entries of each node's truth w_i* are N(0,
+    spread^2).
 
     Args:
         seed: Seed of the draw.
@@ -64,7 +68,7 @@ def regression(
         examples_per_node: Examples of a node.
         dimension: Dimension d of the inputs.
         spread: Standard deviation of the entries of w_i*.
-        common: Whether one truth ~ N(0, 4) of all nodes is added to each w_i*, which is not the paper's.
+        common: Whether to add one vector ~ N(0, 4), the same for all nodes, to each w_i*; the paper does not.
     """
     rng = np.random.default_rng([seed, dimension])
     x = rng.standard_normal((num_nodes, examples_per_node, dimension))
@@ -75,7 +79,9 @@ def regression(
 
 
 def classification(seed: int, num_nodes: int, examples_per_node: int, dimension: int, spread: float) -> Problem:
-    """Draws ``y_ij = sign(x_ij' (w* + z_i))``: x, w* ~ N(0, 1), z_i ~ N(0, spread^2).
+    """Draws the classification data of the Local-GD paper, ``y_ij = sign(x_ij' (w* + z_i))`` at node i.
+
+    The entries of x and w* are N(0, 1), those of z_i N(0, spread^2).
 
     Args:
         seed: Seed of the draw.
@@ -91,14 +97,16 @@ def classification(seed: int, num_nodes: int, examples_per_node: int, dimension:
 
 
 def _of(x: np.ndarray, y: np.ndarray, truths: np.ndarray) -> Problem:
-    """Builds the problem of inputs [N, h, d] and labels [N, h], node after node."""
+    """Builds a ``Problem`` from inputs [N, h, d], targets [N, h] and truths [N, d] of N nodes with h examples each."""
     nodes, size, dimension = x.shape
     clients = ft.types.Partition(np.arange(nodes * size, dtype=np.int32), size * np.arange(nodes + 1, dtype=np.int32))
     return Problem(x.reshape(-1, dimension), y.reshape(-1), clients, truths)
 
 
 def dirichlet_halfspaces(seed: int, num_nodes: int, num_examples: int, dimension: int, alpha: float) -> Problem:
-    """Draws ``y = sign(x' w*)`` with one w*, each class divided among nodes by Dir(alpha) (B.1); no node is empty.
+    """Draws ``y = sign(x' w*)`` with one w*, and divides each class among nodes by Dir(alpha) (Local-GD, B.1).
+
+    Every node gets an example.
 
     Args:
         seed: Seed of the draw.
@@ -121,15 +129,15 @@ _everybody = functools.cache(ft.schedules.all_clients)  # one object for each N,
 def simulated(
     problem: Problem, recipe: str, num_rounds: int, *, learning_rate: float, local_steps: int, **options: float | str
 ) -> np.ndarray:
-    """Trains with ``recipe`` from 0 by the engine, in float64; returns the global model after every round, [R + 1, r].
+    """Trains a linear model from 0 with the engine, in float64; returns it after every round, [R + 1, r].
 
     All nodes take part in every round with equal weights. Needs 64-bit types.
 
     Args:
         problem: The nodes' examples.
-        recipe: Name of the recipe in ``algorithms``.
+        recipe: Name of the algorithm's recipe, such as "fed_avg".
         num_rounds: Number R of rounds.
-        learning_rate: Step size of local work.
+        learning_rate: Step size of local steps.
         local_steps: Local steps in a round.
         **options: Further arguments of the recipe.
     """
@@ -139,10 +147,10 @@ def simulated(
 
 
 def off(path: np.ndarray, expected: np.ndarray) -> float:
-    """Computes the largest distance of two paths in any round, relative to the longest expected model.
+    """Computes the largest distance of two sequences of models in any round, over the largest norm of an expected one.
 
     Args:
-        path: Models [R + 1, d].
-        expected: Models [R + 1, d].
+        path: Models after every round, [R + 1, d].
+        expected: Models to compare with, [R + 1, d].
     """
     return float(np.linalg.norm(path - expected, axis=-1).max() / np.linalg.norm(expected, axis=-1).max())

@@ -1,14 +1,15 @@
 """Fig. 1(a) to 1(c) of the Local-GD paper: regression by round and by dimension.
 
-Fig. 1(a): 10 nodes of 50 examples whose truths have nothing in common, d = 1500, L = R = 200, eta = 1e-4: the distance
-``|w - w'| / d`` by round of Local-GD's global model (G) to the centralised model (C, 10,000 steps), to the closed form
-of local work until convergence (G-Closed, eq. 6), and to the closed form of the L steps that were taken, which it has
-to equal. The paper shows 0 for G-Closed in every round, and C reached by the end.
+Fig. 1(a): 10 nodes of 50 examples whose true models are independent, d = 1500 inputs, L = 200 local steps, R = 200
+rounds, eta = 1e-4. Plotted by round is the distance ``|w - w'| / d`` of Local-GD's global model (G) from the
+centralised model (C, 10,000 steps), from the closed form of local work until convergence (G-Closed, eq. (6) of
+Local-GD), and from the closed form of the L steps that were taken, which it has to equal. The paper shows 0 for
+G-Closed in every round, and C reached by the end.
 
-Fig. 1(b): The same nodes and runs as in fig. 1(a), at dimensions through the number of examples of all nodes, 500. Fig.
-1(b) has the distance ``|w - w'| / d`` of the last global model (G) to the centralised one (C) and of each to its closed
-form, (6) and (7); the paper shows a peak of the first at d = 500, and 0 where d is larger. Fig. 1(c) has the
-generalisation error ``1/M sum_i |w - w_i*|^2 / d`` of G and C, the same where d is large.
+Fig. 1(b) and 1(c): the same nodes and training, at dimensions d below and above 500, the number of all examples. Fig.
+1(b) has the distance of the last G from C, and of each from its closed form (eq. (6) and (7) of Local-GD); the paper
+shows a peak of the first at d = 500, and 0 where d is larger. Fig. 1(c) has the generalisation error ``1/M sum_i |w -
+w_i*|^2 / d`` of G and C over the M nodes' true models w_i*; the paper shows equal errors where d is large.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ READING = (
 
 @dataclass(frozen=True)
 class RegressionSettings:
-    """The paper's settings; ``loss`` is the nodes' and the centralised model's."""
+    """Settings of fig. 1(a) of Local-GD; ``loss`` is used by the nodes and by the centralised model."""
 
     num_nodes: int = within(10, least=2)
     examples_per_node: int = 50
@@ -52,7 +53,7 @@ class RegressionSettings:
 
 
 class RegressionRun(NamedTuple):
-    """Trained models of one problem and their closed forms, in the problem's coordinates."""
+    """Local-GD's global model G, the centralised model C, and their closed forms, for one regression."""
 
     problem: Problem
     path: np.ndarray  # [R + 1, r], the global model G after every round
@@ -63,21 +64,23 @@ class RegressionRun(NamedTuple):
 
     @property
     def eq_6(self) -> np.ndarray:
-        """G-Closed of every round, [R + 1, r]."""
+        """Local-GD's closed form for local work until convergence (its eq. (6)), [R + 1, r]."""
         return self.converged.models(len(self.path) - 1)
 
     @property
     def eq_7(self) -> np.ndarray:
-        """C-Closed, [r]."""
+        """The minimum-norm model of all examples, the centralised closed form (eq. (7) of Local-GD), [r]."""
         return theory.minimum_norm(self.problem.x, self.problem.y)
 
     def apart(self, w: np.ndarray, other: np.ndarray) -> np.ndarray:
-        """Computes ``|w - w'| / d`` over the last axis."""
+        """Computes the distances ``|w - other| / d`` of models [.., r], over the last axis."""
         return np.asarray(np.linalg.norm(w - other, axis=-1) / self.problem.dimension)
 
 
 def regression_run(settings: AnySettings, dimension: int, seed: int, *, simulate: bool = True) -> RegressionRun:
-    """Trains both models on one seed's problem, or computes them by their closed forms. Needs 64-bit types.
+    """Trains the global and the centralised model on one seed's regression, or computes them in closed form.
+
+    Needs 64-bit types.
 
     Args:
         settings: Settings.
@@ -100,13 +103,15 @@ def regression_run(settings: AnySettings, dimension: int, seed: int, *, simulate
 
 
 def _one_step(problem: Problem, settings: AnySettings) -> theory.LocalRegression:
-    """Computes the closed form of one local step per round."""
+    """Computes the closed form of Local-GD with one local step per round."""
     x, y, nodes = problem.x, problem.y, problem.partition
     return theory.local_regression(x, y, nodes, learning_rate=settings.learning_rate, local_steps=1, loss=settings.loss)
 
 
 def exact_verdict(runs: list[RegressionRun], settings: AnySettings) -> Verdict:
-    """Checks that trained models equal the closed form in every round; control: the closed form of one local step.
+    """Judges whether trained models equal the closed form of as many local steps (Local-GD, Lemma 1) in every round.
+
+    The control is the closed form of one local step, which must differ.
 
     Args:
         runs: Trained models.
@@ -125,7 +130,10 @@ def exact_verdict(runs: list[RegressionRun], settings: AnySettings) -> Verdict:
 
 
 def check(study: Study) -> None:
-    """Raises ``ValueError`` unless a node has fewer examples than dimensions, as eq. (6) needs, and descent works."""
+    """Raises ``ValueError`` unless d is above a node's number of examples, as eq. (6) of Local-GD needs.
+
+    Also for a wrong learning rate (``check_descent``).
+    """
     dimension, examples = study.settings.dimension, study.settings.examples_per_node
     if dimension <= examples:
         raise ValueError(f"dimension: got {dimension}, must be above examples_per_node, {examples}")
@@ -133,10 +141,10 @@ def check(study: Study) -> None:
 
 
 def check_descent(study: Study, dimension: int) -> None:
-    """Raises ``ValueError`` for a rate at which descent, on a node's or on all examples, diverges or does not move.
+    """Raises ``ValueError`` if gradient descent, on one node's or on all examples, diverges or makes no progress.
 
     Args:
-        study: The study.
+        study: The study, with the learning rate.
         dimension: Dimension d of the inputs.
     """
     settings, rate = study.settings, study.settings.learning_rate
@@ -149,7 +157,7 @@ def check_descent(study: Study, dimension: int) -> None:
 
 
 def run(study: Study) -> lab.Outcome:
-    """Trains on every seed's problem and measures how far the models are from closed forms, by round."""
+    """Runs fig. 1(a) of Local-GD: trains on every seed's problem, and measures distances from closed forms by round."""
     settings, runs, rows, lines = study.settings, list[RegressionRun](), list[lab.Row](), list[dict[str, np.ndarray]]()
     rounds = np.arange(settings.num_rounds + 1)
     for seed in study.each_seed():
@@ -176,7 +184,7 @@ def run(study: Study) -> lab.Outcome:
 
 
 def _row(seed: int, one: RegressionRun, distances: dict[str, np.ndarray]) -> lab.Row:
-    """Builds the row of one seed."""
+    """Builds the row of one seed; ``distances`` has the three curves of fig. 1(a) of Local-GD by round."""
     to_c, to_closed, to_finite = distances.values()
     return {
         "seed": seed,
@@ -192,7 +200,7 @@ def _row(seed: int, one: RegressionRun, distances: dict[str, np.ndarray]) -> lab
 
 
 def claims(rows: list[lab.Row]) -> tuple[lab.Claim, ...]:
-    """Judges whether G is G-Closed in every round and C at the end, relative to the length of C."""
+    """Judges Local-GD's fig. 1(a): the global model equals its closed form, and ends at the centralised model."""
     closed = lab.interval(r["g_closed_largest"] / r["g_c_start"] for r in rows)
     end = lab.interval(r["g_c_end"] / r["g_c_start"] for r in rows)
     late = lab.interval(r["g_c_end"] - r["g_c_half"] for r in rows)
@@ -233,7 +241,7 @@ REMARKS = (
 
 @dataclass(frozen=True)
 class DimensionSettings:
-    """The paper's settings; one of ``dimensions`` is the number of all examples."""
+    """Settings of fig. 1(b) and 1(c) of Local-GD; one of ``dimensions`` is the number of all examples."""
 
     num_nodes: int = within(10, least=2)
     examples_per_node: int = 50
@@ -247,7 +255,10 @@ class DimensionSettings:
 
 
 def check_dimensions(study: Study) -> None:
-    """Raises ``ValueError`` unless eq. (6) applies at every d, and the dimensions lie around the number of examples."""
+    """Raises ``ValueError`` unless every d is above a node's number of examples, and some are around that of all nodes.
+
+    Also for a wrong learning rate (``check_descent``).
+    """
     settings = study.settings
     total, d = settings.num_nodes * settings.examples_per_node, settings.dimensions
     if min(d) <= settings.examples_per_node:
@@ -259,7 +270,7 @@ def check_dimensions(study: Study) -> None:
 
 
 def _run(part: str, study: Study) -> lab.Outcome:
-    """Trains in every dimension on every seed, for part "b" or "c" of the figure."""
+    """Runs fig. 1(b) or 1(c) of Local-GD (``part`` "b" or "c"): trains in every dimension on every seed."""
     settings, runs, rows = study.settings, list[RegressionRun](), list[lab.Row]()
     for seed in study.each_seed():
         for d in sorted(settings.dimensions):
@@ -279,7 +290,7 @@ def _run(part: str, study: Study) -> lab.Outcome:
 
 
 def _row_of_dimension(seed: int, one: RegressionRun) -> lab.Row:
-    """Computes the distances and errors of one dimension and seed."""
+    """Computes distances and errors of global and centralised model and closed forms, for one dimension and seed."""
     g, c, truths = one.path[-1], one.trained, one.problem.truths
     errors = [np.mean(np.sum((one.problem.lifted(w) - truths) ** 2, axis=1)) / one.problem.dimension for w in (g, c)]
     closed = one.eq_7
@@ -309,7 +320,7 @@ def _draw(study: Study, part: str, mean_rows: list[lab.Row]) -> None:
 
 
 def _peak(rows: list[lab.Row], key: str, at: int) -> list[float]:
-    """Computes the log10 of the value at dimension ``at`` over the largest at any other, for each seed."""
+    """Computes for each seed log10 of the entry ``key`` at dimension ``at`` over its largest value at any other one."""
     peaks = []
     for group in lab.grouped(rows, "seed").values():
         value = next(r[key] for r in group if r["dimension"] == at)
@@ -318,7 +329,11 @@ def _peak(rows: list[lab.Row], key: str, at: int) -> list[float]:
 
 
 def _claims_b(rows: list[lab.Row], total: int) -> tuple[lab.Claim, ...]:
-    """Judges fig. 1(b): G is its closed form everywhere, has a peak at d = 500, and is C at the largest d."""
+    """Judges the claims of fig. 1(b) of Local-GD; ``total`` is the number of all examples.
+
+    The global model equals its closed form; its distance to the centralised one peaks at d = ``total`` and vanishes at
+    large d.
+    """
     most = max(r["dimension"] for r in rows)
     closed = lab.interval(max(r["g_closed"] / r["size"] for r in group) for group in lab.grouped(rows, "seed").values())
     high = lab.interval(_peak(rows, "g_c", total))
@@ -331,7 +346,10 @@ def _claims_b(rows: list[lab.Row], total: int) -> tuple[lab.Claim, ...]:
 
 
 def _claims_c(rows: list[lab.Row], total: int) -> tuple[lab.Claim, ...]:
-    """Judges fig. 1(c): equal errors at the largest d, and peaks, which the paper's text claims of distances only."""
+    """Judges fig. 1(c) of Local-GD: the global and the centralised model have equal errors at the largest d.
+
+    It also judges whether the errors peak at d = ``total``, the number of all examples.
+    """
     most = max(r["dimension"] for r in rows)
     away = lab.interval(abs(r["error_g"] / r["error_c"] - 1) for r in rows if r["dimension"] == most)
     centralised, whole = lab.interval(_peak(rows, "error_c", total)), lab.interval(_peak(rows, "error_g", total))

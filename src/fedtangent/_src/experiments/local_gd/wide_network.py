@@ -1,11 +1,11 @@
 """Beyond Local-GD's paper: a wide network under Local-GD beside the closed forms, last layer only and all layers.
 
-Linear regression's closed form (Lemma 1) is exact for the last layer on the fixed features of a network's first layer,
-at any width; at infinite width these features are the kernel of the initial functions. Trained as a whole the network
-is compared with the federated flow of its tangent kernel at the start, and with the flow of infinite width. Distances
-are of predictions at test points, relative to how far the prediction has moved; their slopes against width are fitted.
-Networks have one hidden layer of erf units without biases, in the neural tangent parameterisation; the data are those
-of the first seed, and each seed draws networks.
+If only the last layer is trained, on the fixed features of the first, the closed form of linear regression (Lemma 1) is
+exact at any width; at infinite width the features' kernel is that of the initial functions. If the whole network is
+trained, it is compared with the federated flow of its tangent kernel at the start, and with the flow of infinite width.
+Distances are of predictions at test points, relative to how far the prediction has moved; their slopes against width
+are fitted. Networks have one hidden layer of erf units without biases, in the neural tangent parameterization. The data
+are those of the first seed; each seed draws networks.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ REMARKS = (
 
 @dataclass(frozen=True)
 class WidthSettings:
-    """Nodes with truths of their own, few examples and few dimensions: the width makes it overparameterised."""
+    """Settings: nodes with different true models, few examples and dimensions; the width overparameterises."""
 
     num_nodes: int = within(4, least=2)
     held: int = 6  # examples of a node
@@ -63,7 +63,7 @@ class WidthSettings:
 
 
 class Task(NamedTuple):
-    """Examples of one seed and the rate that its kernel allows."""
+    """Training and test examples of the nodes, and the learning rate, which their kernel allows."""
 
     x: np.ndarray  # [n, d] of norm 1
     y: np.ndarray  # [n], mean square 1
@@ -73,7 +73,7 @@ class Task(NamedTuple):
 
 
 class Trained(NamedTuple):
-    """Distances of one network after the last round."""
+    """Distances of one network's predictions from theory after the last round, each by name as in DISTANCES."""
 
     seed: int
     draw: int
@@ -89,7 +89,7 @@ def _network(settings: WidthSettings, width: int) -> Model:
 
 
 def _task(settings: WidthSettings, seed: int) -> Task:
-    """Draws the paper's regression on inputs of norm 1."""
+    """Draws the regression of Local-GD with inputs scaled to norm 1, and computes the learning rate."""
     problem = problems.regression(seed, settings.num_nodes, settings.held, settings.dimension)
     test = np.random.default_rng([seed, 1]).standard_normal((settings.num_test, settings.dimension))
     x, x_test = (points / np.linalg.norm(points, axis=1, keepdims=True) for points in (problem.x, test))
@@ -101,7 +101,7 @@ def _task(settings: WidthSettings, seed: int) -> Task:
 
 
 def run(study: Study) -> lab.Outcome:
-    """Trains every width and draw of every seed."""
+    """Trains the networks of every width, draw and seed, and compares them with the closed forms."""
     settings, results = study.settings, list[Trained]()
     task = _task(settings, study.seeds[0])
     limit = _infinite(settings, task)
@@ -121,7 +121,7 @@ class Limits(NamedTuple):
 
 
 def _infinite(settings: WidthSettings, task: Task) -> Limits:
-    """Computes the kernels of infinite width on the examples of ``task``."""
+    """Computes both kernels of infinite width on the training and test examples of ``task``."""
     kernel = _network(settings, 1).kernel
     assert kernel is not None
     tangent = ft.kernels.kernel_blocks(kernel, task.x, task.x_test)
@@ -130,7 +130,15 @@ def _infinite(settings: WidthSettings, task: Task) -> Limits:
 
 
 def _trained(settings: WidthSettings, task: Task, limit: Limits, which: tuple[int, int], width: int) -> Trained:
-    """Trains the last layer and the whole network and compares each with closed forms."""
+    """Trains the last layer and the whole of one network, and computes the distances from the closed forms.
+
+    Args:
+        settings: Settings.
+        task: Examples and learning rate.
+        limit: Kernels of infinite width.
+        which: Seed and number of the draw, which determine the network.
+        width: Width of the network.
+    """
     seed, draw = which
     algorithm, of_last, model = _algorithms(settings, width, task.rate)
     key, structure = jax.random.fold_in(jax.random.key(seed), draw), model.structure
@@ -183,7 +191,7 @@ def _trained(settings: WidthSettings, task: Task, limit: Limits, which: tuple[in
 
 @functools.cache
 def _algorithms(settings: WidthSettings, width: int, rate: float) -> tuple[Algorithm, Algorithm, Model]:
-    """Builds the algorithms of the whole network and of its last layer, and the network, cached for all seeds."""
+    """Builds Local-GD for the whole network and for its last layer, and the network; cached for all seeds."""
     network, last = _network(settings, width), ft.models.linear(width, dtype=jnp.float64)
     schedule, work = ft.schedules.all_clients(settings.num_nodes), ft.Work(steps=settings.local_steps, batch_size=None)
     whole, of_last = (ft.fed_avg(m, schedule, client_learning_rate=rate, work=work) for m in (network, last))
@@ -193,7 +201,7 @@ def _algorithms(settings: WidthSettings, width: int, rate: float) -> tuple[Algor
 def _ends(
     settings: WidthSettings, algorithm: Algorithm, x: np.ndarray, task: Task, seed: int, key: Key | None = None
 ) -> tuple[PyTree, PyTree]:
-    """Returns the parameters at the start and after the last round."""
+    """Trains on ``x`` [n, d]; returns the first and last parameters. ``key`` (or else ``seed``) draws the first."""
     data = ft.data.federated_data(x, task.y[:, None], task.partition, jnp.float64)
     both = ft.params_by_round(
         algorithm, data, num_rounds=settings.num_rounds, seed=seed, every=settings.num_rounds, start=key
@@ -202,7 +210,7 @@ def _ends(
 
 
 def _conclude(study: Study, results: list[Trained]) -> lab.Outcome:
-    """Builds the table of distances by width with their slopes, the figure and the verdicts."""
+    """Builds the table of distances by width with their slopes, the figure, the claims and the verdicts."""
     rows, entries, widths = list[lab.Row](), list[lab.Row](), study.settings.widths
 
     def slope(name: str) -> lab.MeanInterval:
@@ -256,7 +264,7 @@ def _verdicts(results: list[Trained], rates: dict[str, lab.MeanInterval]) -> tup
 
 
 def _draw(study: Study, results: list[Trained]) -> None:
-    """Draws all distances except the exact one by width, each seed a point."""
+    """Plots all distances except the exact one (own features of the last layer) against width, each seed a point."""
     settings, seeds = study.settings, sorted({t.seed for t in results})
     widths, panels = np.array(settings.widths, float), []
 

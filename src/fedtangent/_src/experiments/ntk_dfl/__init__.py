@@ -1,1 +1,1 @@
-"""NTK-DFL: clients on a graph that evolve the kernel of their neighbourhoods (Thompson et al., ICML 2025)."""
+"""NTK-DFL, NTK-FL without a server, where clients exchange Jacobians on a graph (Thompson et al., ICML 2025)."""

@@ -1,7 +1,7 @@
 """NTK-DFL beside gossip averaging on four graphs, and beside NTK-FL with its server (Thompson et al., 2025).
 
-All methods start from the same network and have the same clients. The model that counts has the mean of the clients'
-weights, as in the paper; beside it stands the mean accuracy of the clients' own models.
+All methods start from the same network and have the same clients. As in the paper, the accuracy is that of the network
+whose weights are the mean of the clients' weights. The mean accuracy of the clients' own models is reported too.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ REMARKS = (
 
 @dataclass(frozen=True)
 class TopologySettings:
-    """Clients, graphs, network and the methods' hyper-parameters."""
+    """Settings of the clients, graphs and network, and the methods' hyper-parameters."""
 
     graphs: tuple[str, ...] = ("ring", "torus", "erdos_renyi:0.3", "complete")
     graph_seed: int = within(0, least=0)
@@ -68,7 +68,7 @@ class TopologySettings:
 
 
 def _divide(name: str, data_dir: Path | None, seed: int, settings: TopologySettings) -> Trial:
-    """Divides the data of one seed among clients by label skew; pixels are standardised."""
+    """Draws the examples of one seed, standardises the pixels and divides the examples among clients by label skew."""
     loaded = ft.data.load(name, data_dir=data_dir, seed=seed, flatten=True)
     examples = trials.draw(loaded, seed, settings.num_train, settings.num_validation, settings.num_test)
     mean, deviation = np.float32(loaded.x_train.mean()), np.float32(loaded.x_train.std())
@@ -78,7 +78,7 @@ def _divide(name: str, data_dir: Path | None, seed: int, settings: TopologySetti
 
 
 def methods_of(settings: TopologySettings, trial: Trial) -> dict[str, Method]:
-    """Returns NTK-FL, and both other methods on every graph, on one seed's data.
+    """Builds NTK-FL, and NTK-DFL and gossip averaging on every graph, on one seed's data.
 
     Args:
         settings: The settings.
@@ -125,7 +125,7 @@ def _name(method: str, graph: str) -> str:
 
 
 def measure(algorithm: Algorithm, state: PyTree, splits: EvaluationSets) -> dict[str, Array]:
-    """Computes the accuracy of the network of mean weights, and the mean accuracy of the models.
+    """Computes on each split the accuracy of the network of mean weights, and the mean accuracy of the clients' models.
 
     Args:
         algorithm: The algorithm.
@@ -147,7 +147,7 @@ def measure(algorithm: Algorithm, state: PyTree, splits: EvaluationSets) -> dict
 
 
 class Ends(NamedTuple):
-    """Results of a method on a graph, [seeds] each."""
+    """Final accuracy, and rounds and bytes to the target accuracy, of one method on one graph, [seeds] each."""
 
     accuracy: np.ndarray  # after the last round
     of_clients: np.ndarray  # mean accuracy of the clients' own models
@@ -157,7 +157,7 @@ class Ends(NamedTuple):
 
 
 def ends(records: Sequence[Record], others: Sequence[Record], target: float) -> Ends:
-    """Computes the results of a method.
+    """Computes final accuracy, and rounds and bytes to the target accuracy, for one method on one graph.
 
     Args:
         records: Its runs, one for each seed.
@@ -174,7 +174,7 @@ def ends(records: Sequence[Record], others: Sequence[Record], target: float) -> 
 
 
 def _row(method: str, graph: str, results: Ends, gossip: Ends, settings: TopologySettings) -> lab.Row:
-    """Returns means over seeds, and the lead over gossip averaging on the same graph."""
+    """Builds the row of one method and graph: means over seeds, and its lead over gossip averaging in accuracy."""
     reached = int(np.sum(results.rounds <= settings.num_rounds))
     row: lab.Row = {name: float(values.mean()) for name, values in results._asdict().items()}
     row |= {"rounds": None, "mib": None} if reached < len(results.rounds) else {}
@@ -183,7 +183,7 @@ def _row(method: str, graph: str, results: Ends, gossip: Ends, settings: Topolog
 
 
 def _claims(of_graph: Mapping[str, Ends], graph: str, settings: TopologySettings) -> Iterator[lab.Claim]:
-    """Judges NTK-DFL beside gossip averaging, its clients' own models and NTK-FL, on a graph."""
+    """Judges NTK-DFL on one graph against gossip averaging, against its clients' own models and against NTK-FL."""
     decentral, gossip, server = (of_graph[method] for method in (NTK, GOSSIP, SERVER))
     above, times = "NTK-DFL is above gossip averaging after", "NTK-DFL needs fewer rounds than gossip averaging to"
     lead = lab.interval(decentral.accuracy - gossip.accuracy)
@@ -199,7 +199,7 @@ def _claims(of_graph: Mapping[str, Ends], graph: str, settings: TopologySettings
 
 
 def run(study: Study) -> lab.Outcome:
-    """Tunes and runs every method on every graph with every seed."""
+    """Tunes every method on every graph, trains with every seed, and compares."""
     settings, bench = study.settings, bench_of(study)
     harness.plan(bench)
     tuned = harness.tune_all(bench)
@@ -221,14 +221,14 @@ def run(study: Study) -> lab.Outcome:
 
 
 def bench_of(study: Study) -> Bench:
-    """Builds the bench of all methods on all graphs."""
+    """Builds the ``Bench``, which runs all methods on all graphs."""
     settings = study.settings
     of_seed = partial(_divide, study.dataset, study.data_dir, settings=settings)
     return Bench(study, of_seed, partial(methods_of, settings), harness.decisive(settings, DECISIVE), measure)
 
 
 def _check(study: Study) -> None:
-    """Raises ``ValueError`` for a graph that cannot be drawn, and for settings that a recipe refuses."""
+    """Raises ``ValueError`` for a graph that cannot be drawn, a tuning seed among the seeds, or a recipe's error."""
     settings: TopologySettings = study.settings
     if settings.tuning_seed in study.seeds:
         raise ValueError(f"tuning_seed: got {settings.tuning_seed}, which is among the seeds {study.seeds}")

@@ -1,4 +1,4 @@
-"""NTK-FL and its baselines: settings, one seed's data, how each method is built, what is reported, and figure 4."""
+"""NTK-FL and its baselines: settings, data of one seed, how each method is built, tables and claims, and figure 4."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ CURVES = "NTK-FL outperforms all baseline FL algorithms and is close to the idea
 
 @dataclass(frozen=True)
 class BaselineSettings:
-    """The settings that all methods share; the defaults are the paper's."""
+    """The settings of all methods in NTK-FL's experiments; the defaults are NTK-FL's own."""
 
     methods: tuple[str, ...] = within(METHODS, of=tuple(LABELS))
     partition: str = within("dirichlet", of=("dirichlet", "writers", "shifted", "given"))
@@ -126,7 +126,7 @@ DECISIVE = "clients_per_round width last_w_std batch_size loss times momentum be
 
 
 def _divide(name: str, data_dir: Path | None, seed: int, settings: BaselineSettings) -> Trial:
-    """Divides the data of one seed among clients."""
+    """Draws one seed's examples, standardises the pixels, and divides the examples as ``settings.partition`` says."""
     # Training and validation examples come from the training set, test examples from the test set. All pixels are
     # standardised by the mean and deviation of the training set. Clients are drawn by Dirichlet label skew
     # (``"dirichlet"``, section 6 of the paper), are the data set's own users (``"writers"``), or hold i.i.d. examples
@@ -146,7 +146,7 @@ def _divide(name: str, data_dir: Path | None, seed: int, settings: BaselineSetti
 def _clients(
     loaded: ft.data.Dataset, examples: Examples, seed: int, settings: BaselineSettings, data_dir: Path | None
 ) -> Partition:
-    """Returns the clients' training examples, for a "dirichlet", "writers" or "given" partition."""
+    """Divides the training examples among clients, for the partitions "dirichlet", "writers" and "given"."""
     if settings.partition == "dirichlet":
         return ft.partition.dirichlet(examples.y["train"], settings.num_clients, settings.alpha, seed)
     if settings.partition == "given":
@@ -167,7 +167,7 @@ def _clients(
 
 
 def _network(settings: BaselineSettings, trial: Trial) -> Model:
-    """Builds the paper's perceptron of one hidden layer, in the standard parameterization, biases from zero."""
+    """Builds NTK-FL's perceptron of one hidden layer, in the standard parameterization; biases start at 0."""
     # Hidden weights are Kaiming's N(0, 2 / fan_in). The last layer's deviation is ``last_w_std / sqrt(width)``, which
     # is our choice: with a larger one the halved squared error starts far above its value at zero.
     size = int(np.prod(trial.data.x.shape[1:]))
@@ -176,7 +176,7 @@ def _network(settings: BaselineSettings, trial: Trial) -> Model:
 
 
 def _methods(settings: BaselineSettings, trial: Trial) -> dict[str, Method]:
-    """Returns the methods of the settings on one seed's data, under one schedule; all start from the same network."""
+    """Builds the methods that the settings name, on one seed's data, with equal schedule and initial network."""
     # The ``cp_`` methods take inputs projected to ``settings.projected`` numbers, with a network of that input size.
     schedule = ft.schedules.uniform_sampling(settings.num_clients, settings.clients_per_round)
     is_projected = settings.projected and any(name in PAIRED for name in settings.methods)
@@ -189,7 +189,10 @@ def _methods(settings: BaselineSettings, trial: Trial) -> dict[str, Method]:
 
 
 def _training(settings: BaselineSettings, name: str, trial: Trial, schedule: Schedule) -> Method:
-    """Builds a method of local training, or centralised training; the number of steps is a hyper-parameter."""
+    """Builds a method whose clients train locally, or centralised training.
+
+    Its hyper-parameters are the learning rate and the number of steps in a round; ``name`` is a key of LABELS.
+    """
     model, is_central = _network(settings, trial), name == "centralised"
     data = trial.data if settings.loss == "cross_entropy" else trials.one_hot(trial)
     options: dict[str, Any] = {"averaging": ft.Averaging(beta=settings.beta)} if name == "cp_fed_avg" else {}
@@ -213,7 +216,7 @@ def _training(settings: BaselineSettings, name: str, trial: Trial, schedule: Sch
 
 
 def _evolving(settings: BaselineSettings, name: str, trial: Trial, schedule: Schedule) -> Method:
-    """Builds NTK-FL or, for a name that starts with ``cp_``, CP-NTK-FL with the compression of the settings."""
+    """Builds NTK-FL or, for a name that starts with ``cp_``, CP-NTK-FL with the settings' compression."""
     # ``EVOLVED`` names the loss. The server's pool has room for the examples that the largest possible cohort uses,
     # rounded up to a multiple of 8: seeds whose pools are of similar size share a compiled round.
     model, is_compressed, clients = _network(settings, trial), name.startswith("cp_"), trials.partition_of(trial.data)
@@ -231,7 +234,7 @@ def _evolving(settings: BaselineSettings, name: str, trial: Trial, schedule: Sch
 
 
 def _single(rate: float | Array) -> float | Array:
-    """Returns a rate unchanged; a traced one in float32, the precision of these runs."""
+    """Converts a rate that is a JAX array to float32, the precision of these runs; a float stays as it is."""
     return rate if isinstance(rate, float) else rate.astype(jnp.float32)
 
 
@@ -239,7 +242,7 @@ def _single(rate: float | Array) -> float | Array:
 
 
 def check(study: Study, **changes: object) -> None:
-    """Builds every method on the first seed's data, with ``changes`` of settings; raises ``ValueError``."""
+    """Raises ``ValueError`` for wrong settings: builds every method on the first seed's data, with ``changes``."""
     settings = dataclasses.replace(study.settings, **changes)
     cohort, clients = settings.clients_per_round, settings.num_clients
     if cohort > clients:
@@ -254,7 +257,7 @@ def check(study: Study, **changes: object) -> None:
 
 
 def bench_of(study: Study, **changes: object) -> Bench:
-    """Builds the bench of the study's runs, with ``changes`` of settings."""
+    """Builds the ``Bench``, which runs all methods of the study; ``changes`` replace settings by name."""
     settings = dataclasses.replace(study.settings, **changes)
     of_seed = partial(_divide, study.dataset, study.data_dir, settings=settings)
     return Bench(study, of_seed, partial(_methods, settings), harness.decisive(settings, DECISIVE))
@@ -277,7 +280,7 @@ def ends(runs: Runs, settings: BaselineSettings) -> dict[str, np.ndarray]:
 
 
 class Report(NamedTuple):
-    """Tables, rows and claims of a comparison, and further entries of result.json."""
+    """Tables, rows and claims of a comparison, and further entries of result.json, which ``outcome`` completes."""
 
     sheets: Sequence[lab.Sheet]
     rows: list[lab.Row]
@@ -288,14 +291,14 @@ class Report(NamedTuple):
 def outcome(
     study: Study, paper: str, tuned: Mapping[str, Tuned], report: Report, runs: Mapping[str, Runs]
 ) -> lab.Outcome:
-    """Builds the outcome, with the paper's claim, the tuned hyper-parameters, our own choices and the failed runs.
+    """Builds the outcome of a comparison; adds the tuned hyper-parameters, our own choices and the failed runs.
 
     Args:
         study: The study.
-        paper: The paper's claim.
+        paper: The paper's claim, as a sentence.
         tuned: Tuned hyper-parameters by method.
         report: Tables, rows and claims.
-        runs: All runs, by the words that tell their settings.
+        runs: All runs, by a text that names their settings.
     """
     grids = {
         name: {**t._asdict(), "grid": [{"rate": c.rate, "steps": c.steps, "score": v} for c, v in t.grid.items()]}
@@ -315,12 +318,15 @@ def outcome(
 
 
 def mean_and_error(values: np.ndarray) -> str:
-    """Formats the mean over seeds and its standard error."""
+    """Formats the mean of ``values`` [seeds] and its standard error, as ``mean +- error``."""
     return f"{values.mean():.4f} +- {values.std(ddof=1) / np.sqrt(len(values)):.4f}"
 
 
 def _against(runs: Runs, method: str, settings: BaselineSettings) -> tuple[lab.Sheet, list[lab.Row], list[lab.Claim]]:
-    """Compares the test accuracy of all methods, and judges whether ``method`` is above each other, paired by seed."""
+    """Compares the test accuracy of all methods, and judges whether ``method`` is above each other method.
+
+    Differences are paired by seed; returns table, rows and claims.
+    """
     accuracy, rows, entries, claims, label = ends(runs, settings), [], [], [], LABELS[method]
     for name, values in accuracy.items():
         row: lab.Row = {"method": name, "round": settings.num_rounds, "accuracy": values.mean(), "seeds": values}
@@ -342,24 +348,24 @@ def _against(runs: Runs, method: str, settings: BaselineSettings) -> tuple[lab.S
 
 
 class Reached(NamedTuple):
-    """First rounds at which a method's runs reach their seeds' levels; None, and infinite means, if never."""
+    """First rounds after which a method's runs reach a level of accuracy, and bytes until then; None if never."""
 
     rounds: list[int | None]
     uplink: list[int | None]  # bytes until then
 
     @property
     def mean_rounds(self) -> float:
-        """Mean rounds over seeds."""
+        """Mean number of rounds over seeds; infinite if a seed never reaches the level."""
         return float(np.mean([np.inf if r is None else r for r in self.rounds]))
 
     @property
     def mean_mib(self) -> float:
-        """Mean uplink in MiB over seeds."""
+        """Mean uplink in MiB over seeds; infinite if a seed never reaches the level."""
         return float(np.mean([np.inf if u is None else u for u in self.uplink])) / MIB
 
 
 def _reached(records: Sequence[Record], levels: Sequence[float]) -> Reached:
-    """Finds the first round, from 1 on, after which each seed's test accuracy is at least its level, and its uplink."""
+    """Finds the first round after which each run's test accuracy is at least its level, and the bytes until then."""
     above = [np.flatnonzero(r.test[1:] >= level) for r, level in zip(records, levels, strict=True)]
     rounds = [int(at[0]) + 1 if at.size else None for at in above]
     return Reached(rounds, [None if at is None else int(r.sent[at, 0]) for r, at in zip(records, rounds, strict=True)])
@@ -368,7 +374,7 @@ def _reached(records: Sequence[Record], levels: Sequence[float]) -> Reached:
 def to_the_level(
     runs: Runs, levels: Sequence[float], title: str, published: Mapping[str, tuple[int, int]] | None = None
 ) -> tuple[lab.Sheet, dict[str, Reached]]:
-    """Computes rounds and uplink until each method reaches its levels.
+    """Computes the rounds and the uplink bytes that each method needs to reach a test accuracy.
 
     Args:
         runs: Runs of each method, one for each seed.
@@ -390,7 +396,7 @@ def to_the_level(
 
 
 def _tuning_sheet(tuned: Mapping[str, Tuned]) -> lab.Sheet:
-    """Builds the table of tuned hyper-parameters."""
+    """Builds the table of tuned hyper-parameters of each method."""
     rows = []
     for name, t in tuned.items():
         row = {
@@ -416,7 +422,7 @@ def by_round(runs: Runs) -> lab.Sheet:
 
 
 def draw(study: Study, runs: Runs) -> None:
-    """Draws test accuracy from round 1 to ``num_rounds``, mean over seeds and its 95 % interval."""
+    """Plots the test accuracy of each method by round, its mean over seeds and 95 % interval."""
     settings, path = study.settings, study.figures.path("accuracy_by_round")
     lines = {
         LABELS[name]: np.array([r.test[1 : settings.num_rounds + 1] for r in records]) for name, records in runs.items()
@@ -430,11 +436,11 @@ def draw(study: Study, runs: Runs) -> None:
 def figure_4(
     name: str, summary: str, scales: Mapping[str, Mapping[str, AnySettings]], claim: str = CURVES
 ) -> Experiment:
-    """Builds the entry of a figure of accuracy by round, like fig. 4.
+    """Builds the entry of an experiment like fig. 4 of NTK-FL: test accuracy of all methods by round.
 
     Args:
-        name: Name of the experiment, after the package's.
-        summary: Summary of the experiment, after the paper's name.
+        name: Name of the experiment, such as "ntk_fl.fig4a".
+        summary: Summary of the experiment, to which "NTK-FL" is added in front.
         scales: Settings by data set and scale.
         claim: The paper's claim.
     """
@@ -474,7 +480,7 @@ def _figure_4(claim: str, study: Study) -> lab.Outcome:
 
 
 def _ten_times_sooner(reached: Reached, settings: BaselineSettings, method: str = "ntk_fl") -> lab.Claim:
-    """Judges whether NTK-FL reaches FedAvg's last accuracy in at most a tenth of its rounds, on average."""
+    """Judges whether ``method`` reaches FedAvg's last accuracy in at most a tenth of FedAvg's rounds, on average."""
     mean, tenth = reached.mean_rounds, settings.reference_rounds / 10
     measured = f"not with every seed in {settings.num_rounds}" if None in reached.rounds else f"in {mean:.1f}"
     claim = f"{LABELS[method]} gets to that level in at most a tenth of the rounds ({tenth:g})"
@@ -482,7 +488,7 @@ def _ten_times_sooner(reached: Reached, settings: BaselineSettings, method: str 
 
 
 def _choices(study: Study) -> list[str]:
-    """Returns remarks on choices that the paper leaves open."""
+    """Returns remarks on choices that NTK-FL's paper leaves open."""
     settings = study.settings
     losses = list(dict.fromkeys(LOSSES[loss] for name, loss in EVOLVED.items() if name in settings.methods))
     evolved = f", NTK-FL under the {' or the '.join(losses)}, its step clipped at the largest stable one"
@@ -500,7 +506,7 @@ def _choices(study: Study) -> list[str]:
 
 
 def _compressor(settings: BaselineSettings) -> str:
-    """Returns a remark on the compressor of CP-NTK-FL, which the paper does not give."""
+    """Returns a remark on how CP-NTK-FL compresses Jacobians here, as its paper does not say."""
     bits = f"{settings.value_bits} bits" if settings.value_bits else "the bits of a parameter"
     inputs = f"inputs projected to {settings.projected} numbers" if settings.projected else "inputs not projected"
     return (

@@ -1,10 +1,11 @@
 """What sparsified Jacobians leak: SSIM of reconstructed images against sparsity (NTK-FL, appendix B and Fig. 8).
 
-The paper sparsifies the Jacobian tensor and attacks it by deep leakage (Zhu et al., 2019); it names neither network,
-nor image, nor which entries the attacker compares. Here: Zhu's LeNet with sigmoids, attacked through the gradient of
-one example and through its Jacobian, where the attacker compares all entries, zeros too, as Zhu does, or only the
-entries that were sent; the paper's perceptron, whose first layer's Jacobian contains the input; and the other
-protections of CP-NTK-FL.
+The paper sparsifies the Jacobian tensor and attacks it by deep leakage (Zhu et al., 2019). It does not say which
+network or image it attacks, nor which entries the attacker compares. Here there are two networks. Zhu's LeNet with
+sigmoids is attacked through the gradient of one example and through its Jacobian; the attacker compares all entries,
+zeros too, as Zhu does, or only the entries that were sent. The paper's perceptron has a first layer whose Jacobian
+contains the input, which is read in closed form, also under the other protections of CP-NTK-FL. SSIM (structural
+similarity) is 1 for a perfect reconstruction.
 """
 
 from __future__ import annotations
@@ -62,7 +63,7 @@ PUBLISHED = {0.9: 0.06, 0.8: 0.23, 0.7: 0.35, 0.6: 0.47, 0.5: 0.65}
 
 @dataclass(frozen=True)
 class LeakageSettings:
-    """The images and networks of each seed, and the attacker's effort."""
+    """Settings of each seed's images, of the networks, and of the attacker's effort."""
 
     sparsities: tuple[float, ...] = within((0.99, 0.9, 0.8, 0.7, 0.6, 0.5, 0.0), at_least=0, below=1)
     num_images: int = within(3, least=2)
@@ -78,12 +79,12 @@ class LeakageSettings:
 
     @property
     def attack(self) -> ft.attacks.Attack:
-        """The options of deep leakage; raises ``ValueError``."""
+        """The options of deep leakage; ``ValueError`` if one is out of range."""
         return ft.attacks.Attack(self.optimizer, self.num_steps, self.learning_rate, self.num_restarts)
 
 
 class AttackedImages(NamedTuple):
-    """Images of one seed, in [0, 1]."""
+    """The images of one seed that are attacked, and those of a colluding client; pixels are in [0, 1]."""
 
     seed: int
     x: np.ndarray  # [m, H, W]
@@ -93,7 +94,7 @@ class AttackedImages(NamedTuple):
 
 
 class Reconstruction(NamedTuple):
-    """Results of one attack at one sparsity."""
+    """The images that one attack reconstructs at one sparsity, and their similarity to the originals."""
 
     ssim: np.ndarray  # [m]
     x: np.ndarray  # [m, H, W] clipped to [0, 1]
@@ -105,7 +106,7 @@ ByAttack = dict[str, dict[float, Reconstruction]]  # by attack and sparsity
 
 
 def _load(study: Study, seed: int) -> AttackedImages:
-    """Draws images of the test set, of many different classes; raises ``ValueError`` if it has fewer images."""
+    """Draws images of the test set, of as many different classes as possible; ``ValueError`` if it has too few."""
     loaded = ft.data.load(study.dataset, data_dir=study.data_dir, seed=seed, flatten=True, dtype="float32")
     settings, count = study.settings, study.settings.num_images + study.settings.num_known
     if count > len(loaded.x_test):
@@ -125,7 +126,7 @@ def _load(study: Study, seed: int) -> AttackedImages:
 
 
 def _networks(settings: LeakageSettings, images: AttackedImages) -> tuple[Model, Model, Model]:
-    """Builds the network of deep leakage, the paper's perceptron, and the same for projected images."""
+    """Builds three networks: for deep leakage, NTK-FL's perceptron, and this perceptron for projected images."""
     side, classes = images.x.shape[1], images.num_classes
 
     def perceptron(size: int, activation: str = "relu") -> Model:
@@ -139,14 +140,14 @@ def _networks(settings: LeakageSettings, images: AttackedImages) -> tuple[Model,
 
 
 def _projected_size(settings: LeakageSettings, images: AttackedImages) -> int:
-    """Returns the dimension d1' of projected images."""
+    """Computes the dimension d1' to which images are projected, from its share in the settings."""
     return max(round(settings.projected_share * images.x[0].size), 1)
 
 
 def _read_everything(
     study: Study, built: tuple[Model, Model, Model], images: AttackedImages, sparsities: tuple[float, ...]
 ) -> ByAttack:
-    """Makes every attack at every sparsity, on the networks that are broadcast in the first round."""
+    """Attacks the networks' first messages by every attack at every sparsity; ``built`` are the three networks."""
     settings = study.settings
     by_attack = ByAttack()
     keys = [jax.random.fold_in(jax.random.key(images.seed), i) for i in range(3)]
@@ -163,7 +164,10 @@ def _read_everything(
 
 
 def _read(images: AttackedImages, x: Array, originals: np.ndarray | None = None, finite: bool = True) -> Reconstruction:
-    """Computes the SSIM of reconstructions [m, ...]; entries that are not finite count as 0."""
+    """Computes the SSIM of reconstructed images ``x`` [m, ...]; entries that are not finite count as 0.
+
+    Without ``originals`` they are compared with ``images``; ``finite`` is only passed on.
+    """
     targets = images.x if originals is None else originals
     clipped = np.clip(np.nan_to_num(np.asarray(x, np.float64), nan=0.0), 0, 1).reshape(targets.shape)
     return Reconstruction(attacks.ssim(clipped, targets), clipped, finite)
@@ -175,7 +179,7 @@ def _inputs(model: Model, x: np.ndarray) -> Array:
 
 
 def _deep(settings: LeakageSettings, model: Model, key: Key, images: AttackedImages, sparsity: float) -> Read:
-    """Makes deep leakage through gradients and through Jacobians, with all and with the kept entries compared."""
+    """Attacks by deep leakage: through gradients, and through Jacobians with all or only the kept entries compared."""
     params, x = model.init(jax.random.fold_in(key, 0)), _inputs(model, images.x)
     shape, search = x.shape[1:], jax.random.fold_in(key, 1)
     labels = jnp.asarray(images.labels)
@@ -194,7 +198,7 @@ def _deep(settings: LeakageSettings, model: Model, key: Key, images: AttackedIma
 
 
 def _dense(model: Model, key: Key, images: AttackedImages, sparsity: float) -> Read:
-    """Makes the closed-form attack: plain, with shuffled rows, and with shuffled weights without and with collusion."""
+    """Attacks the perceptron in closed form: unprotected, with rows shuffled, and with weights shuffled."""
     params = model.init(key)
     everyone = np.concatenate([images.x, images.known])
     observed = attacks.sparsify(attacks.jacobians(model, params, _inputs(model, everyone)), sparsity)
@@ -217,7 +221,7 @@ def _dense(model: Model, key: Key, images: AttackedImages, sparsity: float) -> R
 
 
 def _projected(settings: LeakageSettings, model: Model, key: Key, images: AttackedImages, sparsity: float) -> Read:
-    """Makes the closed-form attack on projected inputs, projected back with another matrix and with the clients'."""
+    """Attacks projected images in closed form: the attacker projects back with a wrong matrix, or the clients' own."""
     params, x = model.init(key), jnp.asarray(images.x)
     pixels, size = x[0].size, _projected_size(settings, images)
     secret, other = (
@@ -234,7 +238,7 @@ def _projected(settings: LeakageSettings, model: Model, key: Key, images: Attack
 
 
 def _derangement(rng: np.random.Generator, count: int) -> np.ndarray:
-    """Draws a random order in which no element keeps its place."""
+    """Draws a random permutation of ``count`` elements in which no element keeps its position."""
     order = rng.permutation(count)
     result = np.empty(count, int)
     result[order] = np.roll(order, 1)
@@ -242,7 +246,7 @@ def _derangement(rng: np.random.Generator, count: int) -> np.ndarray:
 
 
 class Score(NamedTuple):
-    """SSIM over the images of all seeds."""
+    """Mean SSIM over the m images of all seeds, with its standard error."""
 
     mean: float
     error: float  # standard error of the mean
@@ -256,7 +260,7 @@ Scores = dict[str, dict[float, Score]]  # by attack and sparsity
 
 
 def check(study: Study) -> None:
-    """Loads the first seed's images, and checks the attack's options and the network's activation."""
+    """Raises ``ValueError`` if the first seed's images cannot be loaded, or an option of attack or network is wrong."""
     network, activation = study.settings.network, study.settings.activation
     allowed = {"lenet": tuple(ACTIVATIONS), "mlp": tuple(models.ACTIVATIONS)}[network]
     if activation not in allowed:
@@ -266,7 +270,7 @@ def check(study: Study) -> None:
 
 
 def run(study: Study) -> lab.Outcome:
-    """Makes every attack at every sparsity on every seed's images."""
+    """Runs fig. 8 of NTK-FL: makes every attack at every sparsity on every seed's images, and compares the SSIM."""
     settings, of_seeds = study.settings, list[ByAttack]()
     sparsities = tuple(sorted(settings.sparsities, reverse=True))
     first = _load(study, study.seeds[0])
@@ -300,7 +304,7 @@ def run(study: Study) -> lab.Outcome:
 
 
 def summaries(of_seeds: list[ByAttack]) -> Scores:
-    """Computes means over the images of all seeds, with standard errors."""
+    """Computes the mean SSIM over the images of all seeds, with its standard error, by attack and sparsity."""
 
     def score(values: np.ndarray) -> Score:
         return Score(float(values.mean()), float(values.std(ddof=1) / len(values) ** 0.5), values)
@@ -312,7 +316,7 @@ def summaries(of_seeds: list[ByAttack]) -> Scores:
 
 
 def _judge(scores: Scores) -> tuple[lab.Claim, ...]:
-    """Judges what sparsity and the other protections hide (section 4.2, appendix B), by intervals over images."""
+    """Judges which protections hide the images (NTK-FL, section 4.2 and appendix B), by intervals over images."""
     # An image is hidden if less than half of the SSIM remains at the lowest sparsity.
     claims = []
     for name in DEEP:

@@ -1,10 +1,11 @@
 """Fig. 9 of NTK-FL (Yue et al., ICML 2022, C): how far NTK-FL's weights leave those of gradient descent.
 
-The l1 distance of the two weights by update step, on one cohort's pooled examples, from the same start: for the paper's
-multilayer perceptron of 100 hidden units, with its kernel (averaged over outputs) and with the exact linearisation,
-and for the two-layer ReLU network of eq. (12), the subject of Lemma 2. It is compared with Lemma 2's bound, with the
-same bound for the activities that did change (instead of Lemma 1), and with ``2 sum gamma``, which the paper draws. The
-control is the second bound for a factor 1/n in eq. (12), instead of its root.
+It measures the l1 distance of the two weights by update step, from the same start, on the pooled examples of one
+cohort. There are three networks: the paper's multilayer perceptron of 100 hidden units, once with the paper's kernel
+(averaged over outputs) and once with the exact linearisation; and the two-layer ReLU network of eq. (12) of NTK-FL, the
+subject of Lemma 2. The distance is compared with Lemma 2's bound, with its eq. (25d) for the activities that did change
+(instead of Lemma 1), and with ``2 sum gamma``, which the paper draws. The control is (25d) for a factor 1/n in eq.
+(12), instead of its root.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ REMARKS = (
 
 @dataclass(frozen=True)
 class WeightGapSettings:
-    """The pooled examples of a cohort, the networks, and the step as a fraction of the largest stable one."""
+    """Settings of the cohort, its examples, the networks, and the step as a fraction of the largest stable one."""
 
     num_clients: int = 20
     examples_per_client: int = 10
@@ -53,7 +54,7 @@ class WeightGapSettings:
 
 
 class WeightGap(NamedTuple):
-    """Paths and bounds of one network of one seed, [T + 1] each."""
+    """Distances of NTK-FL's weights from gradient descent's, and bounds, by step [T + 1], for one network and seed."""
 
     seed: int
     network: str
@@ -67,7 +68,7 @@ class WeightGap(NamedTuple):
 
 
 def check(study: Study) -> None:
-    """Draws the first seed's cohort; raises ``ValueError`` for a cohort of more clients than there are."""
+    """Raises ``ValueError`` if the first seed's cohort cannot be drawn, or is larger than the number of clients."""
     cohort, total = study.settings.num_clients, study.settings.total_clients
     if cohort > total:
         raise ValueError(f"num_clients: got {cohort}, must be at most total_clients, {total}")
@@ -75,7 +76,7 @@ def check(study: Study) -> None:
 
 
 def run(study: Study) -> lab.Outcome:
-    """Trains every network on every seed."""
+    """Runs fig. 9 of NTK-FL: trains by gradient descent and by NTK-FL on every seed, and compares the weights."""
     results = list[WeightGap]()
     steps = np.unique(np.linspace(0, study.settings.last_step, 101).round().astype(int))
     for seed in study.each_seed():
@@ -107,7 +108,7 @@ def _cohort(study: Study, seed: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _gaps(x: np.ndarray, labels: np.ndarray, settings: WeightGapSettings, seed: int) -> list[WeightGap]:
-    """Trains all networks of one seed. Needs 64-bit types."""
+    """Computes how far NTK-FL's weights are from gradient descent's, for all networks; needs 64-bit types."""
     outputs = int(labels.max()) + 1
     y = np.eye(outputs)[labels]
     options = {"parameterization": "standard", "b_std": 0.0, "dtype": jnp.float64}
@@ -121,7 +122,7 @@ def _gaps(x: np.ndarray, labels: np.ndarray, settings: WeightGapSettings, seed: 
 
 
 def _two_layer(x: np.ndarray, labels: np.ndarray, settings: WeightGapSettings, seed: int) -> WeightGap:
-    """Trains the network of eq. (12): inputs of norm 1, labels 1 for even classes and -1 for odd ones."""
+    """Computes distances and bounds for the network of eq. (12) of NTK-FL: inputs of norm 1, labels 1 and -1."""
     x = x - min(float(x.min()), 0.0)
     x = x / np.linalg.norm(x, axis=1, keepdims=True)
     y = np.where(labels % 2 == 0, 1.0, -1.0)[:, None]
@@ -133,7 +134,7 @@ def _two_layer(x: np.ndarray, labels: np.ndarray, settings: WeightGapSettings, s
 
 
 def _row(g: WeightGap) -> lab.Row:
-    """Computes one network's gap at the end, how often it grows, and its largest ratio to each bound."""
+    """Builds the row of one network: final distance, share of steps in which it grows, largest ratio to each bound."""
     gap, late = np.asarray(g.paths.gap), slice(2, None)
     moving = np.diff(gap) / np.maximum(gap[1:], 1e-300)
     return {
@@ -154,7 +155,7 @@ def _row(g: WeightGap) -> lab.Row:
 
 
 def _over(gap: np.ndarray, bound: np.ndarray | None) -> float | None:
-    """Computes the largest gap over ``bound``, for bounds above rounding."""
+    """Computes the largest ratio of the weights' distances ``gap`` to ``bound``, where the bound is above rounding."""
     if bound is None:
         return None
     is_above = bound > 1e-12 * bound[-1]
@@ -162,7 +163,7 @@ def _over(gap: np.ndarray, bound: np.ndarray | None) -> float | None:
 
 
 def _conclude(study: Study, results: list[WeightGap]) -> lab.Outcome:
-    """Builds table and figure, and the verdict on the bounds."""
+    """Builds table, figure and claims, and the verdict whether the weights' distances stay below the bounds."""
     rows = [_row(g) for g in results]
     failed: tuple[str, ...] = () if all(r["finite"] for r in rows) else ("a descent diverged",)
     bounded_rows = [r for r in rows if r["network"] == "two_layer"]
@@ -182,7 +183,7 @@ def _conclude(study: Study, results: list[WeightGap]) -> lab.Outcome:
 
 
 def _claims(rows: list[lab.Row]) -> tuple[lab.Claim, ...]:
-    """Judges, for the paper's network, whether the distance grows with the steps and is below the bound it draws."""
+    """Judges NTK-FL's fig. 9 for its perceptron: the weights' distance grows, and is below the bound drawn there."""
     averaged = [r for r in rows if r["network"] == "averaged"]
     grows = lab.interval(r["gap_end"] / r["gap_at_tenth"] for r in averaged)
     below = lab.interval(r["over_figure_bound"] for r in averaged)
@@ -207,7 +208,7 @@ def _sheet(study: Study, rows: list[lab.Row]) -> lab.Sheet:
 
 
 def _draw(study: Study, results: list[WeightGap]) -> None:
-    """Draws the first seed's gaps by update step, with the paper's bound and Lemma 2's."""
+    """Plots the first seed's distances of weights by update step, with the bounds of fig. 9 and Lemma 2 of NTK-FL."""
     steps, panels = np.arange(study.settings.last_step + 1), []
     for g in results[: len(NETWORKS)]:
         bounds = {"2 sum gamma (the paper's)": g.figure}

@@ -1,7 +1,6 @@
-"""Table 1 and figures 3 to 7 of NTK-FL: its accuracy and rounds beside other methods.
+"""Table 1 and figures 3 to 7 of NTK-FL: its accuracy and the rounds it needs, beside other methods.
 
-Fig. 5: Hyper-parameters are chosen once, at the smallest alpha, so that a method's loss there is not due to poor
-tuning.
+In fig. 5 hyper-parameters are chosen at the smallest alpha, so that a method's loss there is not due to poor tuning.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ PUBLISHED_TABLE1 = {"cp_ntk_fl": (26, 386), "fed_com": (250, 379), "qsgd": (614,
 
 @dataclass(frozen=True)
 class TargetSettings(BaselineSettings):
-    """A comparison's settings and the accuracy to reach.
+    """Settings of NTK-FL's table 1: those of ``BaselineSettings``, and the accuracy to reach.
 
     CP-NTK-FL runs for ``num_rounds`` at most, the other methods for ``reference_rounds``.
     """
@@ -64,7 +63,7 @@ SCALES_TABLE1 = {
 
 
 def check_table1(study: Study) -> None:
-    """Builds every method; raises ``ValueError``."""
+    """Raises ``ValueError`` unless FedAvg and a method of NTK-FL are among the methods, and all can be built."""
     methods = set(study.settings.methods)
     if "fed_avg" not in methods or not methods & EVOLVED.keys():
         names = ", ".join(study.settings.methods)
@@ -73,7 +72,7 @@ def check_table1(study: Study) -> None:
 
 
 def run_table1(study: Study) -> lab.Outcome:
-    """Trains with every method for its largest number of rounds, and finds when it reaches the target."""
+    """Runs NTK-FL's table 1: trains every method, and finds the rounds and bytes to the target accuracy."""
     settings, bench = study.settings, baselines.bench_of(study)
     rounds = {name: settings.reference_rounds for name in settings.methods if name not in EVOLVED}
     harness.plan(bench, rounds=rounds)
@@ -98,13 +97,13 @@ def run_table1(study: Study) -> lab.Outcome:
 
 
 def _judge_table1(settings: TargetSettings, reached: dict[str, Reached]) -> list[lab.Claim]:
-    """Judges whether CP-NTK-FL needs fewer rounds than each other method, paired by seed."""
+    """Judges whether CP-NTK-FL needs fewer rounds than each other method, by differences paired by seed."""
     evolved = [name for name in EVOLVED if name in reached]
     return [_claim(settings, reached, method, name) for method in evolved for name in reached if name not in EVOLVED]
 
 
 def _claim(settings: TargetSettings, reached: dict[str, Reached], method: str, name: str) -> lab.Claim:
-    """Judges whether one method needs fewer rounds than another one."""
+    """Judges whether ``method`` needs fewer rounds to the target accuracy than the method ``name``."""
     first, other = reached[method], reached[name]
     claim = f"{LABELS[method]} needs fewer rounds than {LABELS[name]}"
     if None in first.rounds:
@@ -138,14 +137,14 @@ SCALES_FIG3 = {
 
 
 def check_fig3(study: Study) -> None:
-    """Raises ``ValueError`` unless the methods are those of Fig. 3 and ``baselines.check`` accepts the settings."""
+    """Raises ``ValueError`` unless the methods are the four of NTK-FL's fig. 3 and the other settings are valid."""
     if study.settings.methods != METHODS_FIG3:
         raise ValueError(f"methods: got {', '.join(study.settings.methods)}, must be {', '.join(METHODS_FIG3)}")
     baselines.check(study)
 
 
 def run_fig3(study: Study) -> lab.Outcome:
-    """Trains with the four methods, and compares each pair."""
+    """Runs NTK-FL's fig. 3: trains NTK-FL and FedAvg, each also with subsampling and projection, and compares."""
     bench = baselines.bench_of(study)
     harness.plan(bench)
     tuned = harness.tune_all(bench)
@@ -157,7 +156,10 @@ def run_fig3(study: Study) -> lab.Outcome:
 
 
 def _losses(settings: BaselineSettings, runs: Runs) -> tuple[lab.Sheet, list[lab.Row], lab.Claim]:
-    """Computes the accuracy that each method loses by the reduction, paired by seed, and if FedAvg loses more."""
+    """Computes the accuracy that each method loses by subsampling and projection, by differences paired by seed.
+
+    Returns table, rows, and the claim that FedAvg loses more than NTK-FL.
+    """
     ends = baselines.ends(runs, settings)
     losses = {plain: ends[plain] - ends[small] for small, plain in PAIRED.items() if small in ends}
     rows, entries = list[lab.Row](), []
@@ -210,7 +212,7 @@ CLAIM_FIG5 = "NTK-FL is stable in alpha from .1 to .5; FedAvg and FedNova drop a
 
 @dataclass(frozen=True)
 class AlphaSettings(BaselineSettings):
-    """A comparison's settings and the values of alpha, which take the place of ``alpha``."""
+    """Settings of NTK-FL's fig. 5: those of ``BaselineSettings``, but several values in place of one ``alpha``."""
 
     alphas: tuple[float, ...] = within((0.1, 0.2, 0.3, 0.4, 0.5), above=0, count=2, increasing=True)
 
@@ -234,7 +236,7 @@ def check_fig5(study: Study) -> None:
 
 
 def run_fig5(study: Study) -> lab.Outcome:
-    """Tunes at the smallest alpha, and runs every method at each."""
+    """Runs NTK-FL's fig. 5: tunes every method at the smallest alpha, and trains it at every alpha."""
     settings, tuned, runs = study.settings, dict[str, Tuned](), dict[float, Runs]()
     benches = {alpha: baselines.bench_of(study, alpha=alpha) for alpha in settings.alphas}
     harness.plan(benches[settings.alphas[0]], repetitions=len(benches))
@@ -267,7 +269,7 @@ def run_fig5(study: Study) -> lab.Outcome:
 
 
 def _judge_fig5(settings: AlphaSettings, gains: dict[str, np.ndarray]) -> list[lab.Claim]:
-    """Judges whether each method gains more from the smallest to the largest alpha than NTK-FL; gains are [seeds]."""
+    """Judges whether each method's accuracy gains more from the smallest to the largest alpha than NTK-FL's."""
     more = {name: lab.interval(gains[name] - gains["ntk_fl"]) for name in settings.methods if name != "ntk_fl"}
     claim = f"gains more from alpha {settings.alphas[0]:g} to {settings.alphas[-1]:g} than NTK-FL"
     return [gain.claim_above(f"{LABELS[name]} {claim}", "by {:+.4f}") for name, gain in more.items()]
@@ -291,7 +293,7 @@ PUBLISHED_DIMENSIONS = (100, 200, 300, 400, 500, 600)
 
 @dataclass(frozen=True)
 class BetaSettings(BaselineSettings):
-    """A comparison's settings and the two axes; the rate is chosen at ``beta`` and ``projected``."""
+    """Settings of NTK-FL's fig. 6: all values of beta and d1'; the rate is tuned at ``beta`` and ``projected``."""
 
     betas: tuple[float, ...] = within((0.7, 0.6, 0.5, 0.4, 0.3, 0.2), above=0, at_most=1, count=2)
     dimensions: tuple[int, ...] = within(PUBLISHED_DIMENSIONS, count=2)
@@ -312,14 +314,14 @@ SCALES_FIG6 = {
 
 
 def check_fig6(study: Study) -> None:
-    """Builds the method at the largest dimension; raises ``ValueError``."""
+    """Raises ``ValueError`` unless the method is CP-NTK-FL and it can be built at the largest projected dimension."""
     if study.settings.methods != ("cp_ntk_fl",):
         raise ValueError(f"methods: got {', '.join(study.settings.methods)}, must be cp_ntk_fl")
     baselines.check(study, projected=max(study.settings.dimensions))
 
 
 def run_fig6(study: Study) -> lab.Outcome:
-    """Chooses the rate at ``beta`` and ``projected``, and runs every cell with it."""
+    """Runs NTK-FL's fig. 6: tunes CP-NTK-FL once, and trains it for every beta and projected dimension."""
     settings, runs = study.settings, dict[tuple[float, int], Runs]()
     bench = baselines.bench_of(study)
     harness.plan(bench, repetitions=len(settings.betas) * len(settings.dimensions))
@@ -344,10 +346,10 @@ def run_fig6(study: Study) -> lab.Outcome:
 
 
 def published(beta: float, dimension: int) -> float | None:
-    """Returns the accuracy that the paper's figure 6 shows, from 0 to 1; None if it shows none.
+    """Returns the accuracy that fig. 6 of NTK-FL shows, from 0 to 1; None if it shows none.
 
     Args:
-        beta: Share of a client's examples that a round uses.
+        beta: Share of its examples that a client uses in a round.
         dimension: Dimension of the projected inputs.
     """
     if beta not in PUBLISHED_FIG6 or dimension not in PUBLISHED_DIMENSIONS:
@@ -356,7 +358,7 @@ def published(beta: float, dimension: int) -> float | None:
 
 
 def _judge_fig6(settings: BetaSettings, ends: dict[tuple[float, int], np.ndarray]) -> tuple[lab.Claim, ...]:
-    """Judges whether the largest beta is more accurate than the smallest, averaged over d1', and likewise for d1'."""
+    """Judges whether the largest beta is more accurate than the smallest, and the same of d1'; means over the other."""
     top, low = max(settings.betas), min(settings.betas)
     most, least = max(settings.dimensions), min(settings.dimensions)
     by_beta = lab.interval(np.mean([ends[top, d] - ends[low, d] for d in settings.dimensions], axis=0))
@@ -370,7 +372,7 @@ def _judge_fig6(settings: BetaSettings, ends: dict[tuple[float, int], np.ndarray
 
 
 def _sheet(settings: BetaSettings, ends: dict[tuple[float, int], np.ndarray]) -> lab.Sheet:
-    """Builds the table of percents over both axes, with the paper's in brackets."""
+    """Builds the table of accuracies in % by beta and projected dimension, with NTK-FL's published ones in brackets."""
 
     def cell(beta: float, dimension: int) -> str:
         percent, paper = f"{100 * ends[beta, dimension].mean():.1f}", published(beta, dimension)

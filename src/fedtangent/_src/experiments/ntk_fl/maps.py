@@ -1,8 +1,8 @@
 """Which client holds which training images in the NTK-FL authors' own code (github.com/KAI-YUE/ntk-fed).
 
-An archive of maps has two arrays for each map M, ``M/indices`` (the clients' images, one client after another, by their
-place in the original file) and ``M/offsets``: client k holds ``indices[offsets[k] : offsets[k + 1]]``. In maps drawn by
-Dirichlet (``a0.1_0``: alpha 0.1, draw 0) clients share images.
+An archive of such divisions, here called maps, has two arrays for each map M: ``M/indices`` (the clients' images, one
+client after another, by their positions in the original file) and ``M/offsets``. Client k holds ``indices[offsets[k] :
+offsets[k + 1]]``. In maps drawn by Dirichlet (``a0.1_0``: alpha 0.1, draw 0) clients share images.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ ARCHIVES = {"fashion_mnist": "fmnist300.npz", "mnist": "mnist300.npz"}
 
 
 def authors_map(loaded: Dataset, name: str, folder: Path | None) -> Partition:
-    """Reads one of the authors' maps of a data set.
+    """Reads one of the NTK-FL authors' divisions of a data set among clients.
 
     Args:
         loaded: The data set, with all training images in the order of the original file.
@@ -51,7 +51,7 @@ def authors_map(loaded: Dataset, name: str, folder: Path | None) -> Partition:
 
 
 def among(clients: Partition, rows: np.ndarray, num_examples: int) -> Partition:
-    """Returns the clients' examples among ``rows``, by their places there; a client's other examples are left out.
+    """Restricts a partition to some of the examples; examples are then numbered by their positions in ``rows``.
 
     Args:
         clients: Partition of all examples.

@@ -1,8 +1,9 @@
 """Theorem 1 of NTK-FL (Yue et al., ICML 2022, section 5, D): its rate beside the measured decay of the residual.
 
-The two-layer ReLU network of eq. (12) on several clients: gradient descent on the network, as in the proof; the
-linearised network, which NTK-FL evolves; and the network at the linearised weights, which NTK-FL sends out. The control
-is the rate with lambda_max instead of lambda, which must be broken.
+The two-layer ReLU network of eq. (12) of NTK-FL is trained on several clients in three ways: gradient descent on the
+network, as in the proof; the linearised network, which NTK-FL evolves; and the network at the linearised weights, which
+NTK-FL sends out. The control is the rate with the kernel's largest eigenvalue lambda_max instead of the smallest,
+lambda, which must be broken.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ METHODS = {
 
 @dataclass(frozen=True)
 class EvolutionDecaySettings:
-    """One pooled round for every width and step, and a few rounds of NTK-FL at the largest of both."""
+    """Settings: one long round for every width and step, and a few rounds of NTK-FL at the largest of both."""
 
     num_examples: int = 40
     num_clients: int = 4
@@ -43,7 +44,7 @@ class EvolutionDecaySettings:
 
 
 class FollowedDescent(NamedTuple):
-    """A network of one seed, width and step, with its descents."""
+    """One network's residuals by step, in the three ways of METHODS, and Theorem 1 of NTK-FL for it."""
 
     seed: int
     width: int
@@ -54,7 +55,7 @@ class FollowedDescent(NamedTuple):
 
 
 def run(study: Study) -> lab.Outcome:
-    """Follows every seed's descents, and rounds of NTK-FL at the largest width and step."""
+    """Trains every seed's networks for one long round and for some rounds; compares with Theorem 1 of NTK-FL."""
     settings, results, rounds = study.settings, list[FollowedDescent](), list[two_layer.NtkRounds]()
     steps = np.unique(np.linspace(0, settings.last_time, 101).round().astype(int))
     for seed in study.each_seed():
@@ -72,7 +73,7 @@ def run(study: Study) -> lab.Outcome:
 
 
 def _follow(task: TwoLayerProblem, settings: EvolutionDecaySettings, seed: int) -> list[FollowedDescent]:
-    """Follows every width and step of one seed. Needs 64-bit types."""
+    """Computes the networks' residuals by step for every width and step size of one seed. Needs 64-bit types."""
     results = []
     for width in settings.widths:
         start = two_layer.network(task, width, seed)
@@ -90,7 +91,7 @@ def _follow(task: TwoLayerProblem, settings: EvolutionDecaySettings, seed: int) 
 
 
 def _row(f: FollowedDescent) -> lab.Row:
-    """Compares one network's residuals with the theorem's bound, relative to the start."""
+    """Builds the row of one network: largest ratios of its squared residuals to the bound of NTK-FL's Theorem 1."""
     steps, c, worst = np.arange(len(f.paths.network)), f.theorem.constants, two_layer.worst
     bound, start = f.theorem.residual_bound(steps), c.residual**2
     floor = two_layer.TREND * start
@@ -114,7 +115,7 @@ def _row(f: FollowedDescent) -> lab.Row:
 
 
 def _conclude(study: Study, results: list[FollowedDescent], rounds: list[two_layer.NtkRounds]) -> lab.Outcome:
-    """Builds the outcome of Theorem 1's experiment: a row for each descent, the assumptions, figure and verdicts."""
+    """Builds tables, figure and verdicts on NTK-FL's Theorem 1: a row for each network, and the assumptions."""
     settings, rows, last = study.settings, [_row(f) for f in results], results[-1]
     is_finite = all(np.all(np.isfinite(f.paths.network)) for f in results)
     failed: tuple[str, ...] = () if is_finite else ("networks diverged",)
@@ -167,7 +168,7 @@ def _round_sheet(settings: EvolutionDecaySettings, rounds: list[two_layer.NtkRou
 
 
 def _draw(study: Study, results: list[FollowedDescent]) -> None:
-    """Draws the first seed's squared residuals at the largest step, under the bound, a panel for each width."""
+    """Plots the first seed's squared residuals at the largest step with the bound, a panel for each width."""
     settings, panels, steps = study.settings, [], np.arange(study.settings.last_time + 1)
     for f in (f for f in results if (f.seed, f.factor) == (results[0].seed, settings.step_factors[-1])):
         start, bound = f.theorem.constants.residual**2, f.theorem.residual_bound

@@ -1,8 +1,9 @@
 """Theorem 2 of NTK-FL (Yue et al., ICML 2022, section 5, E): FedAvg's rate beside measured rounds, and Remark 2.
 
-FedAvg with every client in every round on the two-layer ReLU network of eq. (12), with the step of (58): ``eta / N``
-times the sum over a client's examples, then the mean over M clients. A round of NTK-FL with the same eta is compared
-with it. The control is the rate with lambda_max instead of lambda, which must be broken.
+FedAvg trains the two-layer ReLU network of eq. (12) of NTK-FL with every client in every round and with the step of eq.
+(58): ``eta / N`` times the sum over a client's examples, then the mean over M clients. It is compared with a round of
+NTK-FL with the same eta. The control is the rate with the kernel's largest eigenvalue lambda_max instead of the
+smallest, lambda, which must be broken.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ class AveragingDecaySettings:
 
 
 class FollowedRounds(NamedTuple):
-    """A network of one seed, width, step and number of local steps, with its residuals."""
+    """FedAvg's residuals by round for one seed, width, step and number of local steps; NTK-FL's Theorem 2 for it."""
 
     seed: int
     width: int
@@ -59,7 +60,7 @@ class FollowedRounds(NamedTuple):
 
 
 def run(study: Study) -> lab.Outcome:
-    """Follows FedAvg on every seed, and one round of NTK-FL."""
+    """Trains with FedAvg, and with NTK-FL for one round, on every seed; compares with Theorem 2 of NTK-FL."""
     results = list[FollowedRounds]()
     for seed in study.each_seed():
         for f in _follow(two_layer.of_study(study, seed), study.settings, seed):
@@ -73,7 +74,7 @@ def run(study: Study) -> lab.Outcome:
 
 
 def _follow(task: TwoLayerProblem, settings: AveragingDecaySettings, seed: int) -> list[FollowedRounds]:
-    """Follows every width, step and number of local steps of one seed. Needs 64-bit types."""
+    """Trains with FedAvg for every width, step size and number of local steps of one seed. Needs 64-bit types."""
     results = []
     for width in settings.widths:
         start = two_layer.network(task, width, seed)
@@ -93,7 +94,7 @@ def _follow(task: TwoLayerProblem, settings: AveragingDecaySettings, seed: int) 
 
 
 def _row(f: FollowedRounds) -> lab.Row:
-    """Compares one run's residuals with the theorem's bound, and with NTK-FL as in Remark 2."""
+    """Builds a run's row: FedAvg's residuals over the bound of NTK-FL's Theorem 2, and over those of NTK-FL."""
     c, rounds, rate = f.theorem.constants, f.rounds, f.theorem.rate()
     bound, floor = f.theorem.residual_bound(rounds), two_layer.TREND * f.squared[0]
     reached, broken = f.squared <= f.ntk, two_layer.first_above(f.squared, bound, floor)
@@ -121,7 +122,7 @@ def _row(f: FollowedRounds) -> lab.Row:
 
 
 def _conclude(study: Study, results: list[FollowedRounds]) -> lab.Outcome:
-    """Builds tables, figure and verdicts."""
+    """Builds tables and figure, and the verdicts on Theorem 2 of NTK-FL."""
     rows, last = [_row(f) for f in results], results[-1]
     failed = () if all(np.all(np.isfinite(f.squared)) for f in results) else ("networks diverged",)
     _draw(study, results)
@@ -149,7 +150,7 @@ def _sheet(study: Study, rows: list[lab.Row]) -> lab.Sheet:
 
 
 def _draw(study: Study, results: list[FollowedRounds]) -> None:
-    """Draws the first seed at the largest width and step under the bound, a panel for each number of local steps."""
+    """Plots the first seed's residuals at the largest width and step with the bound, a panel per number of steps."""
     settings, panels, rounds = study.settings, [], results[0].rounds
     for f in (f for f in results if f[:3] == (results[0].seed, settings.widths[-1], settings.step_factors[-1])):
         c, start, bound = f.theorem.constants, f.squared[0], f.theorem.residual_bound

@@ -1,8 +1,8 @@
 """Privacy beside theory: the error of DP-FedAvg against epsilon, and the best rate and clipping bound of each budget.
 
-Theory takes the networks as linear in their weights at infinite width: the server's noise is then a Gaussian function
-that later rounds train away. At every epsilon it searches a grid of learning rates and clipping bounds without training
-a network. Networks are trained on the whole grid, with the same budget for every pair.
+Theory takes the networks as linear in their weights at infinite width: the server's noise is then a Gaussian function,
+which later rounds train away. For every epsilon it searches a grid of learning rates and clipping bounds without
+training a network. Networks are then trained on the whole grid, each with the same privacy budget.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ REMARKS = (
 
 @dataclass(frozen=True)
 class PrivacySettings:
-    """The federation, its budgets, and the grid of rates and clipping bounds."""
+    """Settings of the federation, its privacy budgets, and the grid of learning rates and clipping bounds."""
 
     epsilons: tuple[float, ...] = within((1.0, 4.0, 16.0, 64.0, 256.0), count=2, above=0, increasing=True)
     delta: float = within(1e-3, above=0, below=1)
@@ -53,7 +53,7 @@ class PrivacySettings:
 
 
 class Budget(NamedTuple):
-    """One epsilon of one seed."""
+    """Predicted and measured errors for one epsilon and seed."""
 
     epsilon: float
     noise: float  # the noise multiplier
@@ -66,17 +66,17 @@ class Budget(NamedTuple):
 
     @property
     def network(self) -> float:
-        """Error of the network at the predicted pair."""
+        """Test error of the network at the predicted best pair of learning rate and clipping bound."""
         return float(self.losses[self.place])
 
     @property
     def least(self) -> float:
-        """Least error of a network on the grid."""
+        """Least test error of any network on the grid."""
         return float(np.nanmin(self.losses))
 
 
 class PrivateTask(NamedTuple):
-    """Examples of one seed among their clients, and the network at its start."""
+    """Examples of one seed, divided among clients, and the network with its initial weights."""
 
     x: np.ndarray
     y: np.ndarray
@@ -88,7 +88,7 @@ class PrivateTask(NamedTuple):
 
 
 def _task(study: Study, seed: int) -> PrivateTask:
-    """Draws the examples of a seed and the network's first weights."""
+    """Draws the examples of a seed, divides them among clients, and draws the network's initial weights."""
     settings, loaded = study.settings, ft.data.load(study.dataset, study.data_dir, seed)
     rng = np.random.default_rng(seed)
     rows = rng.permutation(len(loaded.x_train))[: settings.num_train]
@@ -110,7 +110,7 @@ def _grid(settings: PrivacySettings) -> tuple[tuple[float, ...], tuple[float, ..
 def _networks(
     of: PrivateTask, settings: PrivacySettings, noises: list[float], seed: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Trains networks on the grid: errors and accuracies, [noises, rates, clips] each."""
+    """Trains networks at every noise, rate and clipping bound; returns errors and accuracies [noises, rates, clips]."""
     work, schedule = (
         ft.Work(steps=settings.local_steps, batch_size=None),
         ft.schedules.all_clients(settings.num_clients),
@@ -135,7 +135,7 @@ def _networks(
 
 
 def _budgets(study: Study, seed: int, noises: list[float]) -> Iterator[Budget]:
-    """Predicts for every epsilon the best pair of rate and clipping bound, and trains networks with all pairs."""
+    """Predicts the best pair of rate and clipping bound for every epsilon, and trains networks with all pairs."""
     settings, of = study.settings, _task(study, seed)
     assert of.network.kernel is not None
     kernels = ft.kernels.kernel_blocks(of.network.kernel, of.x, of.x_test)
@@ -157,7 +157,7 @@ def _budgets(study: Study, seed: int, noises: list[float]) -> Iterator[Budget]:
 
 
 def run(study: Study) -> lab.Outcome:
-    """Predicts and trains with every budget and seed."""
+    """Predicts and trains for every epsilon and seed, and compares the errors."""
     settings, by_epsilon = study.settings, dict[float, list[Budget]]()
     of_run = {"num_clients": settings.num_clients, "clients_per_round": settings.num_clients}
     of_run |= {"num_rounds": settings.num_rounds, "delta": settings.delta}
@@ -176,7 +176,7 @@ def run(study: Study) -> lab.Outcome:
 
 
 def _row(budgets: list[Budget]) -> lab.Row:
-    """Returns the means over seeds; of rates and clipping bounds the geometric ones."""
+    """Builds the row of one epsilon: means over seeds, for learning rate and clipping bound geometric ones."""
     rate, clip = np.exp(np.mean(np.log([(b.rate, b.clip) for b in budgets]), axis=0))
     mean = {
         name: float(np.mean([getattr(b, name) for b in budgets]))
@@ -186,7 +186,7 @@ def _row(budgets: list[Budget]) -> lab.Row:
 
 
 def _claims(by_epsilon: dict[float, list[Budget]]) -> Iterator[lab.Claim]:
-    """Judges the predicted errors and the predicted pairs by intervals over seeds."""
+    """Judges by intervals over seeds, for every epsilon, the predicted error and the predicted best pair."""
     for epsilon, budgets in by_epsilon.items():
         off = lab.interval(b.network / b.predicted - 1 for b in budgets)
         answer = {True: lab.SEEN, False: lab.NOT_SEEN, None: lab.UNDECIDED}[off.within(0.0, CLOSE)]
@@ -199,7 +199,7 @@ def _claims(by_epsilon: dict[float, list[Budget]]) -> Iterator[lab.Claim]:
 
 
 def _draw(study: Study, by_epsilon: dict[float, list[Budget]]) -> None:
-    """Draws errors against epsilon."""
+    """Plots test errors against epsilon: predicted, of networks at the predicted pair, and of the best networks."""
 
     def points(name: str) -> dict[int, tuple[float, float]]:
         values = [np.array([getattr(b, name) for b in budgets]) for budgets in by_epsilon.values()]

@@ -1,1 +1,1 @@
-"""TCT (train, convexify, train): a second phase of training in which a network is linear in its weights."""
+"""TCT (train, convexify, train): FedAvg trains a network, then a linear model is trained on its tangent features."""

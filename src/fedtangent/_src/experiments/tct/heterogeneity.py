@@ -1,8 +1,9 @@
 """TCT beside FedAvg, with few classes a client and with i.i.d. clients (Yu et al., 2022).
 
-FedAvg trains a network for some rounds. Then SCAFFOLD trains a linear model on the network's tangent features for as
-many rounds as FedAvg may go on. SCAFFOLD on the network, and a linear model on features of the untrained network, show
-whether control variates or trained features make the gain. Theory predicts every round of the second phase exactly.
+FedAvg trains a network for some rounds. Then SCAFFOLD trains a linear model on the network's tangent features, for as
+many rounds as FedAvg may go on. Two further methods show whether the gain comes from control variates or from trained
+features: SCAFFOLD on the network, and a linear model on features of the untrained network. Theory predicts every round
+of the second phase exactly.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ REMARKS = (
 
 @dataclass(frozen=True)
 class TCTSettings:
-    """The network, the clients and both phases."""
+    """Settings of the network, of the clients, and of both phases."""
 
     width: int = 64  # of both hidden layers
     num_train: int = 1000
@@ -63,7 +64,7 @@ class TCTData(NamedTuple):
     seed: int
 
     def network(self, width: int, outputs: int | None = None) -> ft.types.Model:
-        """Returns the network.
+        """Builds the dense network of two hidden layers.
 
         Args:
             width: Width of its two hidden layers.
@@ -73,7 +74,7 @@ class TCTData(NamedTuple):
 
 
 class Result(NamedTuple):
-    """Test accuracy of one method with one seed."""
+    """Test accuracy by round of one method with one seed and kind of clients."""
 
     clients: str
     method: str
@@ -88,7 +89,7 @@ class Result(NamedTuple):
 
 
 class SecondPhase(NamedTuple):
-    """A second phase: its test accuracy after each round, and the run itself, for ``compare``."""
+    """TCT's second phase: its test accuracy after each round, and the arguments with which ``compare`` repeats it."""
 
     accuracy: np.ndarray
     algorithm: Algorithm
@@ -97,7 +98,7 @@ class SecondPhase(NamedTuple):
 
 
 def _tasks(study: Study, seed: int) -> Iterator[tuple[str, TCTData]]:
-    """Yields the data of a seed with both kinds of clients."""
+    """Yields the data of a seed, once with few classes a client and once with i.i.d. clients."""
     settings = study.settings
     sizes = {"num_train": settings.num_train, "num_test": settings.num_test}
     loaded = ft.data.load(study.dataset, study.data_dir, seed, **sizes)
@@ -109,7 +110,7 @@ def _tasks(study: Study, seed: int) -> Iterator[tuple[str, TCTData]]:
 
 
 def _on_network(recipe: str, task: TCTData, settings: TCTSettings) -> tuple[float, np.ndarray]:
-    """Trains the network at every rate, and returns the best one with its test accuracy after each round."""
+    """Trains the network with ``recipe`` at every learning rate; returns the best rate and the accuracy by round."""
     x_test, labels = jnp.asarray(task.data[2], jnp.float32), task.data[3]
 
     def at_rate(rate: float | Array) -> Algorithm:
@@ -128,7 +129,7 @@ def _on_network(recipe: str, task: TCTData, settings: TCTSettings) -> tuple[floa
 
 
 def first_phase(recipe: str, task: TCTData, settings: TCTSettings, rate: float | Array) -> Algorithm:
-    """Builds the training of the network.
+    """Builds the algorithm that trains the network, in TCT's first phase or on its own.
 
     Args:
         recipe: Name of the algorithm, "fed_avg" or "scaffold".
@@ -143,7 +144,7 @@ def first_phase(recipe: str, task: TCTData, settings: TCTSettings, rate: float |
 
 
 def second_phase(task: TCTData, settings: TCTSettings, weights: PyTree) -> SecondPhase:
-    """Trains the linear model on the tangent features at ``weights``.
+    """Trains a linear model by SCAFFOLD on the network's tangent features at ``weights``.
 
     Args:
         task: Data and clients.
@@ -165,12 +166,12 @@ def second_phase(task: TCTData, settings: TCTSettings, weights: PyTree) -> Secon
 
 
 def _copied(weights: PyTree) -> PyTree:
-    """Returns a copy of the parameters of the only model, whose buffers a run may reuse."""
+    """Copies the parameters of the first and only model; a later run may overwrite the originals."""
     return jax.tree.map(lambda leaf: jnp.array(leaf[0]), weights)
 
 
 def _results(task: TCTData, clients: str, settings: TCTSettings) -> tuple[list[Result], SecondPhase]:
-    """Trains by every method; returns also TCT's second phase."""
+    """Trains with all four methods on one seed's data; also returns TCT's second phase."""
     rate, accuracy = _on_network("fed_avg", task, settings)
     controlled_rate, controlled = _on_network("scaffold", task, settings)
     fed_avg, quiet = first_phase("fed_avg", task, settings, rate), ft.Evaluation(progress=False)
@@ -191,7 +192,7 @@ def _results(task: TCTData, clients: str, settings: TCTSettings) -> tuple[list[R
 
 
 def run(study: Study) -> lab.Outcome:
-    """Trains by every method, with both kinds of clients and every seed."""
+    """Trains with every method, both kinds of clients and every seed, and compares test accuracies."""
     settings, results, verdicts = study.settings, list[Result](), list[ft.types.Verdict]()
     for seed in study.each_seed():
         for clients, task in _tasks(study, seed):
@@ -216,7 +217,7 @@ def run(study: Study) -> lab.Outcome:
 
 
 def _verdicts(task: TCTData, second: SecondPhase, clients: str, settings: TCTSettings) -> Iterator[ft.types.Verdict]:
-    """Compares the functions of TCT's second phase with the flow; wrong flows must differ."""
+    """Judges whether TCT's second phase equals the flow that predicts it; wrong flows must differ."""
     run, rounds = (second.algorithm, second.data, task.clients), settings.convex_rounds
     compared = ft.compare(*run, num_rounds=rounds, seed=task.seed, evaluation=ft.Evaluation(progress=False), draws=5)
     return (verdict._replace(subject=f"TCT's second phase, {clients}") for verdict in compared.verdicts)
@@ -227,14 +228,14 @@ Places = dict[tuple[str, str], list[Result]]
 
 
 def _leads(by_place: Places, clients: str, method: str) -> np.ndarray:
-    """Returns how far TCT ends above a method, for each seed."""
+    """Computes TCT's last test accuracy minus that of ``method``, for each seed."""
     return np.array(
         [one.last - other.last for one, other in zip(by_place[clients, TCT], by_place[clients, method], strict=True)]
     )
 
 
 def _row(by_place: Places, clients: str, method: str) -> lab.Row:
-    """Returns means over seeds; of rates the geometric one."""
+    """Builds the row of one method and kind of clients: means over seeds, for learning rates geometric ones."""
     of_seeds = by_place[clients, method]
     row = {"clients": clients, "method": method, "rate": float(np.exp(np.mean([np.log(one.rate) for one in of_seeds])))}
     lead = None if method == TCT else lab.interval(_leads(by_place, clients, method))
@@ -243,7 +244,10 @@ def _row(by_place: Places, clients: str, method: str) -> lab.Row:
 
 
 def _claims(by_place: Places) -> Iterator[lab.Claim]:
-    """Judges TCT's lead over FedAvg, how much larger it is under heterogeneity, and its lead over the other methods."""
+    """Judges TCT's lead in accuracy over FedAvg and the other methods.
+
+    It also judges whether the lead over FedAvg is larger with few classes a client than with i.i.d. clients.
+    """
     few, iid = dict.fromkeys(clients for clients, _ in by_place)
     gain, gain_iid = (_leads(by_place, clients, FED_AVG) for clients in (few, iid))
     yield lab.interval(gain).claim_above(f"{few}: TCT is above FedAvg after as many rounds", "by {:+.4f}")
@@ -257,7 +261,7 @@ def _claims(by_place: Places) -> Iterator[lab.Claim]:
 
 
 def _draw(study: Study, by_place: Places) -> None:
-    """Draws test accuracy by round, a panel for each kind of clients."""
+    """Plots test accuracy by round, a panel for each kind of clients."""
     panels: dict[str, dict[str, np.ndarray]] = {}
     for (clients, method), of_seeds in by_place.items():
         panels.setdefault(clients, {})[method] = np.stack([one.accuracy for one in of_seeds])
