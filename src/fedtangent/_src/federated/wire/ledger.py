@@ -46,7 +46,7 @@ def is_floating(leaf: Leaf) -> bool:
 
 
 def dtypes(message: PyTree) -> tuple[np.dtype, np.dtype]:
-    """Returns the widest dtype of a message's floating leaves, and the dtype to compute in: this one, at least float32."""
+    """Returns the widest dtype of a message's floating leaves, and the dtype to compute in (at least float32)."""
     floating = [leaf.dtype for leaf in jax.tree.leaves(message) if is_floating(leaf)]
     widest = jnp.result_type(*floating) if floating else jnp.dtype(jnp.float32)
     return widest, jnp.promote_types(widest, jnp.float32)
