@@ -82,7 +82,7 @@ class Batch:
 
 
 class Leak(NamedTuple):
-    """Result of a search for each of m messages, from the best restart of each."""
+    """Result of an attack on m messages; each one is from the restart with the smallest mismatch."""
 
     x: Float[Array, "m ..."]  # from a Jacobian, [m, B, ...] from a gradient
     labels: Float[Array, "m B C"] | None  # from a gradient: probabilities (cross entropy) or targets (squared error)
@@ -203,10 +203,7 @@ def _weight(messages: Observed, attack: Attack) -> Array:
 
 
 def _limits(attack: Attack) -> Attack:
-    """Returns ``attack`` with default values of the options that the compiled search does not use.
-
-    So attacks that differ only in these options share one compiled program.
-    """
+    """Returns ``attack`` without the options that the search does not use, so that they cause no new compilation."""
     return replace(attack, compare="all", init_scale=1.0, num_restarts=1)
 
 
@@ -216,13 +213,8 @@ def _search(
 ) -> Minimum:
     """Searches for the input behind each message, from each start in turn.
 
-    Args:
-        model: The clients' network.
-        loss: Loss of which the messages are gradients; None if they are Jacobians.
-        attack: Options of the search.
-        params: Parameters of the network.
-        sight: Messages, weights of their entries, and outputs or labels if they are known.
-        starts: Inputs and labels (or None) to start from, restart by restart for each message.
+    Messages (in ``sight``, with the weights of their entries and known outputs or labels) are gradients of ``loss``, or
+    Jacobians if it is None. ``starts`` are inputs and labels, all restarts of a message in a row.
     """
     flat, unravel = ravel_pytree(params)
     restarts = len(starts[0]) // len(sight[0])

@@ -93,7 +93,7 @@ def ssim(
             scikit-image; for images of a side below 14, for the largest odd number up to half the side (3 for 8 x 8).
 
     Raises:
-        ValueError: Shapes do not fit, ``data_range`` is not positive, or the window is even, below 3, or too large.
+        ValueError: The shapes differ, ``data_range`` is not positive, or the window is even, below 3, or too large.
     """
     from skimage.metrics import structural_similarity
 

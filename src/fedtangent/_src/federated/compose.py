@@ -94,7 +94,7 @@ class Parts(NamedTuple):
 
 
 class _Shapes(Protocol):
-    """Returns the shapes of a message and of a broadcast, for clients of at most ``largest`` examples."""
+    """A function that returns the shapes of a message and of a broadcast; clients have at most ``largest`` examples."""
 
     def __call__(self, data: FederatedData, *, largest: int) -> tuple[PyTree, PyTree]: ...
 
@@ -337,7 +337,10 @@ def _check_examples(model: Model, data: FederatedData) -> None:
 
 
 def _step(composed: _Composed, state: State, data: FederatedData, engine: Engine) -> tuple[State, dict[str, PyTree]]:
-    """Computes one round: draw the cohort, broadcast, train, settle the clients' states, update the server, report."""
+    """Computes one round: draws the cohort, trains its slots, and updates the clients' and the server's states.
+
+    Returns the state after the round, and its numbers for the history by name.
+    """
     cohort, schedule_state, poll_report = _draw(composed, state, data, engine)
     acc, trained = _train(composed, state, data, engine, cohort)
     client, memory = _settle(composed, state, cohort, trained)
@@ -356,10 +359,9 @@ def _step(composed: _Composed, state: State, data: FederatedData, engine: Engine
 def _draw(
     composed: _Composed, state: State, data: FederatedData, engine: Engine
 ) -> tuple[Cohort, PyTree, dict[str, Array]]:
-    """Draws the cohort of a round, after polling clients if the schedule asks for it.
+    """Draws the cohort of a round, with its weights, after polling clients if the schedule does so.
 
-    Returns:
-        The cohort with its weights; the schedule's next state; the number of polled clients as ``polled``, if it polls.
+    Returns the cohort, the schedule's next state and, if clients were polled, their number as ``polled``.
     """
     import chex  # here: it is heavy, and needed only when a round is traced
 
@@ -395,16 +397,10 @@ def _train(
 def _train_slot(
     composed: _Composed, expected: PyTree, engine: Engine
 ) -> Callable[[PyTree, Slots], tuple[Slots, PyTree, TrainedSlots]]:
-    """Builds the function that trains one slot, which the engine maps over the cohort.
+    """Builds the function ``((data, state, broadcasts), slot) -> (slot, message, results)``, which trains one slot.
 
-    Args:
-        composed: The parts of the algorithm.
-        expected: Shapes of a message.
-        engine: Mapping of clients onto devices.
-
-    Returns:
-        ``((data, state, broadcasts), slot) -> (slot, message, results)``; the slot's weight is 0 if the server rejects
-        the message.
+    The engine maps it over the cohort. If the server rejects the message, the slot's weight becomes 0. ``expected`` is
+    the shape of a message.
     """
     import chex
 
@@ -434,7 +430,7 @@ def _train_slot(
 def _fetched(data: FederatedData, cohort: Cohort, max_client_size: int) -> tuple[Array, Array] | None:
     """Copies the inputs and targets of every slot's client, [S, max_client_size, ...], once for the whole round.
 
-    Returns None where the copy costs more than it saves: for large cohorts and for clients of very uneven sizes.
+    Returns None if the copy costs more than it saves: for large cohorts and clients of very uneven sizes.
     """
     # A gather from the whole data set costs a CPU microseconds more in every local step than one from a client's rows:
     # XLA divides an operation with a large operand between threads. Not for large cohorts or very uneven clients.
@@ -447,37 +443,28 @@ def _fetched(data: FederatedData, cohort: Cohort, max_client_size: int) -> tuple
 
 
 def _own_view(row: Slots, block: tuple[Array, Array], round_: Array) -> Client:
-    """Returns the ``Client`` of a slot whose examples were copied by ``_fetched``.
-
-    Args:
-        row: The slot.
-        block: Inputs and targets of its client, [max_client_size, ...] each.
-        round_: Number of the round.
-    """
+    """Returns the ``Client`` of a slot whose inputs and targets (``block``) were copied by ``_fetched``."""
     rows = jnp.arange(block[0].shape[0], dtype=jnp.int32)
     data = FederatedData(*block, rows, jnp.stack([jnp.zeros_like(row.size), row.size]))
     return Client(row.client, row.size, rows, data, round_)
 
 
 def _weigh(cohort: Cohort, offsets: Array | np.ndarray, weighting: str) -> Cohort:
-    """Multiplies the cohort's weights by the clients' numbers of examples, or by 1 if ``weighting`` is "uniform".
-
-    Clients without examples get weight 0. ``offsets`` [N + 1] are those of the partition.
-    """
+    """Multiplies the cohort's weights by the clients' numbers of examples ("uniform": by 1, or 0 without examples)."""
     size = offsets[cohort.client + 1] - offsets[cohort.client]
     factor = size > 0 if weighting == "uniform" else size
     return cohort._replace(weight=cohort.weight * factor.astype(cohort.weight.dtype))
 
 
 def _client_weights(composed: _Composed, data: FederatedData) -> Array:
-    """Returns the weight of each client in a mean over all clients, [N]."""
+    """Returns the weight of each of the N clients in a mean over all clients, [N]: its number of examples, or 1."""
     clients = jnp.arange(composed.schedule.num_clients, dtype=jnp.int32)
     everyone = Cohort(clients, jnp.zeros_like(clients), jnp.ones(clients.shape, jnp.float32))
     return _weigh(everyone, data.offsets, composed.parts.weighting).weight
 
 
 def _settle(composed: _Composed, state: State, cohort: Cohort, trained: TrainedSlots) -> tuple[PyTree, PyTree]:
-    """Writes the new states and channel memory of the clients that trained; all other clients keep theirs."""
+    """Writes the new states, and the channel's new memory, of the clients that trained; other clients keep theirs."""
     # Empty and refused slots name a client too: their writes are dropped, so that they cannot overwrite the slot that
     # trains it.
     at = (jnp.where(trained.weight > 0, cohort.model, composed.schedule.num_models), cohort.client)
@@ -487,12 +474,7 @@ def _settle(composed: _Composed, state: State, cohort: Cohort, trained: TrainedS
 
 
 def _heard(composed: _Composed, state: State, cohort: Cohort, trained: TrainedSlots) -> tuple[RoundInfo, Array]:
-    """Counts the messages that the server accepted.
-
-    Returns:
-        For each model [K] its round, accepted weight, number of clients and key; for each slot [S] whether its message
-        was rejected, int32.
-    """
+    """Returns the ``RoundInfo`` of each model [K], and for each slot whether its message was rejected, [S] int32."""
     num_models = composed.schedule.num_models
     weight = jnp.zeros((num_models,), cohort.weight.dtype).at[cohort.model].add(trained.weight)
     count = jnp.zeros((num_models,), jnp.int32).at[cohort.model].add((trained.weight > 0).astype(jnp.int32))

@@ -29,10 +29,9 @@ MOST_DELAY = 1000  # rounds: a server keeps so many models, and one more
 
 
 class Contacted(NamedTuple):
-    """The state of a schedule with faults.
+    """The state of a schedule with faults, around the state of the schedule inside.
 
-    It has the state of the schedule inside, the number of clients that the server contacted in the last round, and the
-    time that the server waited for their answers.
+    It has the number of clients contacted in the last round, and how long the server waited for their answers.
     """
 
     inner: PyTree
@@ -173,14 +172,10 @@ def round_times(schedule: Schedule, key: Key, num_rounds: int) -> Float[Array, "
 def _wrapped(
     schedule: Schedule, num_slots: int, stream: int, pick: Callable[[Key, Cohort, Array], tuple[Cohort, Array]]
 ) -> Schedule:
-    """Returns ``schedule`` with a fault that is applied to every cohort that it draws.
+    """Returns ``schedule`` with a fault applied to every cohort that it draws; cohorts then have ``num_slots`` slots.
 
-    Args:
-        schedule: The schedule without this fault.
-        num_slots: Slots of a cohort after the fault.
-        stream: Number that separates the random draws of this kind of fault from others.
-        pick: ``(key, cohort, waiting time) -> (cohort, waiting time)``: applies the fault, with a new key in each
-            round.
+    ``pick(key, cohort, waiting time) -> (cohort, waiting time)`` applies the fault, with a new key in every round.
+    ``stream`` separates the random numbers of this kind of fault from others.
     """
 
     def init(key: Key) -> Contacted:
@@ -205,7 +200,7 @@ def _wrapped(
 
 
 def _depth(state: PyTree) -> int:
-    """Returns how many faults wrap a schedule already; each fault needs separate random draws."""
+    """Returns how many faults a schedule's state wraps; the number makes the random draws of each fault different."""
     return 1 + _depth(state.inner) if isinstance(state, Contacted) else 0
 
 

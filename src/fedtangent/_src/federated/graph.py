@@ -1,4 +1,4 @@
-"""Connected graphs of clients, and the matrices by which models walk over them or are mixed along them.
+"""Connected graphs of clients, and matrices on them: transition matrices of walks and mixing matrices of models.
 
 Matrices are NumPy arrays in float64, made once before anything is compiled.
 """
@@ -186,7 +186,7 @@ def check_doubly_stochastic(name: str, matrix: Num[np.ndarray, "N N"]) -> None:
 
 
 def _largest_degree(graph: Graph) -> Int[np.ndarray, "N N"]:
-    """Returns the larger degree of each pair of nodes, at least 1, [N, N]."""
+    """Returns for each pair of nodes the larger of their numbers of neighbours, at least 1, [N, N]."""
     return np.maximum(np.maximum.outer(graph.degrees, graph.degrees), 1)
 
 

@@ -129,11 +129,7 @@ def _of_batch(
 ) -> tuple[Int[Array, "batch"], Bool[Array, "batch"]]:
     """Returns the examples of minibatch number ``t`` of an epoch, [batch], and whether each is real, [batch] bool.
 
-    Args:
-        order: The client's examples in the order of this epoch, padding last.
-        t: Number of the minibatch, from 0.
-        batch: Examples of a minibatch.
-        size: Number of the client's real examples.
+    ``order`` has the client's examples in the order of this epoch, padding last; ``size`` of them are real.
     """
     position = t * batch + jnp.arange(batch)
     return order[jnp.minimum(position, order.shape[0] - 1)], position < size
@@ -167,11 +163,9 @@ def drawn_batches(work: Work, key: Key, size: Int[Array, ""], largest: int, most
 
 
 def _all_examples(work: Work, client: Client) -> tuple[tuple[Array, Array, Array], int | Array, Array]:
-    """Returns the arguments of full-batch training on one client.
+    """Returns a client's examples, (inputs, targets, mask), and two numbers of steps for full-batch training.
 
-    Returns:
-        The client's (inputs, targets, mask of real examples); the number of steps that ``work`` asks for, which may be
-        traced; and the number of steps that this client takes, which is 0 if it has no examples.
+    The first is the number that ``work`` asks for, maybe traced; the second is that number, or 0 without examples.
     """
     mask = jnp.arange(client.rows.shape[0]) < client.size
     most = (work.epochs or 0) if work.steps is None else work.steps
@@ -275,10 +269,7 @@ def minimise(
 
 
 def _unapplied(opt_state: PyTree) -> dict[str, Array]:
-    """Returns ``unapplied``, the number of gradients that ``optax.MultiSteps`` has collected and not yet applied.
-
-    The dictionary is empty for optimisers without ``optax.MultiSteps``.
-    """
+    """Returns the number of gradients that ``optax.MultiSteps`` has not yet applied; nothing for other optimisers."""
     accumulates = lambda part: isinstance(part, optax.MultiStepsState)  # noqa: E731
     waiting = [part.mini_step for part in jax.tree.leaves(opt_state, is_leaf=accumulates) if accumulates(part)]
     return {"unapplied": jnp.max(jnp.stack(waiting))} if waiting else {}
@@ -289,26 +280,14 @@ def _info(total_loss: Float[Array, ""], steps: Int[Array, ""]) -> dict[str, Arra
 
 
 def _is_plain(work: Work, problem: LocalProblem) -> bool:
-    """Returns whether training is plain gradient descent on the client's loss, for which ``Model.descend`` can be used.
-
-    That is so without anchor, without tilt and without ``work.differentiable``.
-    """
+    """Returns whether training is gradient descent on the client's loss alone, so that ``Model.descend`` can do it."""
     return not work.differentiable and problem.anchor is None and problem.tilt is None
 
 
 def _descended(
     descend: Descend, loss: Loss, rate: float | Float[Array, ""], work: Work, start: PyTree, client: Client
 ) -> tuple[PyTree, dict[str, Array]]:
-    """Computes the result of ``minimise`` for plain full-batch gradient descent by one call of ``Model.descend``.
-
-    Args:
-        descend: The model's function that takes several gradient steps at once.
-        loss: The loss.
-        rate: Step size.
-        work: Local steps.
-        start: Parameters before the first step.
-        client: The client's examples.
-    """
+    """Returns the result of ``minimise`` for plain full-batch gradient descent, by one call of ``Model.descend``."""
     (x, y, mask), most, total = _all_examples(work, client)
     params, total_loss = descend(start, x, lambda outputs: loss(pytrees.wide(outputs), y, mask), rate, total, most)
     return params, _info(total_loss, total)
@@ -366,10 +345,7 @@ class Answer(Protocol):
 
 
 def proximal(mu: float | Float[Array, ""]) -> Pose:
-    """Builds the ``Pose`` of FedProx: client i minimises ``F_i(w) + mu / 2 |w - broadcast|^2`` from the broadcast.
-
-    For mu = 0 the second term is left out.
-    """
+    """Builds the ``Pose`` of FedProx: minimise ``F_i(w) + mu / 2 |w - broadcast|^2``, starting from the broadcast."""
     if is_zero(mu):
         return lambda broadcast, client_state: LocalProblem(broadcast)
     return lambda broadcast, client_state: LocalProblem(broadcast, anchor=broadcast, prox=mu)

@@ -37,13 +37,13 @@ class Personal(Protocol):
     def __call__(
         self, model: Model, params: PyTree, client_states: PyTree, client: Client, x: Shaped[AnyArray, "m ..."], /
     ) -> Prediction:
-        """Returns the client's prediction.
+        """Returns a client's prediction for inputs.
 
         Args:
             model: The network.
             params: Parameters of the K global models, [K, ...].
             client_states: The client's state for each model, [K, ...].
-            client: The client, with its own examples.
+            client: The client, with its training examples.
             x: Inputs [m, ...].
         """
 

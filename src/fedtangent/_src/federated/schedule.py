@@ -207,7 +207,7 @@ def strata(num_clients: int, num_models: int, num_strata: int, clients_per_strat
         whole("clients_per_stratum", clients_per_stratum, 1, num_clients // num_strata)
 
     def init(key: Key) -> Int32[Array, "Q largest"]:
-        """Returns the members of each stratum, [Q, largest] int32, with -1 in a stratum that is one client short."""
+        """Draws the members of each stratum, [Q, largest] int32; -1 fills up a stratum that is one client short."""
         order = jax.random.permutation(key, num_clients)
         padded = jnp.full((largest * num_strata,), -1).at[:num_clients].set(order)
         return padded.reshape(largest, num_strata).T.astype(jnp.int32)
@@ -273,7 +273,7 @@ def _client_weights(num_clients: int, partition: Partition | None, weighting: st
 
 @partial(jax.jit, static_argnames=("schedule", "num_rounds"))
 def _unroll(schedule: Schedule, key: Key, num_rounds: int) -> Cohort:
-    """Returns the schedule's cohorts of the first ``num_rounds`` rounds, [R, S], from the run's schedule key."""
+    """Draws the schedule's cohorts of the first ``num_rounds`` rounds, [R, S]; ``key`` is the run's schedule key."""
     init_key, sample_key = streams.schedule_keys(key)
 
     def one(state: object, round_: Int[Array, ""]) -> tuple[object, Cohort]:
@@ -440,7 +440,7 @@ def _some_of(num_clients: int, number: int) -> Callable[[Key, Array, Array], Arr
 
 
 def _chances(norms: Float[Array, "N"], expected: int) -> Float[Array, "N"]:
-    """Returns probabilities in proportion to ``norms``, cut at 1, which sum to ``expected`` (Chen et al., eq. 7)."""
+    """Computes probabilities proportional to ``norms``, cut at 1, with the sum ``expected`` (Chen et al., eq. 7)."""
     rising = jnp.sort(norms)
     total = jnp.cumsum(rising)
     share = jnp.arange(1, len(norms) + 1) + expected - len(norms)  # of the l smallest norms, l = 1, .., N
@@ -451,10 +451,7 @@ def _chances(norms: Float[Array, "N"], expected: int) -> Float[Array, "N"]:
 
 
 def _slots_of(num_clients: int, clients_per_round: int | None) -> int:
-    """Returns the number of clients of a round, which is ``num_clients`` if ``clients_per_round`` is None.
-
-    Raises ``ValueError`` for a number outside 1 .. ``num_clients``.
-    """
+    """Returns ``clients_per_round``, or ``num_clients`` if it is None; raises ``ValueError`` if it is out of range."""
     slots = whole("num_clients", num_clients) if clients_per_round is None else clients_per_round
     return whole("clients_per_round", slots, 1, num_clients)
 
@@ -560,7 +557,7 @@ def cumulative(matrix: Float[np.ndarray, "rows columns"]) -> Float32[np.ndarray,
 
 @dataclasses.dataclass(frozen=True)
 class SampledOptions:
-    """Options of schedules in which some of the clients take part."""
+    """The option of schedules in which only some of the clients take part in a round."""
 
     clients_per_round: int | None = None
     """Clients of a round (default: everyone)."""
@@ -568,7 +565,7 @@ class SampledOptions:
 
 @dataclasses.dataclass(frozen=True)
 class EnsembleOptions:
-    """Options of schedules for an ensemble."""
+    """The option of schedules that train an ensemble of models."""
 
     num_models: int = 5
     """Models K of the ensemble."""
@@ -615,7 +612,7 @@ class AssignedOptions(SampledEnsembleOptions):
 
 @dataclasses.dataclass(frozen=True)
 class WalkOptions(GraphOptions, EnsembleOptions):
-    """Options of schedules of random walks."""
+    """Options of the schedule ``random_walk``."""
 
 
 @dataclasses.dataclass(frozen=True)

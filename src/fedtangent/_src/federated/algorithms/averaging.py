@@ -1,4 +1,4 @@
-"""Averages of locally trained models: FedAvg, FedSGD, and Fed-ensemble around any algorithm."""
+"""Algorithms that average locally trained models: FedAvg, FedSGD, and Fed-ensemble around any other algorithm."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def fed_sgd(
     optimizer: Optimizer | None = None,
     averaging: Averaging = Averaging(),
 ) -> Algorithm:
-    """Builds FedSGD: each client sends one full-batch gradient, the server steps (McMahan et al., 2017, section 2).
+    """Builds FedSGD: clients send full-batch gradients, the server steps by the mean (McMahan et al., 2017, section 2).
 
     It is FedAvg with one full-batch local step.
 

@@ -46,7 +46,7 @@ RAISES = "ValueError: Not exactly one of rate and optimiser, or an argument of t
 
 @dataclasses.dataclass(frozen=True)
 class Averaging:
-    """Options of every averaging algorithm: how the clients' messages travel, are weighted and move the server."""
+    """Options of every averaging algorithm: weights and channel of the messages, and the server's step."""
 
     server_learning_rate: Rate | None = None
     """Step size of the server (default: 1, or the algorithm's own)."""
@@ -68,7 +68,7 @@ class Averaging:
     """Bits of masked numbers, 32 or 64, so that the server sees only their sum (default: not masked)."""
 
     def __post_init__(self) -> None:
-        """Raises ``ValueError`` for an option of the wrong type or range."""
+        """Raises ``ValueError`` for options of the wrong type or range, or a rate beside an optimiser of the server."""
         for name, example in (
             ("accept", "of a message, such as faults.finite()"),
             ("personal", "such as parts.weighted_models(loss, gamma)"),
@@ -95,11 +95,7 @@ class Averaging:
             raise ValueError(f"secure_aggregation: got {bits!r}, must be the bits of a masked number, 32 or 64")
 
     def filled(self, **defaults: str | float) -> Averaging:
-        """Returns the options with ``defaults`` in place of the options that are None.
-
-        Args:
-            defaults: The algorithm's default by the name of an option.
-        """
+        """Returns the options with values of ``defaults``, by name of the option, in place of options that are None."""
         if self.server_optimizer is not None:
             defaults.pop("server_learning_rate", None)
         unset = {name: value for name, value in defaults.items() if getattr(self, name) is None}
@@ -222,10 +218,7 @@ def train_and_average(
 
 
 def _followed(training: Training, averaging: Averaging, rule: Mapping[str, object] | str) -> Mapping[str, object] | str:
-    """Returns how theory follows the algorithm: ``rule`` with the loss, optimisers and server rate as further fields.
-
-    If an option has no closed form, returns a sentence that says so instead.
-    """
+    """Returns ``rule`` with the loss, optimisers and server rate as fields, or a sentence why theory cannot follow."""
     if isinstance(rule, str) or not isinstance(rule, Mapping):
         return rule
     if averaging.channel is not None:
@@ -251,7 +244,7 @@ def _followed(training: Training, averaging: Averaging, rule: Mapping[str, objec
 
 
 def check_data(loss: str | Loss, data: types.FederatedData) -> None:
-    """Raises ``ValueError`` for targets that the loss does not take.
+    """Raises ``ValueError`` if the targets are not of the kind that the loss takes (such as signs -1 and 1).
 
     Args:
         loss: Name of a loss, or a function.
@@ -261,15 +254,9 @@ def check_data(loss: str | Loss, data: types.FederatedData) -> None:
 
 
 def _server(name: str, averaging: Averaging, server: Server | Callable[[Rate], Server] | None) -> Server:
-    """Builds the server of an averaging algorithm.
+    """Builds the server: the algorithm's special ``server`` or, if None, one with the user's optimiser or rate.
 
-    Args:
-        name: Name of the algorithm, for error messages.
-        averaging: The user's options, with the rate and the optimiser of the server.
-        server: The algorithm's special server, or a function from the rate to one; None for a server with an optimiser.
-
-    Raises:
-        ValueError: A rate or an optimiser that the special server would ignore.
+    Raises ``ValueError`` for a rate or an optimiser in ``averaging`` that a special server would ignore.
     """
     rate, optimizer = averaging.server_learning_rate, averaging.server_optimizer
     if server is None:

@@ -229,7 +229,7 @@ class Anchoring:
     """Strength of the proximal term (lambda of eq. 12), which holds clients near the broadcast model."""
 
     def check(self) -> None:
-        """Raises ``ValueError`` for values out of range; recipes call it, as importing this file must not start JAX."""
+        """Raises ``ValueError`` for a negative mu or ``first_index``, or a first alpha outside [0, 1]."""
         number("mu", self.mu, at_least=0)
         whole("first_index", self.first_index, 0, MAX_INDEX // 2)
         begin = self.alpha(jnp.int32(self.first_index))

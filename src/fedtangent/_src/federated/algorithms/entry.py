@@ -114,7 +114,7 @@ class RateOptions:
 
 @dataclasses.dataclass(frozen=True)
 class OptimizerOptions:
-    """Options of the clients' optimiser."""
+    """The option of the clients' optimiser."""
 
     client_optimizer: str = "sgd"
     """sgd, momentum (0.9) or adam; its state does not outlive a round."""
@@ -122,7 +122,7 @@ class OptimizerOptions:
 
 @dataclasses.dataclass(frozen=True)
 class WorkOptions:
-    """Options of local training."""
+    """Options of the amount of a client's local training in a round."""
 
     local_steps: int | None = None
     """Local steps T (give this or --local-epochs)."""
@@ -157,10 +157,7 @@ class ChannelOptions:
     """Share of an update's numbers, the smallest, that is set to zero."""
 
     def value(self) -> Channel | None:
-        """Returns the channel, None for a lossless one.
-
-        Raises ``ValueError`` for a ``sparsity`` above 0 together with a ``channel`` that is not lossless.
-        """
+        """Returns the channel, None for a lossless one; raises ``ValueError`` for a sparsity beside another channel."""
         check_sparsity(self.sparsity)
         if self.sparsity > 0 and self.channel != "lossless":
             raise ValueError(f"sparsity: sends by top_k, but channel is {self.channel!r}: give one of the two")
@@ -176,10 +173,7 @@ class AcceptOptions:
     """Reject updates of larger norm, or not finite (inf: only the latter)."""
 
     def value(self) -> Accept | None:
-        """Returns the test that accepts or rejects a message, None if all are accepted.
-
-        Raises ``ValueError`` for a ``max_update_norm`` of 0 or less.
-        """
+        """Returns the server's test of a message, None for no test; raises ``ValueError`` for a norm of 0 or less."""
         if self.max_update_norm is None:
             return None
         if not self.max_update_norm > 0:
@@ -189,7 +183,7 @@ class AcceptOptions:
 
 @dataclasses.dataclass(frozen=True)
 class SecureOptions:
-    """Options of secure aggregation."""
+    """The option of secure aggregation."""
 
     secure_aggregation: bool = False
     """Clients send masked numbers; the server learns the sum only."""
@@ -201,7 +195,7 @@ class SecureOptions:
 
 @dataclasses.dataclass(frozen=True)
 class ServerExamples:
-    """The option that takes examples for FedBE's server from the training set."""
+    """The option of how many training examples FedBE's server holds, without labels."""
 
     server_examples: int = 100
     """Training examples, without labels, that only the server holds."""
@@ -227,7 +221,7 @@ class SharedOptions:
 
 @dataclasses.dataclass(frozen=True)
 class LossOptions:
-    """Options of the loss."""
+    """The option of the loss by which clients train."""
 
     loss: str = "squared_error"
     """squared_error (classes as centred one-hot targets), cross_entropy, exponential or logistic (one output); add
@@ -267,10 +261,9 @@ PREFIXES = {"evolution": "ntk_"}  # prefix of a record's options, by the name of
 
 @dataclasses.dataclass(frozen=True)
 class AlgorithmEntry(Entry):
-    """The entry of an algorithm in the catalogue, from which command line and documentation are made.
+    """The catalogue's entry of an algorithm, from which command line and documentation are made.
 
-    Its ``build`` makes the algorithm from an instance of ``options`` and the arguments that the run supplies
-    (``Supplied``).
+    ``build`` makes the algorithm from an instance of ``options`` and a ``Supplied``.
     """
 
     recipe: Recipe | None = None
@@ -290,7 +283,7 @@ class AlgorithmEntry(Entry):
 
     @property
     def has_base(self) -> bool:
-        """Whether the algorithm is built around another one."""
+        """Whether the recipe has a parameter ``base``: the recipe of an algorithm inside this one."""
         return self.recipe is not None and "base" in inspect.signature(self.recipe).parameters
 
     @property
@@ -376,7 +369,7 @@ def _times(factor: float | Array, rate: Rate) -> Rate:
 
 
 def _refuse_unused(name: str, unused: Sequence[str], averaging: Averaging | None) -> None:
-    """Raises ``ValueError`` for a field of ``averaging`` that has no meaning for the algorithm."""
+    """Raises ``ValueError`` if ``averaging`` sets one of the fields in ``unused``, which algorithm ``name`` ignores."""
     for field in dataclasses.fields(averaging) if averaging is not None else ():
         value = getattr(averaging, field.name)
         if field.name in unused and value != field.default:
@@ -395,10 +388,7 @@ class _Layout:
     extra: type[Any] = NoOptions
 
     def groups(self, function: Recipe) -> list[type[Any]]:
-        """Returns the records whose fields are the recipe's command-line options, one record for each group of options.
-
-        Parameters that are a single option (``plain``) are not among them.
-        """
+        """Returns the records whose fields are command-line options of the recipe, besides the options in ``plain``."""
         takes_base = "base" in _parameters_of(function)
         groups: list[type[Any]] = [BaseOptions] if takes_base else []
         for name, record in self._parameters(function):
@@ -415,13 +405,7 @@ class _Layout:
         return [name for name in names if name not in OF_RUN]
 
     def arguments(self, function: Recipe, chosen: object, supplied: Supplied) -> dict[str, object]:
-        """Returns the arguments, by name, with which to call the recipe.
-
-        Args:
-            function: The recipe.
-            chosen: Record of the chosen command-line options.
-            supplied: Arguments that the run supplies.
-        """
+        """Returns the recipe's arguments by name, made of the chosen options and the run's ``supplied`` arguments."""
         arguments: dict[str, object] = {}
         for name, record in self._parameters(function):
             if record is not None:
@@ -489,13 +473,7 @@ def _plain_options(record: Record, names: tuple[str, ...], prefix: str) -> type[
 
 
 def _value(name: str, chosen: object, supplied: Supplied) -> object:
-    """Returns the value of a parameter, or a field, that takes several options or that the run supplies.
-
-    Args:
-        name: Name of the parameter or field.
-        chosen: Record of the chosen command-line options.
-        supplied: Arguments that the run supplies.
-    """
+    """Returns the value of a parameter that takes several of the ``chosen`` options, or that the run supplies."""
     if name == "pool_size":
         return _pool_size(chosen, supplied)
     if name in OF_RUN:
@@ -583,12 +561,7 @@ def entry_of_function(name: str, function: Recipe) -> AlgorithmEntry:
 
 
 def _take_optimizer(name: str, arguments: dict[str, Any]) -> None:
-    """Replaces the learning rate in ``arguments`` by an optax optimiser with that rate, unless the user chose SGD.
-
-    Args:
-        name: Name of the optimiser's argument, ``client_optimizer`` or ``optimizer``.
-        arguments: The recipe's arguments, which are changed.
-    """
+    """Replaces the rate in ``arguments`` by an optax optimiser at this rate, unless the optimiser ``name`` is "sgd"."""
     optimizer = choice("client_optimizer", arguments.pop(name), ("sgd", *OPTIMIZERS))
     if optimizer == "sgd":
         return

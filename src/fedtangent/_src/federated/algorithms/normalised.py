@@ -1,6 +1,6 @@
-"""FedNova: averages updates divided by the clients' local steps, so that clients with more steps weigh no more.
+"""FedNova: the server averages updates divided by the clients' local steps, so that more steps give no more weight.
 
-The local optimisers must be linear in the gradients, as SGD and momentum are (``optimizers``).
+The clients' optimisers must be linear in the gradients, as SGD and momentum are (``optimizers``).
 """
 
 from __future__ import annotations

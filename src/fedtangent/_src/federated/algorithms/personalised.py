@@ -1,4 +1,4 @@
-"""Algorithms whose clients keep separate models, or parts of models."""
+"""Algorithms whose clients keep models, or parts of models, for themselves: Ditto, LG-FedAvg and local training."""
 
 from __future__ import annotations
 
@@ -88,12 +88,9 @@ def ditto(
 def _with_personal_model(
     train: Local, model: Model, loss: Loss, optimizer: Optimizer, work: Work, mu: float | Array
 ) -> Local:
-    """Returns ``train`` followed by steps on a personal model, the client's state, with a pull to the broadcast model.
+    """Returns ``train`` followed by training of a personal model, the client's state, with a pull to the broadcast.
 
-    Args:
-        train: Local training of the global model.
-        model, loss, optimizer, work: Network, loss, optimiser and steps of the personal model.
-        mu: Strength of the pull.
+    The personal model takes the steps ``work`` with ``optimizer``; ``mu`` is the strength of the pull.
     """
 
     def update(
@@ -280,10 +277,7 @@ def local_only(
 
 
 def _mean_of_clients(model: Model, models: PyTree, x: Shaped[AnyArray, "n ..."]) -> Float[Array, "n C"]:
-    """Returns the mean of the N clients' predictions, [n, C]; ``models`` are their parameters, [N, ...].
-
-    One client is computed at a time.
-    """
+    """Returns the mean prediction [n, C] of the N clients' models [N, ...], computed one client at a time."""
     num_clients = jax.tree.leaves(models)[0].shape[0]
     nothing = pytrees.accumulator(jax.eval_shape(model.apply, pytrees.take(models, 0), x))
     if targets_of(model.loss) != "classes":

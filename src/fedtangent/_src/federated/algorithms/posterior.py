@@ -50,7 +50,7 @@ def clients_of(params: PyTree, sent: Stacked) -> Clients:
 
 
 def no_clients(params: PyTree, places: int) -> Clients:
-    """Returns ``Clients`` of M empty places: copies of ``params`` with weight 0 and client -1.
+    """Returns ``Clients`` without any client: M empty places with copies of ``params``, weight 0 and client -1.
 
     Args:
         params: Parameters of the global model.

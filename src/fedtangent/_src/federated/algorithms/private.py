@@ -170,10 +170,7 @@ def noisy(server: Server, deviation: float | Array) -> Server:
 
 
 def _fixed_mean(count: float | Array) -> Aggregate:
-    """Builds the aggregate that divides the weighted sum of a model's messages by ``count``, a fixed number.
-
-    It is the estimator f_f of McMahan et al., 2018.
-    """
+    """Builds the aggregate that divides the weighted sum of a model's messages by the fixed number ``count``."""
 
     def finish(acc: PyTree) -> PyTree:
         return pytrees.scale(1 / count, acc.total)

@@ -142,11 +142,11 @@ def cp_ntk_fl(
 
 
 def of_loss(evolution: Evolution, loss: str | None) -> Evolution:
-    """Returns the options of the evolution with another loss.
+    """Returns ``evolution`` with its loss replaced by another.
 
     Args:
         evolution: Options of the evolution.
-        loss: Name of the loss; None for the loss of ``evolution``.
+        loss: Name of the loss; None to keep the loss of ``evolution``.
     """
     return evolution if loss is None else dataclasses.replace(evolution, loss=loss)
 

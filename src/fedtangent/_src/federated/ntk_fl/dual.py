@@ -136,10 +136,7 @@ def descend_dual(
 
 
 def chebyshev_degree(time: int) -> int:
-    """Returns the degree of the Chebyshev series for ``time`` steps of any stable size.
-
-    Its truncation error is at most a tenth of ``CUT``.
-    """
+    """Returns a degree of the Chebyshev series that is large enough for ``time`` steps of any stable size."""
     return min(time - 1, math.ceil(math.sqrt(2 * time * math.log(20 / CUT))))
 
 
@@ -347,10 +344,7 @@ def _flat_product(kernel: Array) -> Product:
 
 
 def _by_eigh(kernel: Array | None, residual: Array, times: tuple[int, ...]) -> tuple[Array, Dual]:
-    """Returns the largest eigenvalue of a kernel, and the function that computes the dual by eigendecomposition.
-
-    The kernel is H [n, n] or the whole one [n C, n C].
-    """
+    """Returns a kernel's largest eigenvalue, and the function that computes the dual by eigendecomposition."""
     assert kernel is not None
     eigenvalues, vectors = jnp.linalg.eigh(kernel)
 

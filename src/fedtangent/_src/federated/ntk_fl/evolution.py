@@ -79,25 +79,27 @@ def ntk_evolve(
         learning_rate: eta of the descent, positive; may be traced.
         evolution: Times, kernel, method and loss of the evolution.
         validation: Examples x [m, ...] and y [m, C] (or labels as above) at the server, by whose loss the time is
-            chosen; None: by the loss on the pooled examples (11a).
+            chosen; None: by the loss on the pooled examples (eq. 11a).
 
     Returns:
         The new parameters in their dtype, and ``info`` with
 
         - ``time`` [] int32: the chosen number of steps (0 if none);
-        - ``losses`` [Psi]: of the real network at every candidate (infinite if not finite, NaN after the end of the
-          search);
-        - ``loss_before`` [], and ``learning_rate`` [] taken;
+        - ``losses`` [Psi]: loss of the real network after each of the Psi ``times`` (infinite if not finite, NaN after
+          the end of the search);
+        - ``loss_before`` [] the round, and ``learning_rate`` [] taken;
         - ``status``: 0 fine, 1 every candidate diverged, 2 no examples, 3 refused; with 1 to 3 the parameters are kept;
         - ``refused`` [] bool, ``lambda_max`` [] of the kernel in use, and ``stable_learning_rate`` [] = 2 N C /
           lambda_max (for the cross entropy 4 N / lambda_max);
         - ``products`` [] int32: number of products with the kernel;
-        - ``kernel_error`` [] = |Theta - H (x) I| / |Theta| in Frobenius norm (estimated by 16 fixed random probes if n
-          C > 1024), and ``function_gap`` []: the relative difference, on the pooled examples, between the linearised
-          network at the chosen weights and the function that the kernel in use predicts. Both are 0 in exact mode.
+        - ``kernel_error`` [] = |Theta - H (x) I| / |Theta| of the averaged kernel H, in Frobenius norm (estimated by
+          random probes if n C > 1024), and ``function_gap`` []: the relative difference, on the pooled examples,
+          between the linearised network at the chosen weights and the function that the kernel in use predicts. Both
+          are 0 in exact mode.
 
     Raises:
-        ValueError: No 64-bit mode, or a bad argument, which the message names.
+        ValueError: JAX is not in 64-bit mode, an argument has a wrong shape or range, or ``unstable`` is "stop" and
+            the learning rate is above the largest stable one.
     """
     validation = held_out(validation, evolution.loss, model, examples.x)
     if evolution.loss == "cross_entropy":
@@ -263,10 +265,7 @@ def _errors(pool: Pool, tangent: Tangent, dynamics: Dynamics, chosen: Array, tog
 
 
 def _kernel_error(pool: Pool, tangent: Tangent, dynamics: Dynamics, together: int) -> Array:
-    """Returns the relative error ``|Theta - H (x) I| / |Theta|`` of the averaged kernel H, in Frobenius norm.
-
-    It uses ``|Theta|^2 = |Theta - H (x) I|^2 + C |H|^2``.
-    """
+    """Computes the relative error ``|Theta - H (x) I| / |Theta|`` of the averaged kernel H, in Frobenius norm."""
     n, outputs = pool.y.shape
     matrix = dynamics.matrix
     if outputs == 1:

@@ -93,7 +93,7 @@ def extrapolated(nodes: Nodes, time: Array) -> Array:
 
 
 class _Descent(NamedTuple):
-    """The state of the descent between two stretches of steps; examples are on the last axis, which is twice as fast."""
+    """The state of the descent between two stretches of steps; the last axis is examples, which is twice as fast."""
 
     time: Array  # [] int32
     dual: Array  # R' [columns, rows]
@@ -170,7 +170,7 @@ def multirate_dual(
 
 
 def _next_length(length: Array, off: Array, is_accurate: Array, now: _Descent) -> Array:
-    """Returns the number of steps of the next stretch, from the polynomial's error ``off`` at the end of this one.
+    """Returns the number of steps of the next stretch, chosen by the polynomial's error ``off`` at the end of this one.
 
     It is odd: outputs that swing from step to step show only at odd distances.
     """

@@ -152,7 +152,7 @@ class Evolution:
 
 
 def _times(times: Any) -> tuple[int, ...]:
-    """Returns the candidate numbers of steps; raises ``ValueError`` unless they increase from at least 1."""
+    """Checks ``Evolution.times`` and returns it as ints; raises ``ValueError`` unless it increases from at least 1."""
     steps = tuple(times) if np.ndim(times) == 1 else ()
     if not steps or not all(map(_is_count, steps)) or any(a >= b for a, b in itertools.pairwise(steps)):
         raise ValueError(
@@ -162,7 +162,7 @@ def _times(times: Any) -> tuple[int, ...]:
 
 
 def _is_count(value: Any) -> bool:
-    """Returns whether a number is whole, and from 1 to 2^31 - 1, because loops count in 32 bits."""
+    """Returns whether a value is a whole number from 1 to 2^31 - 1, the most that a compiled loop can count."""
     return np.asarray(value).dtype.kind in "iuf" and 1 <= value <= MAX_INDEX and int(value) == value
 
 

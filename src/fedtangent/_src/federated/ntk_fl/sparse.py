@@ -69,17 +69,17 @@ def sparse_linearise(sparsity: float, *, value_bits: int | None = None, dtype: D
 
 
 class Keep(NamedTuple):
-    """The rule by which entries of a Jacobian are kept, and their bits on the wire."""
+    """The rule by which a Jacobian is sparsified: the share of its entries set to 0, and the bits of the others."""
 
     sparsity: float  # share of an example's C P numbers that is set to zero
     value_bits: int | None  # bits of a kept number: sign, 8 bits of exponent, mantissa; None: the bits of the dtype
 
     def of(self, entries: Array, at: Array) -> Array:
-        """Returns the entries that are kept, rounded as on the wire; the others are 0.
+        """Sets entries below a magnitude to zero, and rounds the others to ``value_bits`` bits.
 
         Args:
-            entries: Entries [n, ...].
-            at: Magnitudes from which entries are kept, [n].
+            entries: Entries of the Jacobians of n examples, [n, ...].
+            at: Smallest magnitude that is kept for each example, [n].
         """
         reach = jnp.abs(entries) >= at.reshape((-1,) + (1,) * (entries.ndim - 1))
         return sparsify.rounded(jnp.where(reach, entries, 0), self.value_bits)
@@ -96,12 +96,9 @@ class _DensePart(NamedTuple):
 
 
 def _dense_tangent(layers: list[_DensePart], outputs: Array, keep: Keep) -> Tangent:
-    """Returns the linearisation of a dense network with sparsified Jacobians, as functions (``Tangent``).
+    """Returns the linearisation of a dense network with sparsified Jacobians; ``layers`` are the Jacobian's factors.
 
-    Args:
-        layers: Factors of each layer's Jacobian.
-        outputs: Outputs of the network, [n, C] float64.
-        keep: Which entries are kept.
+    ``outputs`` [n, C] are the network's outputs in float64; ``keep`` says which entries of the Jacobian are kept.
     """
     num_outputs = outputs.shape[1]
     keep_largest = functools.partial(keep.of, at=_thresholds(layers, num_outputs, keep.sparsity))
@@ -158,7 +155,7 @@ class _Hidden(NamedTuple):
         return self.kept(self.inputs[:, None, :, None] * signals[:, :, None, :])
 
     def _sum(self, one: Callable[[Array], Array], size: int) -> Array:
-        """Returns the sum of ``A A'`` over groups, in float64; ``one`` makes A [size, ...] from a group's signals."""
+        """Returns the sum of ``A A'`` over groups of units, in float64; ``one`` makes a group's A [size, ...]."""
 
         def add(total: Array, signals: Array) -> tuple[Array, None]:
             return _add_square(total, one(signals)), None
@@ -166,18 +163,18 @@ class _Hidden(NamedTuple):
         return _mirrored(jax.lax.scan(add, jnp.zeros((size, size), jnp.float64), self.signals)[0])
 
     def gram(self) -> Array:
-        """Returns this layer's part of the kernel, [n, n], summed over outputs."""
+        """Returns the kernel of this layer's weights between all examples, [n, n], summed over outputs."""
         n = self.inputs.shape[0]
         return self._sum(lambda signals: self.entries(signals).reshape((n, -1)), n)
 
     def whole(self) -> Array:
-        """Returns this layer's part of the whole kernel, [n C, n C]."""
+        """Returns the kernel of this layer's weights between all examples and outputs, [n C, n C]."""
         rows = self.inputs.shape[0] * self.signals.shape[2]
         inputs = self.inputs.shape[1] * self.signals.shape[3]
         return self._sum(lambda signals: self.entries(signals).reshape((rows, inputs)), rows)
 
     def push(self, change: Array) -> Array:
-        """Returns the change of the outputs [n, C] for a change of the weights [U, V]."""
+        """Multiplies by the Jacobian: returns the change of the outputs [n, C] for a change of the weights [U, V]."""
         groups, _, _, size = self.signals.shape
         padded = jnp.pad(change, ((0, 0), (0, groups * size - self.units)))
         parts = padded.reshape((-1, groups, size)).transpose(1, 0, 2)
@@ -189,7 +186,7 @@ class _Hidden(NamedTuple):
         return jax.lax.scan(add, start, (self.signals, parts))[0]
 
     def pull(self, residual: Array) -> Array:
-        """Returns the transpose of ``push``: [n, C] -> [U, V]."""
+        """Multiplies by the transposed Jacobian: returns a change of the weights [U, V] for a residual [n, C]."""
         groups = jax.lax.map(
             lambda signals: jnp.einsum("nkug,nk->ug", _wide(self.entries(signals)), residual), self.signals
         )
@@ -233,7 +230,7 @@ def _thresholds(layers: list[_DensePart], num_outputs: int, sparsity: float) -> 
 
 
 def _num_weights(layer: _DensePart, num_outputs: int) -> int:
-    """Returns the number of weights and biases of a layer."""
+    """Returns the number of weights and biases of a layer (``num_outputs`` counts the units of the last layer)."""
     units = num_outputs if layer.signals is None else layer.signals.shape[2]
     return units * (layer.inputs.shape[1] + (layer.bias is not None))
 
@@ -262,7 +259,7 @@ def _search(layers: list[_DensePart], num_outputs: int, k: int) -> Array:
 
 
 def _add_square(total: Array, rows: Array) -> Array:
-    """Adds ``A A'`` (A is ``rows``) to ``total``, on and below the diagonal blocks; entries above them are arbitrary."""
+    """Adds ``A A'``, A = ``rows``, to ``total`` on and below the diagonal blocks; entries above them are arbitrary."""
     n = rows.shape[0]
     block = _rows_a_block(n)
     for start in range(0, n, block):
@@ -277,7 +274,7 @@ def _rows_a_block(n: int) -> int:
 
 
 def _mirrored(lower: Array) -> Array:
-    """Returns the symmetric matrix whose lower part ``_add_square`` computed."""
+    """Completes the lower triangle, which ``_add_square`` computed, to a symmetric matrix."""
     return jnp.tril(lower) + jnp.tril(lower, -1).T
 
 

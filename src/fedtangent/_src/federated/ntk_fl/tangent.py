@@ -1,4 +1,4 @@
-"""The network linearised at its weights, on the pooled examples of a cohort, as NTK-FL evolves it."""
+"""The linearised network on the pooled examples of a cohort, as functions that NTK-FL's evolution calls."""
 
 from __future__ import annotations
 

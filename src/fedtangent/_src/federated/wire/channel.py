@@ -33,10 +33,9 @@ class Unsent(NamedTuple):
 
 
 class Stage(NamedTuple):
-    """A stage of a channel, which leaves out or rounds numbers of a message.
+    """A stage of a channel: it leaves out or rounds numbers of a message (``apply``) and changes its size (``code``).
 
-    ``apply`` does so to the numbers, ``code`` computes the size of the encoded message after it, and ``clips`` says
-    whether it scales the numbers down (None for a stage that never does).
+    ``clips`` says whether it scales the numbers down; None for a stage that never does.
     """
 
     apply: Callable[[Key, Unsent], Unsent]
@@ -47,7 +46,7 @@ class Stage(NamedTuple):
 def _coded(stages: tuple[Stage, ...], key: Key, message: PyTree) -> tuple[list[Unsent], Callable[[Array], PyTree]]:
     """Flattens the floating leaves of ``message`` into one vector and passes it through the stages in order.
 
-    Stage j draws from ``fold_in(key, j)``.
+    Stage j draws its random numbers from ``fold_in(key, j)``.
 
     Returns:
         The numbers before the first stage and after each stage; the function that restores the leaves from a vector.
@@ -88,7 +87,7 @@ def _uplink(stages: tuple[Stage, ...], message: PyTree, broadcast: PyTree) -> tu
 
 
 def _staged(*stages: Stage) -> Channel:
-    """Builds the channel that codes the whole message with these stages, one after another."""
+    """Builds a channel from stages, which are applied to a whole message one after another."""
     part = functools.partial
     return Channel(send=part(_send, stages), uplink=part(_uplink, stages), report=part(_report, stages))
 
@@ -99,12 +98,7 @@ def lossless() -> Channel:
 
 
 def as_is(uplink: Callable[[PyTree, PyTree], tuple[int, int]]) -> Channel:
-    """Builds the channel that sends messages unchanged and is charged the bytes that ``uplink`` counts.
-
-    Args:
-        uplink: Function from the shapes of a message and of the broadcast to the bytes of a message and the additional
-            bytes for each example of its client.
-    """
+    """Builds the channel that sends messages unchanged and charges the bytes that ``uplink`` counts (``Uplink``)."""
     return Channel(send=lambda key, message, memory: (message, memory), uplink=uplink)
 
 
@@ -158,11 +152,11 @@ def chain(*channels: Channel) -> Channel:
 def with_error_feedback(channel: Channel) -> Channel:
     """Builds the channel that adds to a client's next message the numbers that ``channel`` left out.
 
-    With ``p = message + memory`` a client sends ``C(p)`` and keeps ``p - C(p)`` (Stich et al., 2018, algorithm 1;
-    Karimireddy et al., 2019, algorithm 1). The memory is kept per model and client, and stays while a client is absent
-    or rejected. It costs no bytes. Use it with compressors whose error is shorter than the message (``top_k``,
-    ``random_k`` without rescaling, quantisers with many levels): with others the memory grows without bound. Leaves
-    that are not floating are sent unchanged.
+    A client sends ``p = message + memory`` through ``channel``, which makes C(p) of it, and keeps ``p - C(p)`` as
+    memory (Stich et al., 2018, algorithm 1; Karimireddy et al., 2019, algorithm 1). The memory is kept per model and
+    client, and stays while a client is absent or rejected. It costs no bytes. Use it with compressors whose error is
+    shorter than the message (``top_k``, ``random_k`` without rescaling, quantisers with many levels): with others the
+    memory grows without bound. Leaves that are not floating are sent unchanged.
     """
 
     def init(message: PyTree) -> PyTree:

@@ -66,7 +66,7 @@ class KeyFile(NamedTuple):
 
     @property
     def digest(self) -> str:
-        """Salted SHA-256 of the seed, with the salt; it tells seeds apart without revealing them."""
+        """Salted SHA-256 of the seed, as "salt:hash" in hexadecimal; it tells seeds apart without revealing them."""
         hashed = hashlib.sha256(b"fedtangent projection seed" + self.salt + self.seed.reveal()).hexdigest()
         return f"{self.salt.hex()}:{hashed[:32]}"
 

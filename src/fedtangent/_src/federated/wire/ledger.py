@@ -31,7 +31,7 @@ SEALED_BYTES = 32 + 48  # a seed of 32 bytes with the one-time public key and th
 
 
 class Code(NamedTuple):
-    """The size of an encoded message; ``bits`` None stands for the bits of the leaves' dtypes."""
+    """The size of an encoded message; ``bits`` is None if numbers are sent in the dtypes of their leaves."""
 
     numbers: int  # k, how many numbers are sent
     places: int  # P, the number of places from which the k are chosen
@@ -41,7 +41,7 @@ class Code(NamedTuple):
 
 
 def is_floating(leaf: Leaf) -> bool:
-    """Returns whether a leaf of a message holds floating numbers, which a channel codes."""
+    """Returns whether a leaf of a message has a floating dtype; channels compress only such leaves."""
     return not pytrees.is_key(leaf) and jnp.issubdtype(leaf.dtype, jnp.floating)
 
 
@@ -53,16 +53,16 @@ def dtypes(message: PyTree) -> tuple[np.dtype, np.dtype]:
 
 
 def _place_bits(numbers: int, places: int) -> int:
-    """Returns the bits that say which ``numbers`` of ``places`` are sent: indices or a bitmap, whichever is smaller."""
+    """Returns the bits that encode which ``numbers`` of ``places`` are sent, by indices or a bitmap; 0 if all are."""
     return 0 if numbers == places else min(numbers * math.ceil(math.log2(places)), places)
 
 
 def message_bytes(message: PyTree, codes: Iterable[Callable[[Code], Code]] = ()) -> int:
-    """Returns the bytes of a message after coding.
+    """Returns the bytes of a message after the stages of a channel.
 
     Args:
         message: Shapes of the message.
-        codes: The effect of each stage of coding on a ``Code``, in order.
+        codes: For each stage, in order, the function from the ``Code`` before it to the ``Code`` after it.
     """
     floating = [leaf for leaf in jax.tree.leaves(message) if is_floating(leaf)]
     plain, total = pytrees.num_bytes(floating), pytrees.size(floating)

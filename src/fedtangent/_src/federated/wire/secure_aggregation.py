@@ -64,12 +64,9 @@ def secured(server: Server, slots_per_model: int, *, bits: int = 32) -> tuple[Ag
 
 
 def masked_numbers(bits: int = 32) -> Channel:
-    """Builds the channel of secure aggregation, which sends messages unchanged and is charged their masked form.
+    """Builds the channel that charges the bytes of masked messages; ``secured`` simulates the masking at the server.
 
-    The masking itself is simulated at the server (``secured``).
-
-    Raises:
-        ValueError: Bits other than 32 and 64, or 64 bits without JAX's 64-bit mode.
+    Raises ``ValueError`` for bits other than 32 and 64, or for 64 bits without JAX's 64-bit mode.
     """
     _check_bits(bits)
     return as_is(lambda message, broadcast: (ledger.masked_bytes(message, bits), 0))

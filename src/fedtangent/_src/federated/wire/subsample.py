@@ -1,4 +1,4 @@
-"""Clients that use a part of their examples in each round."""
+"""Subsampling: clients use only a part of their examples in each round."""
 
 from __future__ import annotations
 
