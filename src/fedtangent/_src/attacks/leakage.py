@@ -192,7 +192,7 @@ def _check_shape(model: Model, params: PyTree, shape: tuple[int, ...]) -> None:
 
 
 def _relative(guess: Array, message: Array, weight: Array) -> Float[Array, ""]:
-    """Computes ``|guess - message|^2 / |message|^2``, a scalar, over the entries whose ``weight`` is 1 and not 0."""
+    """Computes ``|guess - message|^2 / |message|^2``, a scalar, over the entries with weight 1 (the others have 0)."""
     scale = pytrees.magnitude(weight * message)
     square = jnp.sum(weight * (message / scale) ** 2)
     return jnp.sum(weight * ((guess - message) / scale) ** 2) / jnp.maximum(square, jnp.finfo(guess).tiny)

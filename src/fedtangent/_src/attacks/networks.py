@@ -1,4 +1,4 @@
-"""The network of the deep-leakage paper, and the structural similarity of images."""
+"""The LeNet of the deep-leakage paper (Zhu et al., 2019), and the structural similarity (SSIM) of images."""
 
 from __future__ import annotations
 

@@ -354,7 +354,7 @@ def proximal(mu: float | Float[Array, ""]) -> Pose:
 def difference(
     broadcast: PyTree, client_state: PyTree, params: PyTree, steps: Int[Array, ""], client: Client
 ) -> tuple[PyTree, PyTree]:
-    """Returns the message ``broadcast - params``, and the client's state unchanged.
+    """Returns FedAvg's message ``broadcast - params``, and the client's state unchanged (an ``Answer``).
 
     Args:
         broadcast: Parameters that the server sent.

@@ -51,11 +51,10 @@ class Personal(Protocol):
 def mean_of_models(model: Model, params: PyTree, x: Shaped[AnyArray, "n ..."]) -> Prediction:
     """Returns the uniform average of the K models' predictions (FE-2024, eq. 2), and each model's outputs.
 
-    If ``model.loss`` is a loss of classes, probabilities are averaged, else outputs (``losses.mean_prediction``). In
-    the model of an algorithm, ``model.loss`` is the loss by which the algorithm trains.
+    If ``model.loss`` is a loss of class labels, probabilities are averaged, else outputs (``losses.mean_prediction``).
 
     Args:
-        model: The network.
+        model: The network, whose ``loss`` is the one by which it was trained.
         params: Parameters of the K models, [K, ...].
         x: Inputs [n, ...].
     """

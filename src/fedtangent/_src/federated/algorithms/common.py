@@ -150,8 +150,8 @@ class AveragingParts(NamedTuple):
     """The parts in which an averaging algorithm differs from FedAvg.
 
     Attributes:
-        server: Another server than one that steps with an optimiser (None). A function builds it from the user's server
-            rate; a ``Server`` takes no rate.
+        server: The algorithm's special server, or a function that builds it from the server's learning rate; None for a
+            server that steps with an optimiser.
         local: The clients' local problem and message.
         around: Wraps local training in further work of the client, such as training a second model.
         parts: Further parts of the composition, such as a channel.

@@ -70,9 +70,9 @@ class Dynamic(NamedTuple):
 
 
 def _dynamic_server(mu: float | Array, num_clients: int, rate: Rate) -> Server:
-    """Builds FedDyn's server, ``h += mu |P| / N d`` and then ``w -= rate (d + h / mu)``.
+    """Builds FedDyn's server, ``h += mu |P| / N d`` and then ``w -= rate (d + h / mu)``, for a model w with correction h.
 
-    w is the model, h its correction, P the participants of the N clients, and d their mean update.
+    d is the mean update of the participants P, of N clients.
     """
 
     def update(state: Dynamic, d: PyTree, info: RoundInfo) -> tuple[Dynamic, dict[str, Array]]:
@@ -245,9 +245,10 @@ class Anchored(NamedTuple):
 
 
 def _anchored_server(anchoring: Anchoring, rate: Rate) -> Server:
-    """Builds the server ``w <- (1 - alpha) w_start + alpha (w - rate d)``, where d is the mean update of the clients.
+    """Builds the server of Modified Local-GD, which pulls the model w back to w_start, its value at the run's start.
 
-    alpha is ``anchoring.alpha`` at the round plus ``first_index``.
+    It takes ``w <- (1 - alpha) w_start + alpha (w - rate d)``, with d the clients' mean update; alpha is
+    ``anchoring.alpha`` of the round plus ``first_index``.
     """
 
     def update(state: Anchored, d: PyTree, info: RoundInfo) -> tuple[Anchored, dict[str, Array]]:

@@ -173,7 +173,10 @@ class AcceptOptions:
     """Reject updates of larger norm, or not finite (inf: only the latter)."""
 
     def value(self) -> Accept | None:
-        """Returns the server's test of a message, None for no test; raises ``ValueError`` for a norm of 0 or less."""
+        """Returns the test by which the server accepts a message, or None to accept all.
+
+        Raises ``ValueError`` for a ``max_update_norm`` of 0 or less.
+        """
         if self.max_update_norm is None:
             return None
         if not self.max_update_norm > 0:
@@ -571,7 +574,7 @@ def _take_optimizer(name: str, arguments: dict[str, Any]) -> None:
 
 
 def _pool_size(chosen: object, supplied: Supplied) -> int | None:
-    """Returns the largest number of examples that one model can pool in a round; None if the clients are unknown."""
+    """Returns the most examples that a server can pool for one model in a round; None without ``supplied.clients``."""
     if supplied.clients is None:
         return None
     return largest_sample(supplied.clients, supplied.schedule.largest_cohort, getattr(chosen, "beta", 1.0))

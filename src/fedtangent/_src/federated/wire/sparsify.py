@@ -50,9 +50,10 @@ def rounded(values: Array, bits: int | None) -> Array:
 
 
 def threshold_of(count: Count, largest: Array, k: int) -> Array:
-    """Computes for each of b examples the threshold that its k entries of largest magnitude reach, and no others, [b].
+    """Computes for each of b examples a threshold that keeps its k entries of largest magnitude, [b].
 
-    Entries whose magnitude equals the k-th reach it too. The threshold is 0 if fewer than k entries are nonzero.
+    The kept entries are those of at least this magnitude; ties with the k-th are kept too. The threshold is 0 if fewer
+    than k entries are nonzero.
 
     Args:
         count: Function from thresholds [b] to the number of entries of each example of at least that magnitude.
