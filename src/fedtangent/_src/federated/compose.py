@@ -210,7 +210,7 @@ POLLS = (  # why theory has no closed form
 
 
 def _check_poll(name: str, poll: Poll, parts: Parts) -> None:
-    """Raises ``ValueError`` if ``schedule`` polls clients (``Poll``) and the algorithm cannot use their answers.
+    """Raises ``ValueError`` if the algorithm ``name``, with these parts, cannot use the answers of polled clients.
 
     Clients answer about the global models, so the algorithm must predict with these. A poll with ``inverse_weights``
     also needs an algorithm that averages by weights.

@@ -70,7 +70,7 @@ class Dynamic(NamedTuple):
 
 
 def _dynamic_server(mu: float | Array, num_clients: int, rate: Rate) -> Server:
-    """Builds FedDyn's server, ``h += mu |P| / N d`` and then ``w -= rate (d + h / mu)``, for a model w with correction h.
+    """Builds FedDyn's server for a model w with correction h: ``h += mu |P| / N d``, then ``w -= rate (d + h / mu)``.
 
     d is the mean update of the participants P, of N clients.
     """

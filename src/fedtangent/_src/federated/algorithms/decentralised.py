@@ -334,6 +334,6 @@ def _mix(matrix: Array, present: Array, params: PyTree) -> PyTree:
 
 
 def _between_clients(cost: Cost, messages: float) -> Cost:
-    """Returns the cost without a server, if a client sends ``messages`` messages to other clients in each round."""
+    """Returns ``cost`` for clients that send each other ``messages`` messages in a round, and receive no broadcast."""
     uplink, per_example = (int(np.ceil(messages * num_bytes)) for num_bytes in cost[:2])
     return cost._replace(uplink=uplink, uplink_per_example=per_example, downlink=0)

@@ -471,7 +471,10 @@ def _parameters_of(function: Recipe) -> Mapping[str, inspect.Parameter]:
 
 @functools.cache
 def _plain_options(record: Record, names: tuple[str, ...], prefix: str) -> type[Any]:
-    """Returns a dataclass of options for the fields ``names`` of a record, with the record's values as defaults."""
+    """Returns a dataclass of options for the fields ``names`` of a record, with its values as defaults.
+
+    ``prefix`` comes before the names of the options.
+    """
     return options_of_record(f"{type(record).__name__}Options", record, names, prefix)
 
 
@@ -564,7 +567,10 @@ def entry_of_function(name: str, function: Recipe) -> AlgorithmEntry:
 
 
 def _take_optimizer(name: str, arguments: dict[str, Any]) -> None:
-    """Replaces the rate in ``arguments`` by an optax optimiser at this rate, unless the optimiser ``name`` is "sgd"."""
+    """Replaces the rate in ``arguments`` by an optax optimiser at this rate, unless the optimiser is "sgd".
+
+    ``name`` is the name of the optimiser's argument.
+    """
     optimizer = choice("client_optimizer", arguments.pop(name), ("sgd", *OPTIMIZERS))
     if optimizer == "sgd":
         return

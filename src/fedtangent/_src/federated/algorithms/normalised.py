@@ -24,7 +24,7 @@ from fedtangent._src.types import Algorithm, Array, Client, Model, PyTree, Round
 
 
 class Normalised(NamedTuple):
-    """A FedNova message: a client's update divided by its normaliser (for SGD, its number of steps); the normaliser."""
+    """A FedNova message: a client's normalised update, and the number by which it was divided (for SGD, its steps)."""
 
     direction: PyTree
     normaliser: Array  # []

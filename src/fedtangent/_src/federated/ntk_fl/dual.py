@@ -56,10 +56,10 @@ Dual = Callable[[Array, Array], tuple[Array, Array]]  # (step, whether to) -> (R
 def spectral_dual(
     eigenvalues: Array, vectors: Array, residual: Array, step: Array | float, times: tuple[int, ...]
 ) -> Array:
-    """Computes the dual R_t [Psi, m, C] for each of Psi numbers of steps t, from the eigendecomposition of the kernel.
+    """Computes the dual R_t [Psi, m, C] for each of Psi numbers of steps t, from the kernel's eigendecomposition.
 
-    Eigenvalues below zero are rounding errors and count as zero. A step beyond ``2 / lambda_max`` diverges, as the
-    descent does.
+    The weights after t steps of gradient descent are ``w_0 + J' R_t``, with the Jacobian J. Eigenvalues below zero are
+    rounding errors and count as zero. A step beyond ``2 / lambda_max`` diverges, as the descent does.
 
     Args:
         eigenvalues: Eigenvalues of the kernel, [m].
@@ -106,7 +106,8 @@ def descend_dual(
 ) -> Array:
     """Computes the dual R_t [Psi, n, C] for each of Psi numbers of steps t, by taking the steps.
 
-    ``R_{t+1} = R_t + step force(K R_t)`` from R_0 = 0.
+    The weights after t steps of gradient descent are ``w_0 + J' R_t``, with the Jacobian J and ``R_{t+1} = R_t + step
+    force(K R_t)`` from R_0 = 0, where K is the kernel.
 
     Args:
         product: ``g -> K g`` for g [n, C].
@@ -136,7 +137,7 @@ def descend_dual(
 
 
 def chebyshev_degree(time: int) -> int:
-    """Returns a degree of the Chebyshev series that is large enough for ``time`` steps of any stable size."""
+    """Returns a degree at which the Chebyshev series of ``time`` steps, of any stable size, has an error below ``CUT``."""
     return min(time - 1, math.ceil(math.sqrt(2 * time * math.log(20 / CUT))))
 
 
@@ -170,7 +171,9 @@ def chebyshev_dual(
     active: Array | bool = True,
     degree: Array | int | None = None,
 ) -> tuple[Array, Array, Array]:
-    """Computes the dual R_t [Psi, n, C] for each of Psi numbers of steps t, by a Chebyshev series in the kernel.
+    """Computes the dual R_t [Psi, n, C] for each of Psi numbers of steps t, by a Chebyshev series in the kernel K.
+
+    The weights after t steps of gradient descent are ``w_0 + J' R_t``, with the Jacobian J.
 
     Args:
         product: ``g -> K g`` for g [n, C].
@@ -274,7 +277,7 @@ def method_seconds(evolution: Evolution, params: int, examples: int, outputs: in
 
 
 def method_of(evolution: Evolution, params: PyTree, shape: tuple[int, ...]) -> str:
-    """Returns the name of the method by which the dual is computed: for "auto", the cheapest that the loss allows.
+    """Returns the name of the method that computes gradient descent: for "auto", the cheapest that the loss allows.
 
     Args:
         evolution: Options of the evolution.
@@ -297,13 +300,13 @@ class Dynamics(NamedTuple):
 
 
 def dynamics_of(pool: Pool, tangent: Tangent, evolution: Evolution, method: str) -> Dynamics:
-    """Builds the functions of gradient descent on the linearised network: products with the kernel, and the dual.
+    """Builds the functions that compute gradient descent on the linearised network, from the options of ``evolution``.
 
     Args:
         pool: The pooled examples.
         tangent: The linearised network.
         evolution: Options of the evolution.
-        method: Name of the method by which the dual is computed.
+        method: Name of the method by which gradient descent is computed.
     """
     residual = pool.y - tangent.outputs
     n = residual.shape[0]
@@ -364,9 +367,10 @@ def by_products(
     step: Array,
     active: Array,
 ) -> tuple[Array, Array]:
-    """Computes the dual [Psi, n, C] by a Chebyshev series, and the number of products [] taken.
+    """Computes the dual R_t [Psi, n, C] after Psi numbers of steps t, and how many products with K it took, [].
 
-    If the step is unstable, or the series breaks down, the steps are taken one by one.
+    It is computed by a Chebyshev series (``chebyshev_dual``). If the step is unstable, or the series breaks down, the
+    steps are taken one by one.
 
     Args:
         product: ``g -> K g`` for g [n, C].
@@ -402,9 +406,10 @@ def _by_descent(
     step: Array,
     active: Array,
 ) -> tuple[Array, Array]:
-    """Computes the dual [Psi, n, C] for a loss whose derivative is not linear, and the number of products [] taken.
+    """Computes the dual R_t [Psi, n, C] for a loss whose derivative is not linear, and how many products it took, [].
 
-    ``method`` is "iterate" or "multirate"; if the step is unstable, "multirate" takes the steps one by one too.
+    ``method`` is "iterate" (``descend_dual``) or "multirate" (``multirate_dual``). If the step is unstable, both take
+    the steps one by one.
     """
     loss = OUTPUT_LOSSES[evolution.loss]
 

@@ -254,7 +254,8 @@ def choose_time(
 def _errors(pool: Pool, tangent: Tangent, dynamics: Dynamics, chosen: Array, together: int) -> dict[str, Array]:
     """Returns the report's ``kernel_error`` and ``function_gap`` (``ntk_evolve``), by ``together`` probes at once.
 
-    ``chosen`` is the dual [n, C] at the chosen time. For ``together=0``, which means the exact kernel, both are 0.
+    ``chosen`` is the dual R_t [n, C] at the chosen number of steps t. For ``together=0``, which means the exact kernel,
+    both are 0.
     """
     if together == 0:
         return {"kernel_error": jnp.zeros(()), "function_gap": jnp.zeros(())}
@@ -308,7 +309,7 @@ def ntk_server(
     pool_size: int | None = None,
     shuffle: bool = False,
 ) -> Server:
-    """Builds NTK-FL's server: it pools the cohort's examples, evolves the kernel and keeps the best time (eq. 9-11).
+    """Builds NTK-FL's server, which trains the model on the cohort's pooled examples by ``ntk_evolve`` (eq. 9-11).
 
     Args:
         model: The network.

@@ -34,7 +34,7 @@ Product = Callable[[Array], Array]  # g -> K g, [n, C]
 
 
 def rank_of(rows: int) -> int:
-    """Returns the rank of the low-rank factor F for a kernel with ``rows`` rows."""
+    """Returns the rank of the low-rank factor (``leading_factor``) of a kernel with ``rows`` rows."""
     return max(1, min(LARGEST_RANK, rows // ROWS_OF_RANK))
 
 
@@ -79,11 +79,11 @@ class Nodes(NamedTuple):
 
 
 def extrapolated(nodes: Nodes, time: Array) -> Array:
-    """Evaluates the polynomial through the first ``nodes.number`` nodes at a time, [columns, rows].
+    """Extrapolates ``rest R_t`` to t = ``time`` by the polynomial in t through the nodes, [columns, rows].
 
     Args:
-        nodes: The nodes.
-        time: Number of steps at which the polynomial is evaluated.
+        nodes: The nodes; only the first ``nodes.number`` count.
+        time: Number of steps t.
     """
     counts = jnp.arange(NODES) < nodes.number
     others = counts[None, :] & ~jnp.eye(NODES, dtype=bool)
@@ -112,11 +112,11 @@ def multirate_dual(
     factor: Array,
     active: Array | bool = True,
 ) -> tuple[Array, Array]:
-    """Computes the dual of ``dual.descend_dual``, [Psi, n, C], with fewer products with K; and their number [].
+    """Computes the result of ``dual.descend_dual``, [Psi, n, C], with fewer products with K; and their number [].
 
-    Steps are taken in stretches. If the polynomial's error at the end of a stretch exceeds ``SLOW_TOLERANCE``, the
-    stretch is repeated in shorter ones. A stretch of one step is exact, so a useless factor costs a product in every
-    step, but no accuracy.
+    That is gradient descent on the linearised network, ``R_{t+1} = R_t + step force(K R_t)``. Steps are taken in
+    stretches. If the polynomial's error at the end of a stretch exceeds ``SLOW_TOLERANCE``, the stretch is repeated in
+    shorter ones. A stretch of one step is exact, so a useless factor costs a product in every step, but no accuracy.
 
     Args:
         product, force, like, step, times, active: As in ``dual.descend_dual``.

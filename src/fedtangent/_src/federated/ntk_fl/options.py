@@ -103,7 +103,7 @@ def probabilities(name: str, y: Array, num_classes: int, mask: Array | None = No
 
 @dataclasses.dataclass(frozen=True)
 class Evolution:
-    """Options of ``ntk_evolve``, which are fixed when it is compiled; raises ``ValueError`` for values not allowed."""
+    """Options of NTK-FL's training at the server (``ntk_evolve``); raises ``ValueError`` for values not allowed."""
 
     times: tuple[int, ...] = tuple(range(100, 2001, 100))
     """Candidate numbers of gradient steps. They increase; the one with the smallest loss is kept (eq. 11a)."""

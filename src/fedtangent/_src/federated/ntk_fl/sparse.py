@@ -199,7 +199,10 @@ def _wide(values: Float[Array, "..."]) -> Float[Array, "..."]:
 
 
 def _layers(structure: DenseStructure, params: PyTree, x: Array, mask: Array) -> list[_DensePart]:
-    """Returns the factors of the Jacobian by each layer, first layer first; they are zero in rows of padding."""
+    """Returns, for each layer, the inputs and back-propagated signals whose products are the entries of the Jacobian.
+
+    They are zero in rows of padding.
+    """
     inputs, before = forward(structure, params, x)
     real = mask.astype(inputs[0].dtype)
     signals = [real[:, :, None] * d for d in back_propagated(structure, params, before)]
