@@ -345,7 +345,7 @@ class Answer(Protocol):
 
 
 def proximal(mu: float | Float[Array, ""]) -> Pose:
-    """Builds the ``Pose`` of FedProx: minimise the loss plus ``mu / 2 |w - broadcast|^2``, starting from the broadcast."""
+    """Builds the ``Pose`` of FedProx: minimise the loss plus ``mu / 2 |w - broadcast|^2`` from the broadcast on."""
     if is_zero(mu):
         return lambda broadcast, client_state: LocalProblem(broadcast)
     return lambda broadcast, client_state: LocalProblem(broadcast, anchor=broadcast, prox=mu)

@@ -317,7 +317,10 @@ def _check_mixing(matrix: np.ndarray, num_models: int) -> None:
 
 
 def _among(matrix: np.ndarray, present: Array) -> Array:
-    """Returns the mixing matrix [K, K] among the clients present; weights of absent neighbours go to the diagonal."""
+    """Returns the mixing matrix [K, K] if only some clients are ``present``.
+
+    The weights of a client's absent neighbours are added to its diagonal entry.
+    """
     pairs = present[:, None] & present[None] & ~jnp.eye(len(matrix), dtype=bool)
     exchanged = jnp.where(pairs, jnp.asarray(matrix), 0)
     return exchanged + jnp.diag(1 - jnp.sum(exchanged, axis=1))

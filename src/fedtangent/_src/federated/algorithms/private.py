@@ -29,7 +29,7 @@ NOISY = (
 
 @dataclasses.dataclass(frozen=True)
 class PrivacyReport:
-    """The option of the line about privacy that is printed after a run."""
+    """The option of the line about epsilon that is printed after a run of ``dp_fed_avg``: its delta."""
 
     delta: float = 1e-5
     """Delta of the reported epsilon."""

@@ -137,7 +137,7 @@ def descend_dual(
 
 
 def chebyshev_degree(time: int) -> int:
-    """Returns a degree at which the Chebyshev series of ``time`` steps, of any stable size, has an error below ``CUT``."""
+    """Returns a degree at which the Chebyshev series for ``time`` stable steps has an error below ``CUT``."""
     return min(time - 1, math.ceil(math.sqrt(2 * time * math.log(20 / CUT))))
 
 
@@ -291,7 +291,7 @@ def method_of(evolution: Evolution, params: PyTree, shape: tuple[int, ...]) -> s
 
 
 class Dynamics(NamedTuple):
-    """Gradient descent of the linearised network under the kernel that ``Evolution.kernel`` names, as functions."""
+    """NTK-FL's gradient descent on the linearised network, as functions: products with its kernel, and the dual R_t."""
 
     product: Product
     lambda_max: Array  # [] largest eigenvalue
@@ -347,7 +347,7 @@ def _flat_product(kernel: Array) -> Product:
 
 
 def _by_eigh(kernel: Array | None, residual: Array, times: tuple[int, ...]) -> tuple[Array, Dual]:
-    """Returns a kernel's largest eigenvalue, and the function that computes the dual by eigendecomposition."""
+    """Returns a kernel's largest eigenvalue, and the function that computes the dual R_t by ``spectral_dual``."""
     assert kernel is not None
     eigenvalues, vectors = jnp.linalg.eigh(kernel)
 

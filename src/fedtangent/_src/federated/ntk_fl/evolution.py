@@ -266,7 +266,7 @@ def _errors(pool: Pool, tangent: Tangent, dynamics: Dynamics, chosen: Array, tog
 
 
 def _kernel_error(pool: Pool, tangent: Tangent, dynamics: Dynamics, together: int) -> Array:
-    """Computes the relative error ``|Theta - H (x) I| / |Theta|`` of the averaged kernel H, in Frobenius norm."""
+    """Computes the relative Frobenius distance of the averaged kernel H, repeated C times, from the whole kernel Theta."""
     n, outputs = pool.y.shape
     matrix = dynamics.matrix
     if outputs == 1:

@@ -71,7 +71,7 @@ def leading_factor(product: Product, shape: tuple[int, ...], rows: int) -> tuple
 
 
 class Nodes(NamedTuple):
-    """The latest steps t at which ``rest R_t`` was computed, and its values there, the latest first."""
+    """The nodes of the polynomial that extrapolates ``(K - F F') R_t``: the latest steps t, and the values there."""
 
     times: Array  # [NODES]
     values: Array  # [NODES, columns, rows]
@@ -79,7 +79,9 @@ class Nodes(NamedTuple):
 
 
 def extrapolated(nodes: Nodes, time: Array) -> Array:
-    """Extrapolates ``rest R_t`` to t = ``time`` by the polynomial in t through the nodes, [columns, rows].
+    """Extrapolates ``(K - F F') R_t`` to t = ``time`` by the polynomial in t through the nodes, [columns, rows].
+
+    K is the kernel, ``F F'`` its approximation of low rank, and R_t the dual after t steps.
 
     Args:
         nodes: The nodes; only the first ``nodes.number`` count.
@@ -93,7 +95,7 @@ def extrapolated(nodes: Nodes, time: Array) -> Array:
 
 
 class _Descent(NamedTuple):
-    """The state of the descent between two stretches of steps; the last axis is examples, which is twice as fast."""
+    """The state of ``multirate_dual`` between two stretches of steps; examples are last, which is twice as fast."""
 
     time: Array  # [] int32
     dual: Array  # R' [columns, rows]
@@ -131,7 +133,7 @@ def multirate_dual(
         return outputs.reshape((-1, columns)).T
 
     def stretch(now: _Descent, last: Array) -> _Descent:
-        """Takes one stretch of steps, which ends at step ``last`` at the latest."""
+        """Takes gradient steps up to step ``last`` at most, with one product with the kernel at their end."""
         end = jnp.minimum(now.time + now.length, last)
         length = end - now.time
 
@@ -170,9 +172,10 @@ def multirate_dual(
 
 
 def _next_length(length: Array, off: Array, is_accurate: Array, now: _Descent) -> Array:
-    """Returns the number of steps of the next stretch, chosen by the polynomial's error ``off`` at the end of this one.
+    """Returns the number of gradient steps until the next product with the kernel, from the last error ``off``.
 
-    It is odd: outputs that swing from step to step show only at odd distances.
+    ``off`` is the error of the extrapolation. The number is odd: outputs that swing from step to step show only at odd
+    distances.
     """
     error = jnp.where(jnp.isnan(off), jnp.inf, off) / SLOW_TOLERANCE
     share = CAUTION * jnp.maximum(error, jnp.finfo(error.dtype).tiny) ** (-1 / now.nodes.number)

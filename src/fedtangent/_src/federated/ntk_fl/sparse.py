@@ -282,7 +282,7 @@ def _mirrored(lower: Array) -> Array:
 
 
 def _square(rows: Array) -> Array:
-    """Returns ``A A'`` in float64, for A ``rows``."""
+    """Returns ``A A'`` in float64, for the matrix A = ``rows``."""
     return _mirrored(_add_square(jnp.zeros((rows.shape[0],) * 2, jnp.float64), rows))
 
 
