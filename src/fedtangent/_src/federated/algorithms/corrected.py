@@ -101,7 +101,7 @@ def fed_dyn(
     A client minimises ``F_i(w) - <h_i, w> + mu / 2 |w - w_server|^2`` by ``work``, with F_i its mean loss and h_i a
     correction that it keeps. It then takes ``h_i -= mu (w_i - w_server)`` for its trained model w_i. The server takes
     ``h -= mu / N sum_i (w_i - w_server)``, over the participants but divided by the number N of all clients. The new
-    model is the participants' mean minus ``h / mu``. Each model of an ensemble has its own h and h_i.
+    model is the participants' mean minus ``h / mu``. Each model of an ensemble has a separate h and separate h_i.
 
     The mean is uniform by default, as in the paper; ``weighting="examples"`` weighs it, and the server's h too. With a
     channel, h_i changes by the message that the server received, so that the server's h stays the mean of all h_i.
@@ -281,7 +281,7 @@ def modified_local_gd(
     first round has alpha 1/2.
 
     Args:
-        anchoring: alpha of every round, and the strength of the proximal term (lambda of eq. 12).
+        anchoring: alpha of every round, and the strength of the proximal term (lambda of Local-GD, eq. 12).
 
     Raises:
         ValueError: A negative mu, a ``first_index`` that is not a whole number from 0 on, an alpha that starts outside

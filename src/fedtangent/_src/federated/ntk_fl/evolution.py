@@ -266,7 +266,10 @@ def _errors(pool: Pool, tangent: Tangent, dynamics: Dynamics, chosen: Array, tog
 
 
 def _kernel_error(pool: Pool, tangent: Tangent, dynamics: Dynamics, together: int) -> Array:
-    """Computes the relative Frobenius distance of the averaged kernel H, repeated C times, from the whole kernel Theta."""
+    """Computes the relative error of the averaged kernel H, repeated for C outputs, against the whole kernel Theta.
+
+    It is ``|Theta - H (x) I| / |Theta|`` in Frobenius norm.
+    """
     n, outputs = pool.y.shape
     matrix = dynamics.matrix
     if outputs == 1:
@@ -309,7 +312,7 @@ def ntk_server(
     pool_size: int | None = None,
     shuffle: bool = False,
 ) -> Server:
-    """Builds NTK-FL's server, which trains the model on the cohort's pooled examples by ``ntk_evolve`` (eq. 9-11).
+    """Builds NTK-FL's server, which trains the model on the cohort's pooled examples by ``ntk_evolve``.
 
     Args:
         model: The network.
