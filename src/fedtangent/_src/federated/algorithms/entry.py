@@ -567,7 +567,7 @@ def entry_of_function(name: str, function: Recipe) -> AlgorithmEntry:
 
 
 def _take_optimizer(name: str, arguments: dict[str, Any]) -> None:
-    """Replaces the rate in ``arguments`` by an optax optimiser at this rate, unless the optimiser is "sgd".
+    """Replaces the rate in ``arguments`` by an optax optimiser at this rate; for "sgd" it keeps the rate.
 
     ``name`` is the name of the optimiser's argument.
     """
