@@ -1,4 +1,4 @@
-"""Attacks in closed form: inputs from a dense first layer, the order of shuffled weights, inverse projections."""
+"""Attacks in closed form: they read inputs off a dense first layer, undo a shuffling of weights, or a projection."""
 
 from __future__ import annotations
 
@@ -19,10 +19,11 @@ from fedtangent._src.types import AnyArray, Array, Model, PyTree
 def read_first_layer(model: Model, params: PyTree, seen: Observed, fill: float = 0.0) -> Float[Array, "m input_size"]:
     """Reconstructs the inputs [m, input_size] of a dense network from Jacobians or gradients of single examples.
 
-    The derivative by the first layer's weights is the input times the derivative by its biases, ``dW[i, h] = x_i d[h]``
-    and ``db[h] = d[h]`` up to the layer's scales, for every output: ``x_i = sum_h dW[i, h] db[h] / sum_h db[h]^2`` over
-    the hidden units (and outputs) for which both entries were sent. A pixel is exact if one such pair was sent. The
-    gradient of a batch gives a mixture of its inputs. (Phong et al., 2018; Geiping et al., 2020, proposition 3.1.)
+    The derivative dW by the first layer's weights is the input x times the derivative db by its biases: ``dW[i, h] =
+    x_i db[h]``, up to the layer's scales, for pixel i, hidden unit h and every output. So ``x_i = sum_h dW[i, h] db[h]
+    / sum_h db[h]^2`` over the hidden units (and outputs) for which both entries were sent. A pixel is exact if one such
+    pair was sent. The gradient of a batch gives a mixture of its inputs. (Phong et al., 2018; Geiping et al., 2020,
+    proposition 3.1.)
 
     Args:
         model: Dense network with biases in its first layer.
@@ -32,7 +33,7 @@ def read_first_layer(model: Model, params: PyTree, seen: Observed, fill: float =
         fill: Value of a pixel for which no pair was sent.
 
     Raises:
-        ValueError: The network is not dense or has no biases in its first layer, or shapes do not fit.
+        ValueError: The network is not dense or has no biases in its first layer, or ``seen`` has another shape.
     """
     structure = model.structure
     if not isinstance(structure, DenseStructure) or structure.layers[0].bias_scale is None:
@@ -64,7 +65,7 @@ def _read(scale: float, fill: float, params: PyTree, messages: Observed) -> Floa
 
 
 def order_from_known(known: Num[AnyArray, "m C P"], shuffled: Num[AnyArray, "m C P"]) -> Int[np.ndarray, "P"]:
-    """Recovers the order [P] of ``shuffle_weights`` from Jacobians that are known in both orders.
+    """Recovers the order [P] in which ``shuffle_weights`` permuted weights, from Jacobians known in both orders.
 
     Columns are sorted by their numbers, which must be exactly equal, and matched. Weights whose columns are equal in
     all known examples (zero for a pixel that is dark in all of them) cannot be told apart and are matched in any order.
@@ -74,7 +75,7 @@ def order_from_known(known: Num[AnyArray, "m C P"], shuffled: Num[AnyArray, "m C
         shuffled: Jacobians [m, C, P] of the same examples as the server received them.
 
     Raises:
-        ValueError: Shapes do not fit, or the columns are no permutation of the known ones.
+        ValueError: The shapes differ, or the columns of ``shuffled`` are no permutation of the known ones.
     """
     if known.ndim != 3 or known.shape != shuffled.shape:
         raise ValueError(f"known: got {known.shape} and shuffled {shuffled.shape}, must be equal, [m, C, P]")
@@ -92,15 +93,15 @@ def back_project(
 ) -> Float[Array, "n input_size"]:
     """Computes the shortest ``x`` [n, input_size] with ``x matrix = z``: the least-squares inverse of a projection.
 
-    With the clients' matrix this is ``x`` projected onto the ``size`` directions that were sent; with any other matrix
-    it looks like noise.
+    With the matrix by which the clients projected their inputs, x is the input projected onto the ``size`` directions
+    that were sent. With any other matrix it looks like noise.
 
     Args:
         z: Projected inputs [n, size].
         matrix: [input_size, size], from ``data.projection_matrix`` (Yue et al., 2022, section 4.2).
 
     Raises:
-        ValueError: The shapes do not fit.
+        ValueError: The shapes of ``z`` and ``matrix`` do not fit each other.
     """
     if z.ndim != 2 or matrix.ndim != 2 or z.shape[1] != matrix.shape[1]:
         raise ValueError(f"z: got {z.shape} and matrix {matrix.shape}, must be [n, size] and [input_size, size]")

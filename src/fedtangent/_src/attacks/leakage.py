@@ -1,4 +1,4 @@
-"""Deep leakage: find the input whose gradient, or Jacobian, is the one that was sent (Zhu, Liu and Han, 2019)."""
+"""Deep leakage: searches for the input whose gradient, or Jacobian, is the one that was sent (Zhu et al., 2019)."""
 
 from __future__ import annotations
 
@@ -29,16 +29,16 @@ PATIENCE = 5  # steps of L-BFGS without a lower value before it stops
 
 @dataclass(frozen=True)
 class Attack:
-    """Settings of the attacker's search; raises ``ValueError`` for unknown names and numbers out of range.
+    """Options of the attacker's search; raises ``ValueError`` for unknown names and numbers out of range.
 
     Attributes:
         optimizer: "lbfgs" or "adam".
         num_steps: Largest number of steps.
         learning_rate: Step size of adam.
-        num_restarts: Number of starts; the result with the smallest mismatch counts.
+        num_restarts: Number of random starts; the result with the smallest mismatch is returned.
         compare: Which entries of a sparsified message have to match: "all", with the zeros, as in Zhu et al. (2019), or
             "kept", only entries that were sent.
-        init_scale: Standard deviation of the pixels, and of the logits of unknown labels, at the start.
+        init_scale: Standard deviation of the pixels at the start; for the logits of unknown labels it is 1.
         tolerance: Relative squared mismatch at which the search ends.
     """
 
@@ -61,11 +61,13 @@ class Attack:
 
 @dataclass(frozen=True)
 class Batch:
-    """The batch behind a gradient of the mean ``loss``; raises ``ValueError`` for an unknown loss and a size below 1.
+    """Facts about the batch of which the attacker sees the gradient of the mean ``loss``.
+
+    Raises ``ValueError`` for an unknown loss and a size below 1.
 
     Attributes:
         size: Number of examples B.
-        loss: Name of a loss.
+        loss: "cross_entropy" or "squared_error".
         labels: Labels [m, B, C] of m messages if the attacker knows them: probabilities (cross entropy) or targets
             (squared error).
     """
@@ -80,7 +82,7 @@ class Batch:
 
 
 class Leak(NamedTuple):
-    """Result of a search for each of m messages, from the best restart of each."""
+    """Result of an attack on m messages; each one is from the restart with the smallest mismatch."""
 
     x: Float[Array, "m ..."]  # from a Jacobian, [m, B, ...] from a gradient
     labels: Float[Array, "m B C"] | None  # from a gradient: probabilities (cross entropy) or targets (squared error)
@@ -91,7 +93,7 @@ class Leak(NamedTuple):
 
 
 class Minimum(NamedTuple):
-    """Best point of a search."""
+    """Best point of a search, with its value and the number of steps."""
 
     point: PyTree
     value: Float[Array, ""]
@@ -108,23 +110,24 @@ def from_jacobians(
     attack: Attack = Attack(),
     outputs: Float[AnyArray, "m C"] | None = None,
 ) -> Leak:
-    """Reconstructs inputs [m, ...] of ``shape`` from Jacobians: minimises ``|J(x') - J|^2 / |J|^2`` for each example.
+    """Reconstructs inputs [m, ...] of ``shape`` from Jacobians J: minimises ``|J(x') - J|^2 / |J|^2`` for each example.
 
-    Labels, which NTK-FL sends in the open, are not needed. The Jacobians of a ReLU network are piecewise linear in the
-    input: the gradient of the objective knows only the cell of constant activations around the input. Smooth
-    activations (Zhu et al. use the sigmoid) have no such walls.
+    Labels, which NTK-FL sends in the open, are not needed. For a ReLU network the search can get stuck: its Jacobian
+    depends on the input piecewise linearly, and the gradient of the objective says nothing about inputs with other
+    active units. Smooth activations (Zhu et al. use the sigmoid) do not have this obstacle.
 
     Args:
         model: The clients' network.
         params: Parameters at which the Jacobians were taken.
         seen: Jacobians [m, C, P] as of ``observation.jacobians``, of examples of any clients in any order.
         shape: Shape of an input.
-        key: Key of the starts.
-        attack: Settings of the search.
-        outputs: Outputs [m, C] of the network, which clients of NTK-FL send too: adds ``|f(x') - f|^2 / |f|^2``.
+        key: Key of the random starts.
+        attack: Options of the search.
+        outputs: Outputs f [m, C] of the network, which clients of NTK-FL send too; adds ``|f(x') - f|^2 / |f|^2``. None
+            if they are unknown.
 
     Raises:
-        ValueError: Shapes do not fit the model.
+        ValueError: ``seen``, ``shape`` or ``outputs`` do not fit the model.
     """
     flat = ravel_pytree(params)[0]
     expected = (model.output_size, flat.size)
@@ -148,22 +151,22 @@ def from_gradients(
     attack: Attack = Attack(),
     batch: Batch = Batch(),
 ) -> Leak:
-    """Reconstructs inputs [m, B, ...] from gradients of batches: minimises ``|grad(x', y') - g|^2 / |g|^2``.
+    """Reconstructs inputs [m, B, ...] from gradients g of batches: minimises ``|grad(x', y') - g|^2 / |g|^2``.
 
     Unknown labels are reconstructed too, for the cross entropy as the softmax of logits (Zhu et al., 2019, Algorithm
-    1). The order of a batch cannot be found. ReLU networks have the walls that ``from_jacobians`` describes.
+    1). The order of a batch cannot be found. ReLU networks have the obstacle that ``from_jacobians`` describes.
 
     Args:
         model: The clients' network.
         params: Parameters at which the gradients were taken.
         seen: Gradients [m, P] as of ``observation.gradient``, each of a separate batch of B examples.
         shape: Shape of an input.
-        key: Key of the starts.
-        attack: Settings of the search.
+        key: Key of the random starts.
+        attack: Options of the search.
         batch: Size B, loss and, if known, labels of the batches.
 
     Raises:
-        ValueError: Shapes do not fit the model.
+        ValueError: ``seen``, ``shape`` or ``batch.labels`` do not fit the model.
     """
     flat = ravel_pytree(params)[0]
     if seen.values.ndim != 2 or seen.values.shape[1] != flat.size:
@@ -189,7 +192,7 @@ def _check_shape(model: Model, params: PyTree, shape: tuple[int, ...]) -> None:
 
 
 def _relative(guess: Array, message: Array, weight: Array) -> Float[Array, ""]:
-    """Computes the squared distance over the entries of weight 1, divided by the squared norm of ``message``."""
+    """Computes ``|guess - message|^2 / |message|^2``, a scalar, over the entries with weight 1 (the others have 0)."""
     scale = pytrees.magnitude(weight * message)
     square = jnp.sum(weight * (message / scale) ** 2)
     return jnp.sum(weight * ((guess - message) / scale) ** 2) / jnp.maximum(square, jnp.finfo(guess).tiny)
@@ -200,7 +203,7 @@ def _weight(messages: Observed, attack: Attack) -> Array:
 
 
 def _limits(attack: Attack) -> Attack:
-    """Returns the settings on which the compiled search depends: attacks with equal ones share one program."""
+    """Returns ``attack`` without the options that the search does not use, so that they cause no new compilation."""
     return replace(attack, compare="all", init_scale=1.0, num_restarts=1)
 
 
@@ -208,7 +211,11 @@ def _limits(attack: Attack) -> Attack:
 def _search(
     model: Model, loss: str | None, attack: Attack, params: PyTree, sight: Sight, starts: tuple[Array, Array | None]
 ) -> Minimum:
-    """Searches from each start in turn, message by message, for gradients of ``loss``, or for Jacobians without one."""
+    """Searches for the input behind each message, from each start in turn.
+
+    Messages (in ``sight``, with the weights of their entries and known outputs or labels) are gradients of ``loss``, or
+    Jacobians if it is None. ``starts`` are inputs and labels, all restarts of a message in a row.
+    """
     flat, unravel = ravel_pytree(params)
     restarts = len(starts[0]) // len(sight[0])
 
@@ -235,7 +242,7 @@ def _search(
 
 
 def _best_of(minima: Minimum, messages: int) -> Leak:
-    """Selects the restart with the smallest mismatch for each message."""
+    """Returns for each message the result of the restart with the smallest mismatch."""
     rows = jax.tree.map(lambda leaf: leaf.reshape(messages, -1, *leaf.shape[1:]), minima)
     best = jnp.argmin(rows.value, axis=1)
     point, value, history, steps = jax.tree.map(lambda leaf: leaf[jnp.arange(messages), best], rows)
@@ -244,7 +251,7 @@ def _best_of(minima: Minimum, messages: int) -> Leak:
 
 
 def _targets(loss: str, guess: Array | None, labels: Array | None) -> Array:
-    """Returns the known labels, or else the guess in the form that the loss takes."""
+    """Returns the known labels or, if there are none, the guess in the form that the loss takes."""
     if labels is not None:
         return labels
     assert guess is not None

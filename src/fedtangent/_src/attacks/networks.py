@@ -1,4 +1,4 @@
-"""The network of the deep-leakage paper, and the structural similarity of images."""
+"""The LeNet of the deep-leakage paper (Zhu et al., 2019), and the structural similarity (SSIM) of images."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ def lenet(
     """Builds the LeNet of deep leakage (Zhu et al., 2019): three 5 x 5 convolutions of 12 channels and a dense layer.
 
     Strides are 2, 2 and 1 and edges are padded by 2. There is no pooling, and the activation is the sigmoid, because
-    the search needs second derivatives, which ``"relu"`` does not have. Weights and biases start uniform in [-0.5,
-    0.5]. There is no analytic kernel.
+    the attack needs second derivatives, which are 0 for ``"relu"``. Weights and biases start uniform in [-0.5, 0.5].
+    There is no analytic kernel.
 
     Args:
         input_shape: (H, W, channels).
@@ -38,7 +38,7 @@ def lenet(
         dtype: Type of the parameters.
 
     Raises:
-        ValueError: A size is impossible, or a name is unknown.
+        ValueError: A size below 1, an ``input_shape`` that has not three numbers, or another activation.
     """
     shape = tuple(int(n) for n in input_shape)
     if len(shape) != 3 or min(shape) < 1:
@@ -93,7 +93,7 @@ def ssim(
             scikit-image; for images of a side below 14, for the largest odd number up to half the side (3 for 8 x 8).
 
     Raises:
-        ValueError: Shapes do not fit, ``data_range`` is not positive, or the window is even, below 3, or too large.
+        ValueError: The shapes differ, ``data_range`` is not positive, or the window is even, below 3, or too large.
     """
     from skimage.metrics import structural_similarity
 

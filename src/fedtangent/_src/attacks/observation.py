@@ -16,7 +16,7 @@ from fedtangent._src.types import AnyArray, Array, Model, PyTree
 
 
 class Observed(NamedTuple):
-    """Messages as the server receives them: entries that were not sent are zero, and ``kept`` marks the sent ones."""
+    """The messages that a server receives; ``kept`` is True for the entries that were sent, and the others are 0."""
 
     values: Float[Array, "m ..."]
     kept: Bool[Array, "m ..."]
@@ -83,7 +83,7 @@ def _gradient(
 
 
 def sparsify(seen: Observed, sparsity: float) -> Observed:
-    """Returns the messages with the share ``sparsity`` of their entries, the smallest in magnitude, set to zero.
+    """Sets a share of the entries of each message to zero, the smallest ones in magnitude.
 
     A message is ``values[i]``: an example's whole Jacobian, or one gradient. Entries are chosen as by the clients of
     CP-NTK-FL (``wire.sparsify``): the ``num_kept`` largest stay, and ties with the smallest of them. If fewer entries
@@ -108,12 +108,13 @@ def _sparsified(sparsity: float, messages: Observed) -> Observed:
 
 
 def shuffle_rows(seen: Observed, order: Int[AnyArray, "m"]) -> Observed:
-    """Permutes the examples: row ``i`` of the result is row ``order[i]``.
+    """Permutes the examples of messages: row ``i`` of the result is row ``order[i]``.
 
-    CP-NTK-FL permutes "rows and columns in synchronization" (Yue et al., 2022, section 4.2). The update
-    ``sum_j J_{:j:}' R_{:j}`` (9b) does not change if the examples are permuted (rows of every ``J_{:j:}``, of ``f`` and
-    of ``Y``), or the outputs ``j`` with the columns of ``f`` and ``Y``. Neither hides an image, only its owner: each
-    row is reconstructed as before, and the derivatives by the last layer's biases reveal the order of the outputs.
+    CP-NTK-FL permutes "rows and columns in synchronization" (Yue et al., 2022, section 4.2). Its update ``sum_j
+    J_{:j:}' R_{:j}`` (eq. 9b), with the Jacobian J [m, C, P] and the dual R [m, C], does not change if the examples are
+    permuted (rows of every ``J_{:j:}``, of the outputs f and the targets Y), or the outputs ``j`` with the columns of
+    ``f`` and ``Y``. Neither hides an image, only its owner: each row is reconstructed as before, and the derivatives by
+    the last layer's biases reveal the order of the outputs.
 
     Args:
         seen: Messages of m examples.
@@ -125,10 +126,10 @@ def shuffle_rows(seen: Observed, order: Int[AnyArray, "m"]) -> Observed:
 def shuffle_weights(seen: Observed, order: Int[AnyArray, "P"]) -> Observed:
     """Permutes the weights alike for all examples and outputs: column ``p`` of the result is column ``order[p]``.
 
-    The paper's claim that "considering the high dimensionality of the neural network weight" the attack becomes
-    infeasible fits this permutation of the columns of ``J_{:j:}``. The kernel does not change, but someone who knows
-    the order must undo the permutation of the update. It hides the places of an image's pixels, until a client reveals
-    examples to the server: ``order_from_known``.
+    The paper (Yue et al., 2022) claims that "considering the high dimensionality of the neural network weight" the
+    attack becomes infeasible, which fits this permutation of the columns of the Jacobians. The kernel does not change,
+    but someone who knows the order must undo the permutation of the update. It hides to which weight, and so to which
+    pixel, a column belongs, until a client reveals examples to the server: ``order_from_known``.
 
     Args:
         seen: Messages of P weights.

@@ -1,1 +1,1 @@
-"""The parts of federated algorithms, and the algorithms made of them."""
+"""The parts of federated algorithms (local training, schedules, channels, ..), and the algorithms made of them."""

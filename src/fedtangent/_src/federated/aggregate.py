@@ -1,4 +1,4 @@
-"""The server of a round: reductions of the clients' messages to one value per model, and the step along it."""
+"""The server's part of a round: it reduces the clients' messages to one value per model and updates the model."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ def _add_weighted(
 def weighted_mean() -> Aggregate:
     """Builds the aggregate that is the weighted mean of each model's messages (FE-2024, remark 1).
 
-    A model without a slot gets 0; the engine leaves its state unchanged and reports it. Messages in half precision are
-    added up in float32, the dtype of their mean.
+    A model that no client trained in the round gets 0; the engine then leaves its state unchanged. Messages in half
+    precision are added up in float32, the dtype of their mean.
     """
 
     def init(message: PyTree, num_models: int) -> _Sum:
@@ -60,7 +60,9 @@ def weighted_mean() -> Aggregate:
 
 
 def slots_of(cohort: Cohort, num_models: int, offsets: Int[Array, "offsets"]) -> Slots:
-    """Returns a cohort's slots, with each slot's rank among the filled slots of its model and its number of examples.
+    """Returns a cohort as ``Slots``: with each client's number of examples, and each slot's rank within its model.
+
+    The rank of a slot counts, from 0, the filled slots of the same model before it.
 
     Args:
         cohort: The cohort.
@@ -74,7 +76,7 @@ def slots_of(cohort: Cohort, num_models: int, offsets: Int[Array, "offsets"]) ->
 
 
 class Stacked(NamedTuple):
-    """All messages of a model's clients, stacked along an axis of M places."""
+    """All messages of each model's clients, stacked in an array with room for M messages."""
 
     messages: PyTree  # [K, M, ...]; rows beyond ``filled`` are zeros
     filled: Int32[Array, "K"]
@@ -84,9 +86,10 @@ class Stacked(NamedTuple):
 
 
 def stack(slots_per_model: int) -> Aggregate:
-    """Builds the aggregate that keeps every message, in cohort order, for servers that pool clients.
+    """Builds the aggregate that keeps every message, in cohort order, for servers that need the single messages.
 
-    It keeps up to ``slots_per_model`` (M) messages of each model. A message that the server rejects leaves zeros.
+    It keeps up to ``slots_per_model`` (M) messages of each model and counts the ones beyond. A message that the server
+    rejects leaves zeros.
     """
 
     def init(message: PyTree, num_models: int) -> Stacked:
@@ -117,7 +120,7 @@ def stack(slots_per_model: int) -> Aggregate:
 
 
 class OptaxState(NamedTuple):
-    """The parameters of a model and the state of their optimiser."""
+    """The state of a server that steps with an optax optimiser: a model's parameters and the optimiser's state."""
 
     params: PyTree
     optimizer: PyTree

@@ -1,4 +1,4 @@
-"""The one federated loop: an algorithm is a composition of a local problem, a channel, an aggregate and a server."""
+"""Composes algorithms: the one federated loop, built from a local problem, a channel, an aggregate and a server."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ from fedtangent._src.types import (
 
 
 class State(NamedTuple):
-    """The state that a run carries from round to round."""
+    """The state that a run carries from round to round: round, keys, and the states of schedule, server and clients."""
 
     round: Array  # [] int32
     key: Key  # training key, see ``streams``
@@ -70,16 +70,16 @@ class Parts(NamedTuple):
         aggregate: Reduction of a round's messages to one value per model; None for their weighted mean.
         channel: Transport of a message; None for lossless.
         weighting: "examples" weighs a client by its number of examples, "uniform" equally.
-        accept: Decides which messages the server counts (``faults.finite``); None for all. A rejected message counts as
-            absent; ``info["rejected"]`` is the number of them per model [K].
+        accept: Decides which messages the server counts (such as ``faults.finite``); None for all. A rejected message
+            counts as absent; ``info["rejected"]`` [K] is the number of rejected messages of each model.
         common_start: Whether all K models start with the parameters of the first one; otherwise each is initialised
             separately.
         predict: ``(model, state, x) -> Prediction``; None for the mean of the networks ``server.params``. With another
             prediction, the algorithm has no ``params``.
-        personal: Predicts for one client; None for the global models.
+        personal: Predicts for one client; None to predict with the global models.
         check: Raises ``ValueError`` for data that the algorithm cannot run on.
-        ledger: ``(cost, data) -> cost``: corrects the bytes of an algorithm that does not send one model down and one
-            message up, or that sends something before the first round.
+        ledger: ``(cost, data) -> cost``: corrects the counted bytes. None for an algorithm that sends one model down
+            and one message up for each slot, and nothing before the first round.
     """
 
     aggregate: Aggregate | None = None
@@ -94,13 +94,13 @@ class Parts(NamedTuple):
 
 
 class _Shapes(Protocol):
-    """Returns the shapes of a message and of a broadcast, for clients of at most ``largest`` examples."""
+    """A function that returns the shapes of a message and of a broadcast; clients have at most ``largest`` examples."""
 
     def __call__(self, data: FederatedData, *, largest: int) -> tuple[PyTree, PyTree]: ...
 
 
 class _Composed(NamedTuple):
-    """What ``compose`` was given, with defaults filled in, for the algorithm's ``init``, ``step`` and ``cost``."""
+    """The arguments of ``compose`` with defaults filled in, for the algorithm's ``init``, ``step`` and ``cost``."""
 
     model: Model
     local: Local
@@ -114,7 +114,7 @@ class _Composed(NamedTuple):
 
 
 class TrainedSlots(NamedTuple):
-    """The results of local training in each slot, with leading axis S; the messages are aggregated already."""
+    """The results of local training in each slot of a cohort, with leading axis S, apart from the messages."""
 
     kept: PyTree  # each client's state, and the channel's memory of the client
     weight: Array  # weight of the message in its model's average; 0 if the server rejects it
@@ -130,20 +130,21 @@ def compose(
     parts: Parts = Parts(),
     composition: Composition | None = None,
 ) -> Algorithm:
-    """Composes an algorithm from its parts in the one federated loop.
+    """Builds an algorithm from its parts, which the one federated loop calls in every round.
 
     Args:
         name: Name of the algorithm.
         model: The network.
         local: A client's training of one model in a round, and its message.
-        server: The server's step of one model along the aggregated messages.
+        server: The server's update of one model by the aggregated messages.
         schedule: Which client trains which model in which round.
         parts: Further parts, such as the channel, with their defaults.
-        composition: The clients' training and the rule for theory; None if theory has no rule.
+        composition: Record of the clients' training and the rule for theory; None for an algorithm that theory cannot
+            follow.
 
     Raises:
-        ValueError: A model or schedule of another type, an unknown ``weighting``, or a schedule with a poll that does
-            not fit the other parts.
+        ValueError: A model, schedule or ``parts`` of another type, an unknown ``weighting``, or a schedule that polls
+            clients although the algorithm has no global models or does not average by the polled weights.
     """
     instance("model", model, Model)
     instance("schedule", schedule, Schedule)
@@ -209,7 +210,7 @@ POLLS = (  # why theory has no closed form
 
 
 def _check_poll(name: str, poll: Poll, parts: Parts) -> None:
-    """Raises ``ValueError`` if the schedule polls clients (``Poll``) and the algorithm does not allow that.
+    """Raises ``ValueError`` if the algorithm ``name``, with these parts, cannot use the answers of polled clients.
 
     Clients answer about the global models, so the algorithm must predict with these. A poll with ``inverse_weights``
     also needs an algorithm that averages by weights.
@@ -234,12 +235,12 @@ def _mean_prediction(model: Model, params: PyTree, x: Shaped[AnyArray, "n ..."])
 
 
 def _scaled(model: Model, x: Shaped[AnyArray, "n ..."]) -> Shaped[AnyArray, "n ..."]:
-    """Returns pixels of 8 bits divided by 255, as training data are; tokens and other inputs unchanged."""
+    """Returns 8-bit pixels divided by 255, so that they match the training data; other inputs and tokens unchanged."""
     return x / jnp.float32(255) if x.dtype == jnp.uint8 and not model.vocabulary else x
 
 
 def sequentially(update: ServerUpdate) -> ServerUpdate:
-    """Maps a server's update over the K models one at a time, so that only one model's work is in memory."""
+    """Returns ``update``, a server's update of one model, mapped over K models one at a time, to save memory."""
     return lambda *arguments: jax.lax.map(lambda row: update(*row), arguments)
 
 
@@ -248,10 +249,10 @@ def sequentially(update: ServerUpdate) -> ServerUpdate:
 
 @partial(jax.jit, static_argnames="init")
 def initial_params(init: Callable[[Key], PyTree], keys: Array) -> PyTree:
-    """Returns the initial parameters of K models, [K, ...], by one program for each ``init`` and number of keys.
+    """Draws the initial parameters of K models, [K, ...], one model after another in one compiled program.
 
     Args:
-        init: Function of a model that draws its parameters.
+        init: Function of a model that draws its parameters from a key.
         keys: One key for each model, [K].
     """
     return jax.lax.map(init, keys)  # however many models, one is traced
@@ -312,7 +313,7 @@ def _cost(composed: _Composed, data: FederatedData, engine: Engine) -> Cost:
 
 
 def _sent(model: Model, local: Local, server: Server, data: FederatedData, largest: int) -> tuple[PyTree, PyTree]:
-    """Returns a message and a broadcast; only their shapes are used."""
+    """Returns an example of a client's message and of the server's broadcast; only their shapes are used."""
     params = model.init(jax.random.key(0))
     broadcast = server.broadcast(server.init(params))
     client = client_view(data, jnp.int32(0), jnp.bool_(True), largest)
@@ -320,7 +321,7 @@ def _sent(model: Model, local: Local, server: Server, data: FederatedData, large
 
 
 def _check_examples(model: Model, data: FederatedData) -> None:
-    """Raises ``ValueError`` for symbols that the model does not read, and labels beyond its number of outputs."""
+    """Raises ``ValueError`` if the model cannot read the inputs (unknown tokens, say) or has no output for a label."""
     if not isinstance(data.x, jax.core.Tracer):
         if model.vocabulary:
             tokens("data: x", data.x, model.vocabulary)
@@ -336,7 +337,10 @@ def _check_examples(model: Model, data: FederatedData) -> None:
 
 
 def _step(composed: _Composed, state: State, data: FederatedData, engine: Engine) -> tuple[State, dict[str, PyTree]]:
-    """Computes one round: draw the cohort, broadcast, train, settle the clients' states, update the server, report."""
+    """Computes one round: draws the cohort, trains its slots, and updates the clients' and the server's states.
+
+    Returns the state after the round, and its numbers for the history by name.
+    """
     cohort, schedule_state, poll_report = _draw(composed, state, data, engine)
     acc, trained = _train(composed, state, data, engine, cohort)
     client, memory = _settle(composed, state, cohort, trained)
@@ -355,7 +359,10 @@ def _step(composed: _Composed, state: State, data: FederatedData, engine: Engine
 def _draw(
     composed: _Composed, state: State, data: FederatedData, engine: Engine
 ) -> tuple[Cohort, PyTree, dict[str, Array]]:
-    """Returns the round's cohort, with its weights, the schedule's next state, and how many clients were polled."""
+    """Draws the cohort of a round, with its weights, after polling clients if the schedule does so.
+
+    Returns the cohort, the schedule's next state and, if clients were polled, their number as ``polled``.
+    """
     import chex  # here: it is heavy, and needed only when a round is traced
 
     key, poll, report = state.schedule_key, composed.schedule.poll, dict[str, Array]()
@@ -377,7 +384,7 @@ def _draw(
 def _train(
     composed: _Composed, state: State, data: FederatedData, engine: Engine, cohort: Cohort
 ) -> tuple[PyTree, TrainedSlots]:
-    """Trains every slot with the engine; returns the accumulator of the messages, and the slots' results."""
+    """Trains every slot of the cohort; returns the accumulated messages (of ``Aggregate``) and each slot's results."""
     message, broadcast = composed.shapes(data, largest=engine.max_client_size)
     broadcasts = pytrees.cast_like(jax.vmap(composed.server.broadcast)(state.server), broadcast)
     acc = composed.aggregate.init(message, composed.schedule.num_models)
@@ -390,7 +397,11 @@ def _train(
 def _train_slot(
     composed: _Composed, expected: PyTree, engine: Engine
 ) -> Callable[[PyTree, Slots], tuple[Slots, PyTree, TrainedSlots]]:
-    """Returns the training of a slot: ``(data, state, broadcasts), row -> row, message, trained``, for the engine."""
+    """Builds the function ``((data, state, broadcasts), slot) -> (slot, message, results)``, which trains one slot.
+
+    The engine maps it over the cohort. If the server rejects the message, the slot's weight becomes 0. ``expected`` is
+    the shape of a message.
+    """
     import chex
 
     def train(common: tuple[FederatedData, State, PyTree], row: Slots) -> tuple[Slots, PyTree, TrainedSlots]:
@@ -417,7 +428,10 @@ def _train_slot(
 
 
 def _fetched(data: FederatedData, cohort: Cohort, max_client_size: int) -> tuple[Array, Array] | None:
-    """Returns every slot's examples [S, max_client_size, ...], copied once a round; None if that does not pay."""
+    """Copies the inputs and targets of every slot's client, [S, max_client_size, ...], once for the whole round.
+
+    Returns None if the copy costs more than it saves: for large cohorts and clients of very uneven sizes.
+    """
     # A gather from the whole data set costs a CPU microseconds more in every local step than one from a client's rows:
     # XLA divides an operation with a large operand between threads. Not for large cohorts or very uneven clients.
     padded, num_rows = max_client_size * data.num_clients, data.indices.shape[0]
@@ -429,28 +443,28 @@ def _fetched(data: FederatedData, cohort: Cohort, max_client_size: int) -> tuple
 
 
 def _own_view(row: Slots, block: tuple[Array, Array], round_: Array) -> Client:
-    """Returns ``client_view`` of a data set that consists of this client's examples only."""
+    """Returns the ``Client`` of a slot whose inputs and targets (``block``) were copied by ``_fetched``."""
     rows = jnp.arange(block[0].shape[0], dtype=jnp.int32)
     data = FederatedData(*block, rows, jnp.stack([jnp.zeros_like(row.size), row.size]))
     return Client(row.client, row.size, rows, data, round_)
 
 
 def _weigh(cohort: Cohort, offsets: Array | np.ndarray, weighting: str) -> Cohort:
-    """Returns the cohort with weights times the clients' sizes; "uniform": times 1, or 0 for a client without any."""
+    """Multiplies the cohort's weights by the clients' numbers of examples ("uniform": by 1, or 0 without examples)."""
     size = offsets[cohort.client + 1] - offsets[cohort.client]
     factor = size > 0 if weighting == "uniform" else size
     return cohort._replace(weight=cohort.weight * factor.astype(cohort.weight.dtype))
 
 
 def _client_weights(composed: _Composed, data: FederatedData) -> Array:
-    """Returns the weight of each client in a mean over all clients, [N]."""
+    """Returns the weight of each of the N clients in a mean over all clients, [N]: its number of examples, or 1."""
     clients = jnp.arange(composed.schedule.num_clients, dtype=jnp.int32)
     everyone = Cohort(clients, jnp.zeros_like(clients), jnp.ones(clients.shape, jnp.float32))
     return _weigh(everyone, data.offsets, composed.parts.weighting).weight
 
 
 def _settle(composed: _Composed, state: State, cohort: Cohort, trained: TrainedSlots) -> tuple[PyTree, PyTree]:
-    """Writes the new states and channel memory of the clients that trained; all other clients keep theirs."""
+    """Writes the new states, and the channel's new memory, of the clients that trained; other clients keep theirs."""
     # Empty and refused slots name a client too: their writes are dropped, so that they cannot overwrite the slot that
     # trains it.
     at = (jnp.where(trained.weight > 0, cohort.model, composed.schedule.num_models), cohort.client)
@@ -460,7 +474,7 @@ def _settle(composed: _Composed, state: State, cohort: Cohort, trained: TrainedS
 
 
 def _heard(composed: _Composed, state: State, cohort: Cohort, trained: TrainedSlots) -> tuple[RoundInfo, Array]:
-    """Returns the server's view of the round, [K], and whether each slot's message was refused, [S] int32."""
+    """Returns the ``RoundInfo`` of each model [K], and for each slot whether its message was rejected, [S] int32."""
     num_models = composed.schedule.num_models
     weight = jnp.zeros((num_models,), cohort.weight.dtype).at[cohort.model].add(trained.weight)
     count = jnp.zeros((num_models,), jnp.int32).at[cohort.model].add((trained.weight > 0).astype(jnp.int32))
@@ -472,7 +486,10 @@ def _heard(composed: _Composed, state: State, cohort: Cohort, trained: TrainedSl
 def _update(
     composed: _Composed, state: State, acc: PyTree, received: RoundInfo, data: FederatedData
 ) -> tuple[PyTree, dict[str, Array]]:
-    """Returns the server's states after the round, and its report."""
+    """Returns the server's states of all models after the round, and the numbers that it reports, by name.
+
+    A model for which no message was accepted keeps its state, or is updated by ``server.unheard``.
+    """
     aggregated, poll = composed.aggregate.finish(acc), composed.schedule.poll
     if poll is not None and poll.inverse_weights:
         share = received.weight / jnp.sum(_client_weights(composed, data))

@@ -1,8 +1,9 @@
 """Faults of a round: clients that drop out, that are late, or that send invalid messages.
 
-``dropout`` and ``stragglers`` turn a schedule into another one, whose cohorts theory can follow too. The cohorts of the
-inner schedule are the same as without faults (common random numbers). ``finite`` decides which messages the server
-accepts. A client at fault counts as absent: its message is ignored, and its state stays unchanged.
+``dropout`` and ``stragglers`` turn a schedule into another one, whose cohorts theory can follow too. They draw the
+faults separately, so that the schedule inside draws the same cohorts as without faults (common random numbers).
+``finite`` decides which messages the server accepts. A client at fault counts as absent: its message is ignored, and
+its state stays unchanged.
 
 The wire ledger charges a model down for every client that the server contacted, even if the client then drops out or is
 late, and a message up for every client that answered in time, even if the message is then rejected.
@@ -28,7 +29,10 @@ MOST_DELAY = 1000  # rounds: a server keeps so many models, and one more
 
 
 class Contacted(NamedTuple):
-    """The state of a faulty schedule: the inner schedule's state, and the last round's contacts and waiting time."""
+    """The state of a schedule with faults, around the state of the schedule inside.
+
+    It has the number of clients contacted in the last round, and how long the server waited for their answers.
+    """
 
     inner: PyTree
     contacted: Int32[Array, ""]
@@ -36,7 +40,9 @@ class Contacted(NamedTuple):
 
 
 def dropout(schedule: Schedule, probability: float | Num[np.ndarray, "N"]) -> Schedule:
-    """Returns ``schedule`` with dropout: in a round each client drops out of all its models, independently of others.
+    """Returns ``schedule`` with dropout: in each round each client drops out at random, independently of the others.
+
+    A client that drops out trains none of its models in that round.
 
     Args:
         schedule: The schedule.
@@ -66,13 +72,13 @@ def stragglers(
     distribution: str = "lognormal",
     spread: float = 1.0,
 ) -> Schedule:
-    """Returns a schedule that contacts the clients of ``schedule`` and closes a round after the first ``keep`` answers.
+    """Returns ``schedule`` with a server that closes a round after the first ``keep`` answers of the contacted clients.
 
     With ``uniform_sampling(N, 130)`` and ``keep=100`` the server contacts 130 clients and averages the first 100. The
-    work of the others is lost and not sent. The cohort has ``keep`` slots, in order of completion.
+    work of the other 30 is lost and not sent. The cohort has ``keep`` slots, in order of completion.
 
     Args:
-        schedule: The schedule.
+        schedule: The schedule that says which clients are contacted.
         keep: Answers after which the server closes the round.
         mean_time: Expected completion time, one for all clients or [N] (for instance in proportion to their examples).
         distribution: "lognormal", ``mean_time * exp(spread z - spread^2 / 2)`` with z standard normal, or "exponential"
@@ -80,7 +86,8 @@ def stragglers(
         spread: Standard deviation of the log of a lognormal time.
 
     Raises:
-        ValueError: ``keep`` outside 1 .. S, times or a spread that are not positive, or an unknown distribution.
+        ValueError: ``keep`` below 1 or above the schedule's number of slots, times or a spread that are not positive,
+            or an unknown distribution.
     """
     if not 1 <= keep <= schedule.num_slots:
         raise ValueError(f"keep: got {keep}, must be between 1 and {schedule.num_slots}, the schedule's slots")
@@ -114,11 +121,13 @@ def stragglers(
 def delay_probabilities(
     mean_time: ArrayLike, most: int, distribution: str = "lognormal", spread: float = 1.0
 ) -> Float64[np.ndarray, "*N ages"]:
-    """Computes the probabilities of delays from clients' speeds: an answer after time t is d late if d <= t < d + 1.
+    """Computes from clients' speeds how likely their answers are to arrive 0, 1, 2, ... rounds late.
+
+    An answer that takes a time t, in rounds, arrives d rounds late if d <= t < d + 1.
 
     Args:
         mean_time: Expected time of an answer in rounds of the server, one for all clients or [N].
-        most: Largest delay D, also of answers that take longer.
+        most: Largest delay D; answers that take longer count as D rounds late.
         distribution, spread: Distribution of the times, as in ``stragglers``.
 
     Returns:
@@ -138,10 +147,10 @@ def delay_probabilities(
 
 
 def round_times(schedule: Schedule, key: Key, num_rounds: int) -> Float[Array, "num_rounds"]:
-    """Returns how long the server waits in each of the first rounds, [R] float32, in the unit of ``mean_time``.
+    """Simulates how long the server waits in each of the first R rounds, [R] float32, in the unit of ``mean_time``.
 
     Args:
-        schedule: A schedule of ``stragglers``.
+        schedule: A schedule made by ``stragglers``.
         key: Key of the schedule, ``streams.keys(seed).schedule``.
         num_rounds: Rounds R.
 
@@ -163,7 +172,11 @@ def round_times(schedule: Schedule, key: Key, num_rounds: int) -> Float[Array, "
 def _wrapped(
     schedule: Schedule, num_slots: int, stream: int, pick: Callable[[Key, Cohort, Array], tuple[Cohort, Array]]
 ) -> Schedule:
-    """Returns ``schedule`` with cohorts and waiting times changed by ``pick``, which gets a new key in every round."""
+    """Returns ``schedule`` with a fault applied to every cohort that it draws; cohorts then have ``num_slots`` slots.
+
+    ``pick(key, cohort, waiting time) -> (cohort, waiting time)`` applies the fault, with a new key in every round.
+    ``stream`` separates the random numbers of this kind of fault from others.
+    """
 
     def init(key: Key) -> Contacted:
         return Contacted(schedule.init(key), jnp.int32(0), jnp.float32(0))
@@ -187,7 +200,7 @@ def _wrapped(
 
 
 def _depth(state: PyTree) -> int:
-    """Returns how many faults wrap a schedule already; each fault needs separate random draws."""
+    """Returns how many faults a schedule's state wraps; the number makes the random draws of each fault different."""
     return 1 + _depth(state.inner) if isinstance(state, Contacted) else 0
 
 
@@ -196,8 +209,8 @@ def num_contacted(schedule: Schedule, cohort: Cohort, state: PyTree) -> Int[Arra
 
     Args:
         schedule: The schedule that drew the round.
-        cohort: The round's cohort.
-        state: State of the schedule after the draw.
+        cohort: The cohort of the round.
+        state: State of the schedule after it drew this cohort.
     """
     if schedule.contacted is not None:
         return schedule.contacted(state)
@@ -205,7 +218,10 @@ def num_contacted(schedule: Schedule, cohort: Cohort, state: PyTree) -> Int[Arra
 
 
 def finite(max_norm: float = math.inf) -> Accept:
-    """Builds the test that accepts finite messages whose Euclidean norm is at most ``max_norm``.
+    """Builds a test of messages, which accepts those whose numbers are finite and whose norm is at most ``max_norm``.
+
+    Args:
+        max_norm: Largest Euclidean norm of a whole message; by default any finite message is accepted.
 
     Raises:
         ValueError: ``max_norm`` is not positive.

@@ -1,4 +1,4 @@
-"""Connected graphs of clients, and the matrices by which models walk over them or are mixed along them.
+"""Connected graphs of clients, and matrices on them: transition matrices of walks and mixing matrices of models.
 
 Matrices are NumPy arrays in float64, made once before anything is compiled.
 """
@@ -36,10 +36,10 @@ class Graph(NamedTuple):
 
 
 def from_adjacency(matrix: Shaped[np.ndarray, "N N"], name: str = "graph") -> Graph:
-    """Returns the graph with an edge wherever ``matrix`` is not 0.
+    """Builds the graph with an edge between i and j wherever ``matrix[i, j]`` is not 0.
 
     Args:
-        matrix: Matrix [N, N].
+        matrix: Adjacency matrix [N, N].
         name: Name of the graph.
 
     Raises:
@@ -105,8 +105,8 @@ def erdos_renyi(num_nodes: int, probability: float, seed: int) -> Graph:
         seed: Seed of the draw.
 
     Raises:
-        ValueError: A probability outside [0, 1], or a drawn graph that is not connected: another draw would change the
-            law.
+        ValueError: A probability outside [0, 1], or a drawn graph that is not connected. (Drawing again until it is
+            connected would change the distribution of the graph.)
     """
     number = whole("num_nodes", num_nodes)
     if not 0 <= probability <= 1:
@@ -122,10 +122,10 @@ def erdos_renyi(num_nodes: int, probability: float, seed: int) -> Graph:
 
 
 def metropolis_hastings(graph: Graph) -> Float64[np.ndarray, "N N"]:
-    """Returns the transition matrix P [N, N] of the random walk whose stationary law is uniform (Metropolis-Hastings).
+    """Returns the transition matrix P [N, N] of a random walk whose stationary distribution is uniform.
 
-    ``P_ij = 1 / max(d_i, d_j)`` along edges, with d_i the number of neighbours of node i, and the rest is the
-    probability to stay. P is symmetric, and its rows sum to 1.
+    It is Metropolis-Hastings: ``P_ij = 1 / max(d_i, d_j)`` along edges, with d_i the number of neighbours of node i.
+    With the remaining probability the walk stays. P is symmetric, and its rows sum to 1.
     """
     return _from_edges(graph, _largest_degree(graph))
 
@@ -186,22 +186,22 @@ def check_doubly_stochastic(name: str, matrix: Num[np.ndarray, "N N"]) -> None:
 
 
 def _largest_degree(graph: Graph) -> Int[np.ndarray, "N N"]:
-    """Returns the larger degree of each pair of nodes, at least 1, [N, N]."""
+    """Returns for each pair of nodes the larger of their numbers of neighbours, at least 1, [N, N]."""
     return np.maximum(np.maximum.outer(graph.degrees, graph.degrees), 1)
 
 
 def _from_edges(graph: Graph, denominator: Num[np.ndarray, "N N"]) -> Float[np.ndarray, "N N"]:
-    """Returns the matrix ``1 / denominator`` along edges, with the diagonal that makes each row sum to 1."""
+    """Returns the matrix with ``1 / denominator`` along edges and a diagonal that makes each row sum to 1, [N, N]."""
     matrix = np.where(graph.adjacency, 1 / denominator, 0.0)
     np.fill_diagonal(matrix, np.maximum(1 - matrix.sum(axis=1), 0.0))
     return matrix
 
 
 def named_graph(text: str, num_nodes: int, seed: int) -> Graph:
-    """Returns the graph written as ``text``, such as ``erdos_renyi:0.3``.
+    """Returns the graph that a text describes: "ring", "torus", "complete" or, say, "erdos_renyi:0.3".
 
     Args:
-        text: Name of a graph, with a colon and a number if the graph needs one.
+        text: Name of a graph, with a colon and the probability of an edge for ``erdos_renyi``.
         num_nodes: Nodes N.
         seed: Seed of a random graph.
 
@@ -213,7 +213,7 @@ def named_graph(text: str, num_nodes: int, seed: int) -> Graph:
 
 
 def _square(num_nodes: int, seed: int) -> Graph:
-    """Returns the torus of ``num_nodes`` nodes that is nearest to a square."""
+    """Returns the torus of ``num_nodes`` nodes whose sides are as equal as possible."""
     rows = max(r for r in range(1, int(num_nodes**0.5) + 1) if num_nodes % r == 0)
     return torus(rows, num_nodes // rows)
 

@@ -1,7 +1,8 @@
 """A client's local training: it minimises an objective, starting from parameters that depend on the broadcast.
 
-One local problem serves every algorithm here: minimise ``F_i(w) + <tilt, w> + prox / 2 |w - anchor|^2`` from ``start``.
-Algorithms differ in (start, anchor, tilt, prox), and in the client's message and state.
+Every algorithm here poses one kind of local problem: minimise ``F_i(w) + <tilt, w> + prox / 2 |w - anchor|^2`` over the
+parameters w from ``start``, where F_i is client i's mean loss. Algorithms differ in (start, anchor, tilt, prox), and in
+the client's message and state.
 """
 
 from __future__ import annotations
@@ -53,12 +54,12 @@ def client_view(
     max_client_size: int,
     round_: Int[Array, ""] | int = 0,
 ) -> Client:
-    """Returns one client's rows of ``data``, padded to ``max_client_size``.
+    """Returns the ``Client`` record with the rows of ``data`` that are one client's, padded to ``max_client_size``.
 
     Args:
         data: Training examples of all clients.
         client_id: Id of the client, [] int32.
-        active: Whether the slot is filled, [] bool; in an inactive slot the client has size 0.
+        active: Whether the client trains, [] bool; if not, the record has size 0.
         max_client_size: Number of examples of the largest client.
         round_: Number of the round.
     """
@@ -80,7 +81,10 @@ def validate_work(work: Work) -> None:
 
 
 class LocalProblem(NamedTuple):
-    """A client's objective ``F_i(w) + <tilt, w> + prox / 2 |w - anchor|^2``; without a tilt or anchor the term is 0."""
+    """The objective ``F_i(w) + <tilt, w> + prox / 2 |w - anchor|^2`` that client i minimises over the parameters w.
+
+    F_i is the client's mean loss. Without a tilt, or without an anchor, that term is left out.
+    """
 
     start: PyTree  # parameters before the first step
     anchor: PyTree | None = None
@@ -123,7 +127,10 @@ def _shuffled(key: Key, client: Client) -> Int[Array, "max_size"]:
 def _of_batch(
     order: Int[Array, "max_size"], t: Int[Array, ""], batch: int, size: Int[Array, ""]
 ) -> tuple[Int[Array, "batch"], Bool[Array, "batch"]]:
-    """Returns the entries of ``order`` in batch number ``t`` of an epoch, [batch], and whether each entry counts."""
+    """Returns the examples of minibatch number ``t`` of an epoch, [batch], and whether each is real, [batch] bool.
+
+    ``order`` has the client's examples in the order of this epoch, padding last; ``size`` of them are real.
+    """
     position = t * batch + jnp.arange(batch)
     return order[jnp.minimum(position, order.shape[0] - 1)], position < size
 
@@ -156,7 +163,10 @@ def drawn_batches(work: Work, key: Key, size: Int[Array, ""], largest: int, most
 
 
 def _all_examples(work: Work, client: Client) -> tuple[tuple[Array, Array, Array], int | Array, Array]:
-    """Returns a client's (inputs, targets, mask); the steps of ``work``, maybe traced; its steps, 0 if it is empty."""
+    """Returns a client's examples, (inputs, targets, mask), and two numbers of steps for full-batch training.
+
+    The first is the number that ``work`` asks for, maybe traced; the second is that number, or 0 without examples.
+    """
     mask = jnp.arange(client.rows.shape[0]) < client.size
     most = (work.epochs or 0) if work.steps is None else work.steps
     total = jnp.where(client.size > 0, most, 0)
@@ -173,7 +183,7 @@ def _full_batch(work: Work, client: Client, step: _LocalStep, carry: PyTree) -> 
 def _static_loop(
     most: int | Array, total: Int[Array, ""], body: Callable[[Array, PyTree], PyTree], carry: PyTree
 ) -> PyTree:
-    """Applies ``body(t, carry)`` for t below ``total``, as a scan over ``most`` steps."""
+    """Applies ``body(t, carry)`` for t = 0 .. ``total`` - 1 in a scan of fixed length ``most`` (differentiable)."""
 
     def one(carry: PyTree, t: Array) -> tuple[PyTree, None]:
         return jax.lax.cond(t < total, lambda c: body(t, c), lambda c: c, carry), None
@@ -222,10 +232,10 @@ def minimise(
     problem: LocalProblem,
     client: Client,
 ) -> tuple[PyTree, dict[str, Array]]:
-    """Minimises a client's problem by its local steps.
+    """Trains on one client: runs the optimiser on the objective of ``problem`` for the steps of ``work``.
 
     Args:
-        key: Key of the client's update.
+        key: Key from which the minibatches are drawn.
         model: The network.
         loss: The loss.
         optimizer: An optax optimiser.
@@ -234,9 +244,10 @@ def minimise(
         client: The client's examples.
 
     Returns:
-        The parameters after the last step, and ``info`` with ``loss`` (mean of the batches' losses, float), ``steps``
-        (int32) and, of an optimiser that accumulates gradients, ``unapplied`` (gradients that it still held, int32). A
-        client of size 0 returns ``start`` unchanged.
+        The parameters after the last step, and a dictionary with ``loss`` (mean of the batches' losses, float) and
+        ``steps`` (number of steps, int32). With an optimiser that accumulates gradients (``optax.MultiSteps``) it also
+        has ``unapplied``, the number of gradients not yet applied, int32. A client of size 0 returns ``start``
+        unchanged.
     """
     full_batch = work.batch_size is None or work.batch_size >= client.rows.shape[0]
     if full_batch and model.descend and isinstance(optimizer, Sgd) and _is_plain(work, problem):
@@ -258,7 +269,7 @@ def minimise(
 
 
 def _unapplied(opt_state: PyTree) -> dict[str, Array]:
-    """Returns how many gradients ``optax.MultiSteps``, which applies several at once, still holds; else nothing."""
+    """Returns the number of gradients that ``optax.MultiSteps`` has not yet applied; nothing for other optimisers."""
     accumulates = lambda part: isinstance(part, optax.MultiStepsState)  # noqa: E731
     waiting = [part.mini_step for part in jax.tree.leaves(opt_state, is_leaf=accumulates) if accumulates(part)]
     return {"unapplied": jnp.max(jnp.stack(waiting))} if waiting else {}
@@ -269,26 +280,26 @@ def _info(total_loss: Float[Array, ""], steps: Int[Array, ""]) -> dict[str, Arra
 
 
 def _is_plain(work: Work, problem: LocalProblem) -> bool:
-    """Returns whether local training follows only the gradient of the client's loss."""
+    """Returns whether training is gradient descent on the client's loss alone, so that ``Model.descend`` can do it."""
     return not work.differentiable and problem.anchor is None and problem.tilt is None
 
 
 def _descended(
     descend: Descend, loss: Loss, rate: float | Float[Array, ""], work: Work, start: PyTree, client: Client
 ) -> tuple[PyTree, dict[str, Array]]:
-    """Does the work of ``minimise`` for plain full-batch descent, with one call of ``Model.descend`` for all steps."""
+    """Returns the result of ``minimise`` for plain full-batch gradient descent, by one call of ``Model.descend``."""
     (x, y, mask), most, total = _all_examples(work, client)
     params, total_loss = descend(start, x, lambda outputs: loss(pytrees.wide(outputs), y, mask), rate, total, most)
     return params, _info(total_loss, total)
 
 
 def no_state(params: PyTree) -> tuple[()]:
-    """Returns the empty state, for clients that keep nothing."""
+    """Returns an empty state, for algorithms whose clients keep nothing between rounds."""
     return ()
 
 
 def from_broadcast(broadcast: PyTree, client_state: PyTree) -> LocalProblem:
-    """Returns the plain problem: the client's loss, starting from the broadcast parameters.
+    """Returns the local problem of FedAvg: minimise the client's loss, starting from the broadcast parameters.
 
     Args:
         broadcast: Parameters that the server sent.
@@ -298,26 +309,26 @@ def from_broadcast(broadcast: PyTree, client_state: PyTree) -> LocalProblem:
 
 
 def is_zero(mu: float | Float[Array, ""]) -> bool:
-    """Returns whether mu is known to be 0, so that its term can be left out."""
+    """Returns whether the proximal strength mu is 0, so that its term can be left out; False for a traced mu."""
     return not isinstance(mu, jax.core.Tracer) and float(mu) == 0
 
 
 @runtime_checkable
 class Pose(Protocol):
-    """A function that returns the problem that a client minimises."""
+    """A function that makes a client's local problem from the server's broadcast and the client's state."""
 
     def __call__(self, broadcast: PyTree, client_state: PyTree, /) -> LocalProblem:
-        """Returns the problem.
+        """Returns the objective that the client minimises, with the parameters to start from.
 
         Args:
-            broadcast: The server's broadcast.
+            broadcast: Tree that the server sent.
             client_state: The client's state for this model.
         """
 
 
 @runtime_checkable
 class Answer(Protocol):
-    """A function that makes a client's message."""
+    """A function that makes a client's message to the server after local training."""
 
     def __call__(
         self, broadcast: PyTree, client_state: PyTree, params: PyTree, steps: Int[Array, ""], client: Client, /
@@ -325,16 +336,16 @@ class Answer(Protocol):
         """Returns the message, and the client's new state.
 
         Args:
-            broadcast: The server's broadcast.
+            broadcast: Tree that the server sent.
             client_state: The client's state for this model.
             params: Parameters after the last local step.
             steps: Number of local steps, [] int32.
-            client: The client.
+            client: The client's id, examples and round.
         """
 
 
 def proximal(mu: float | Float[Array, ""]) -> Pose:
-    """Builds a ``Pose`` of the problem ``F_i(w) + mu / 2 |w - w_server|^2``; for mu = 0 the term is left out."""
+    """Builds the ``Pose`` of FedProx: minimise the loss plus ``mu / 2 |w - broadcast|^2`` from the broadcast on."""
     if is_zero(mu):
         return lambda broadcast, client_state: LocalProblem(broadcast)
     return lambda broadcast, client_state: LocalProblem(broadcast, anchor=broadcast, prox=mu)
@@ -343,7 +354,7 @@ def proximal(mu: float | Float[Array, ""]) -> Pose:
 def difference(
     broadcast: PyTree, client_state: PyTree, params: PyTree, steps: Int[Array, ""], client: Client
 ) -> tuple[PyTree, PyTree]:
-    """Returns the message ``server - client``, and the client's state unchanged.
+    """Returns FedAvg's message ``broadcast - params``, and the client's state unchanged (an ``Answer``).
 
     Args:
         broadcast: Parameters that the server sent.
@@ -355,13 +366,13 @@ def difference(
 
 
 class Posed(TypedDict, total=False):
-    """The parts in which local training differs from plain gradient descent that starts at the broadcast.
+    """The functions in which an algorithm's local training may differ from FedAvg's; each one is optional.
 
     Attributes:
-        pose: Returns the problem that a client minimises; by default its loss, starting from the broadcast.
-        answer: Makes the client's message; by default ``server - client``.
-        init: Makes the state that a client keeps from parameters; by default an empty state.
-        message: Makes a tree with the shapes of a message from parameters; by default the parameters.
+        pose: Makes the problem that a client minimises; by default its loss, starting from the broadcast.
+        answer: Makes the client's message; by default the broadcast minus the trained parameters.
+        init: Makes a client's first state from a model's parameters; by default an empty state.
+        message: Makes a tree with the shapes of a message from a model's parameters; by default the parameters.
         settle: Corrects the client's state after its message has travelled; by default no correction.
     """
 
@@ -373,18 +384,18 @@ class Posed(TypedDict, total=False):
 
 
 def local_training(model: Model, loss: Loss, optimizer: Optimizer, work: Work, **posed: Unpack[Posed]) -> Local:
-    """Builds local training on the problem that an algorithm poses; by default FedAvg's SGD from the broadcast.
+    """Builds a client's part of an algorithm: local training and its message, by default as in FedAvg.
 
     Args:
         model: The network.
         loss: The loss.
-        optimizer: An optax optimiser, or a function from the round to one (``optimizers.sgd`` of a schedule); its state
-            does not outlive a round.
+        optimizer: An optax optimiser, or a function from the round to one (such as ``optimizers.sgd`` of a
+            learning-rate schedule); its state does not outlive a round.
         work: Local steps and minibatches.
-        posed: Fields of ``Posed`` in which the algorithm differs.
+        posed: Fields of ``Posed`` in which the algorithm differs from FedAvg.
 
     Raises:
-        ValueError: An impossible ``work``.
+        ValueError: ``work`` sets both or neither of ``steps`` and ``epochs``, or a number below 1.
     """
     validate_work(work)
     pose, answer = posed.get("pose", from_broadcast), posed.get("answer", difference)

@@ -1,4 +1,4 @@
-"""The answers of polled clients: how well the server's models do on their examples, before a cohort is chosen."""
+"""Polling: clients report the loss or gradient norm of each model, by which a schedule chooses the cohort."""
 
 from __future__ import annotations
 
@@ -32,16 +32,16 @@ def answers(
     data: FederatedData,
     engine: Engine,
 ) -> Float[Array, "K D"]:
-    """Computes what each candidate answers about each of the K models; infinite where it is not a finite number.
+    """Computes the loss, or the gradient norm, of each of the K models on the examples of each of D clients.
 
-    Clients and models are mapped onto the devices as in training.
+    A value that is not finite is replaced by infinity. Clients and models are mapped onto the devices as in training.
 
     Args:
-        measure: "loss", of a model at all examples of a client, or "gradient_norm", the Euclidean norm of its gradient.
+        measure: "loss", or "gradient_norm" for the Euclidean norm of the gradient of the loss.
         model: The network.
         loss: The loss by which the clients train.
         params: Parameters of the models, [K, ...].
-        candidates: Clients that are asked.
+        candidates: Ids of the clients that are asked, [D].
         data: Training examples of all clients.
         engine: Mapping of clients onto devices.
     """
@@ -63,7 +63,7 @@ def answers(
 
 
 def _measured(measure: str, model: Model, loss: Loss) -> Callable[[PyTree, Client], Array]:
-    """Returns the function ``(params, client) -> value`` of one model and one client."""
+    """Returns the function ``(params, client) -> scalar``: a model's loss, or gradient norm, on a client's examples."""
     apply = with_fast_convolutions(model.apply)
 
     def objective(params: PyTree, client: Client) -> Float[Array, ""]:

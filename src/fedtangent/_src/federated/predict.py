@@ -1,4 +1,4 @@
-"""Predictions of an ensemble, personal predictions of clients, and their metrics."""
+"""Predictions of an ensemble and of single clients (personal predictions), and metrics of them."""
 
 from __future__ import annotations
 
@@ -32,18 +32,18 @@ Measure = Loss  # a number of outputs [m, C], targets [m, ...] and mask [m]
 
 @runtime_checkable
 class Personal(Protocol):
-    """A function that predicts for one client, with the client's models or with the global models weighed for it."""
+    """A function that predicts for one client, with models that the client keeps or with the global models."""
 
     def __call__(
         self, model: Model, params: PyTree, client_states: PyTree, client: Client, x: Shaped[AnyArray, "m ..."], /
     ) -> Prediction:
-        """Returns the client's prediction.
+        """Returns a client's prediction for inputs.
 
         Args:
             model: The network.
             params: Parameters of the K global models, [K, ...].
             client_states: The client's state for each model, [K, ...].
-            client: The client, with its own examples.
+            client: The client, with its training examples.
             x: Inputs [m, ...].
         """
 
@@ -51,11 +51,10 @@ class Personal(Protocol):
 def mean_of_models(model: Model, params: PyTree, x: Shaped[AnyArray, "n ..."]) -> Prediction:
     """Returns the uniform average of the K models' predictions (FE-2024, eq. 2), and each model's outputs.
 
-    ``losses.mean_prediction`` averages probabilities if ``model.loss`` is a loss of classes, else outputs. The model of
-    an algorithm has the loss by which the algorithm trains.
+    If ``model.loss`` is a loss of class labels, probabilities are averaged, else outputs (``losses.mean_prediction``).
 
     Args:
-        model: The network.
+        model: The network, whose ``loss`` is the one by which it was trained.
         params: Parameters of the K models, [K, ...].
         x: Inputs [n, ...].
     """
@@ -66,7 +65,7 @@ def mean_of_models(model: Model, params: PyTree, x: Shaped[AnyArray, "n ..."]) -
 def own_models(
     model: Model, params: PyTree, client_states: PyTree, client: Client, x: Shaped[AnyArray, "n ..."]
 ) -> Prediction:
-    """Returns the mean prediction of the K models that the client keeps.
+    """Returns the mean prediction of the K models that a client keeps, as a personal prediction (``Personal``).
 
     Args:
         model: The network.
@@ -79,10 +78,10 @@ def own_models(
 
 
 def model_weights(losses: Float[Array, "K"], gamma: float) -> Float[Array, "K"]:
-    """Returns ``alpha_k = exp(-loss_k / gamma) / sum_j exp(-loss_j / gamma)``, [K].
+    """Computes weights of K models from their losses, ``alpha_k = exp(-loss_k / gamma) / sum_j exp(-loss_j / gamma)``.
 
-    It minimises ``sum_k alpha_k loss_k - gamma H(alpha)`` over the simplex, with the entropy H: FE-2024, eq. (4) with
-    the signs of its text (erratum `fe2024.4`).
+    They minimise ``sum_k alpha_k loss_k - gamma H(alpha)`` over the simplex, with the entropy H. This is FE-2024, eq.
+    (4), with the signs of the paper's text (erratum `fe2024.4`).
 
     Args:
         losses: Losses of the models, [K].
@@ -93,11 +92,11 @@ def model_weights(losses: Float[Array, "K"], gamma: float) -> Float[Array, "K"]:
 
 
 def weighted_models(loss: str, gamma: float) -> Personal:
-    """Builds Fed-ensemble's personalised weighting (FE-2024, eq. 3 and 4 as in ``model_weights``).
+    """Builds Fed-ensemble's personal prediction: the global models, weighted by their losses (FE-2024, eq. 3 and 4).
 
-    The client weighs the K global models by their mean ``loss`` on all of its examples and predicts ``sum_k alpha_k
-    f_k(x)``, where ``f_k`` are outputs, or probabilities as in ``mean_of_models``. A client without examples weighs
-    them equally.
+    A client computes the mean ``loss`` of each of the K global models on all of its examples, and from these losses the
+    weights alpha_k (``model_weights``). It predicts ``sum_k alpha_k f_k(x)``, where ``f_k`` are outputs, or
+    probabilities as in ``mean_of_models``. A client without examples weighs the models equally.
 
     Args:
         loss: Name of a loss.
@@ -121,10 +120,10 @@ def weighted_models(loss: str, gamma: float) -> Personal:
 
 
 def fine_tuned(loss: str, learning_rate: Rate, work: Work, seed: int = 0) -> Personal:
-    """Builds fine-tuning after training: local SGD on the client's examples from each global model, then the mean.
+    """Builds a personal prediction by fine-tuning: local SGD from each global model on the client's examples.
 
-    Source: Wang et al., 2019, "Federated evaluation of on-device personalization". No state is kept: every prediction
-    starts from the current global models.
+    The prediction is the mean over the fine-tuned models. Nothing is kept: every prediction starts from the current
+    global models. Source: Wang et al., 2019, "Federated evaluation of on-device personalization".
 
     Args:
         loss: Name of a loss.
@@ -133,7 +132,7 @@ def fine_tuned(loss: str, learning_rate: Rate, work: Work, seed: int = 0) -> Per
         seed: Seed of the minibatches, which also depend on the round and the client; they are the same for all models.
 
     Raises:
-        ValueError: An unknown loss, a rate that is not positive, or an impossible ``work``.
+        ValueError: An unknown loss, a rate that is not positive, or a ``work`` without exactly one of steps and epochs.
     """
     value, optimizer = get_loss(loss), sgd(learning_rate)
     check_rate("learning_rate", learning_rate)
@@ -155,7 +154,9 @@ def fine_tuned(loss: str, learning_rate: Rate, work: Work, seed: int = 0) -> Per
 
 
 def accuracy(outputs: Float[Array, "m C"], targets: Int[Array, "m"], mask: Bool[Array, "m"]) -> Float[Array, ""]:
-    """Computes the share of real examples whose largest output is at their label, a scalar; NaN if one has no largest.
+    """Computes the share of real examples whose largest output is at their label, a scalar.
+
+    It is NaN if the largest output of any real example is not finite.
 
     Args:
         outputs: Outputs of the network [m, C].
@@ -192,9 +193,10 @@ class ClientMetrics(NamedTuple):
 def evaluate_clients(
     algorithm: Algorithm, state: PyTree, data: FederatedData, test: FederatedData, measure: str | Loss = "accuracy"
 ) -> ClientMetrics:
-    """Computes a metric of every client's prediction (personal, or else global) on the client's test examples.
+    """Computes a metric of every client's prediction on the client's test examples.
 
-    Clients are evaluated one at a time, by one compiled program for each algorithm, measure and shapes.
+    The prediction is the algorithm's personal one if it has one, else the global one. Clients are evaluated one at a
+    time, by one compiled program for each algorithm, measure and shapes.
 
     Args:
         algorithm: The algorithm.
@@ -205,8 +207,8 @@ def evaluate_clients(
             C], targets [m, ...], mask [m]) -> scalar``.
 
     Raises:
-        ValueError: An unknown measure, or one that does not fit the targets; another number of clients; no test example
-            at all.
+        ValueError: An unknown measure; a measure of labels for targets that are numbers, or the reverse; different
+            numbers of clients in ``data`` and ``test``; no test example at all.
     """
     name, value = (measure, MEASURES.get(measure)) if isinstance(measure, str) else ("", measure)
     if value is None:

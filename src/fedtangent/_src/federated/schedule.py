@@ -4,8 +4,8 @@ A schedule draws a ``Cohort`` of S slots for each round, with weight 1 in a fill
 engine multiplies the weights by the clients' sizes, unless the weighting is uniform. Draws depend only on the
 schedule's key, so the cohorts of a run can be drawn without training (``drawn_cohorts``).
 
-Schedules with a ``Poll`` choose by what clients answer about the current models, so their cohorts are known only in a
-run. ``polling.answers`` computes the answers.
+A schedule with a ``Poll`` first asks clients for the loss or gradient norm of the current models
+(``polling.answers``) and chooses the cohort by their answers. Its cohorts are therefore known only in a run.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ FITS = ("worst", "best")
 
 
 def _memoryless(num_models: int, num_clients: int, num_slots: int, draw: Callable[[Key, Array], Cohort]) -> Schedule:
-    """Builds a schedule whose cohorts depend only on the key and the round."""
+    """Builds a schedule without a state, whose cohort ``draw(key, round)`` depends only on the key and the round."""
     whole("num_clients", num_clients)
     whole("num_models", num_models)
 
@@ -67,9 +67,10 @@ def _distinct(key: Key, num_clients: int, number: int) -> Int32[Array, "number"]
 
 
 def all_clients(num_clients: int, num_models: int = 1) -> Schedule:
-    """Builds the schedule under which every client trains every model in every round: S = K N slots, model by model.
+    """Builds the schedule under which every client trains every model in every round.
 
-    A client draws the same minibatches for all models, so models differ only by their start.
+    There are S = K N slots, ordered by model. A client draws the same minibatches for all models, so models differ only
+    by their start.
 
     Args:
         num_clients: Clients N.
@@ -101,8 +102,8 @@ def uniform_sampling(num_clients: int, clients_per_round: int) -> Schedule:
 def poisson_sampling(num_clients: int, rate: float) -> Schedule:
     """Builds the schedule under which each client trains the single model with probability ``rate`` in each round.
 
-    Clients are drawn independently: a round has S = N slots, of which any number, also none, has a client. The bounds
-    of differential privacy are for this sampling.
+    Clients are drawn independently. A round has S = N slots, one for each client; any number of them may be filled,
+    even none. The bounds of differential privacy are for this sampling.
 
     Args:
         num_clients: Clients N.
@@ -186,10 +187,10 @@ def mixed_permutations(num_clients: int, num_models: int) -> Schedule:
 
 
 def strata(num_clients: int, num_models: int, num_strata: int, clients_per_stratum: int | None = None) -> Schedule:
-    """Builds the schedule of FE-2021, algorithm 1: strata of clients, with partial participation.
+    """Builds the schedule of FE-2021, algorithm 1: groups of clients (strata), each of which trains one model a round.
 
-    Clients are divided at random into Q strata of equal size (to within one). For every K rounds a Q x K matrix P is
-    drawn, whose rows are permutations of the models; in the r-th of these rounds stratum q trains model ``P[q, r]`` on
+    Clients are divided at random into Q strata of equal size (to within one). Every K rounds a Q x K matrix P is drawn
+    whose rows are permutations of the models. In the r-th of these rounds stratum q trains model ``P[q, r]`` on
     ``clients_per_stratum`` of its clients, drawn without replacement (erratum `fe2021.algorithm1`).
 
     Args:
@@ -206,7 +207,7 @@ def strata(num_clients: int, num_models: int, num_strata: int, clients_per_strat
         whole("clients_per_stratum", clients_per_stratum, 1, num_clients // num_strata)
 
     def init(key: Key) -> Int32[Array, "Q largest"]:
-        """Returns the members of each stratum, [Q, largest] int32, with -1 in a stratum that is one client short."""
+        """Draws the members of each stratum, [Q, largest] int32; -1 fills up a stratum that is one client short."""
         order = jax.random.permutation(key, num_clients)
         padded = jnp.full((largest * num_strata,), -1).at[:num_clients].set(order)
         return padded.reshape(largest, num_strata).T.astype(jnp.int32)
@@ -236,17 +237,17 @@ def drawn_cohorts(
     """Returns the cohorts that a run of this seed draws, as NumPy arrays [R, S]; no network is trained.
 
     Theory follows these cohorts. Weights are computed independently of the simulator, so that a simulator that weighs
-    clients wrongly disagrees with theory. A filled slot has its client's number of examples as weight (FedAvg; FE-2021,
-    eq. 1), or 1 with ``weighting="uniform"`` if the client has an example, times the slot's weight in the schedule. An
-    empty slot has weight 0. Weights do not sum to 1: messages are averaged by their shares of the sum.
+    clients wrongly disagrees with theory. The weight of a filled slot is its client's number of examples (FedAvg;
+    FE-2021, eq. 1). With ``weighting="uniform"`` it is 1, or 0 for a client without examples. Either is multiplied by
+    the weight that the schedule gave to the slot. An empty slot has weight 0. Weights do not sum to 1: a model's
+    messages are averaged in proportion to them.
 
     Args:
         schedule: The schedule.
-        partition: The clients' examples; None only without a weighting.
+        partition: The clients' examples; may be None if ``weighting`` is None.
         num_rounds: Rounds R.
         seed: Seed or key of the run.
-        weighting: The algorithm's weighting, "examples" or "uniform"; None for the weights of the schedule, 1 in a
-            filled slot.
+        weighting: The algorithm's weighting, "examples" or "uniform"; None for the weights of the schedule alone.
 
     Raises:
         ValueError: ``num_rounds`` is not a whole number of at least 1, the weighting is unknown, or the partition and
@@ -260,7 +261,7 @@ def drawn_cohorts(
 
 
 def _client_weights(num_clients: int, partition: Partition | None, weighting: str) -> Float[np.ndarray, "num_clients"]:
-    """Returns the weight of every client in the mean of clients, [N]."""
+    """Returns the weight of every client, [N]: its number of examples or, if uniform, 1 (0 without examples)."""
     choice("weighting", weighting, WEIGHTINGS)
     instance("partition", partition, Partition)
     assert partition is not None
@@ -272,7 +273,7 @@ def _client_weights(num_clients: int, partition: Partition | None, weighting: st
 
 @partial(jax.jit, static_argnames=("schedule", "num_rounds"))
 def _unroll(schedule: Schedule, key: Key, num_rounds: int) -> Cohort:
-    """Returns the schedule's cohorts of the first ``num_rounds`` rounds, [R, S], from the run's schedule key."""
+    """Draws the schedule's cohorts of the first ``num_rounds`` rounds, [R, S]; ``key`` is the run's schedule key."""
     init_key, sample_key = streams.schedule_keys(key)
 
     def one(state: object, round_: Int[Array, ""]) -> tuple[object, Cohort]:
@@ -285,20 +286,21 @@ def _unroll(schedule: Schedule, key: Key, num_rounds: int) -> Cohort:
 def random_walk(graph: Graph, num_models: int = 1, transition: Float[np.ndarray, "N N"] | None = None) -> Schedule:
     """Builds the schedule of Fed-ensemble Random Walk (FE-2024, section V-H): K models walk over a graph of clients.
 
-    In every round the client at a model's place trains the model, which then moves along an edge (or stays, if
-    ``transition`` allows it): S = K. Each model starts at a client drawn uniformly and walks independently of the
-    others; the paper only says "independently". Models may meet at one client, which then trains each of them, and K
-    may exceed N. With the default transition a model is at each client with probability 1/N in every round. The
-    schedule's state is the place of each model, [K] int32.
+    In every round each model is trained by the client at which it is. It then walks along an edge to another client, or
+    stays if ``transition`` allows it. So there are S = K slots. Each model starts at a client drawn uniformly and walks
+    independently of the others (the paper only says "independently"). Models may meet at one client, which then trains
+    each of them, and K may exceed N. With the default transition a model is at each client with probability 1/N in
+    every round. The schedule's state is the client at which each model is, [K] int32.
 
     Args:
         graph: Graph of the clients.
         num_models: Models K.
-        transition: Probabilities [N, N] of the next place; rows sum to 1, and entries are 0 except along edges and on
-            the diagonal. By default ``graphs.metropolis_hastings``, whose stationary law is uniform.
+        transition: Probabilities [N, N] of walking from client i (row) to client j (column); rows sum to 1, and entries
+            are 0 except along edges and on the diagonal. By default ``graphs.metropolis_hastings``, whose stationary
+            distribution is uniform.
 
     Raises:
-        ValueError: ``transition`` has another shape, is not stochastic, or moves along a pair that is no edge.
+        ValueError: ``transition`` has another shape, is not stochastic, or is positive for a pair that is no edge.
     """
     instance("graph", graph, Graph)
     nodes = graph.num_nodes
@@ -326,7 +328,7 @@ def random_walk(graph: Graph, num_models: int = 1, transition: Float[np.ndarray,
 
 
 def own_models(num_clients: int) -> Schedule:
-    """Builds the schedule of gossip: in every round client k trains model k only, so K = S = N."""
+    """Builds the schedule of gossip: in every round client k trains model k and no other, so K = S = N."""
 
     def draw(key: Key, round_: Int[Array, ""]) -> Cohort:
         return _cohort(jnp.arange(num_clients), jnp.arange(num_clients))
@@ -341,17 +343,17 @@ def by_poll(
     poll: Poll,
     init: Callable[[Key], PyTree] = lambda key: (),
 ) -> Schedule:
-    """Builds a schedule that chooses the cohort of each round by what clients answer about the current models.
+    """Builds a schedule that asks clients about the current models and chooses each cohort by their answers.
 
     Args:
         num_models: Models K.
         num_clients: Clients N.
         num_slots: Slots S of a round's cohort.
-        poll: Which clients are asked what, and the choice by their answers.
-        init: Draws the first state from a key; by default the schedule has no state.
+        poll: Which clients are asked, for the loss or the gradient norm, and the function that chooses the cohort.
+        init: Draws the schedule's first state from a key; by default the schedule has no state.
 
     Raises:
-        ValueError: A number out of range, or an unknown measure.
+        ValueError: A number below 1, more candidates than clients, or a measure other than "loss" and "gradient_norm".
     """
     whole("num_clients", num_clients)
     whole("num_models", num_models)
@@ -371,16 +373,16 @@ def by_poll(
 
 
 def power_of_choice(num_clients: int, candidates: int, clients_per_round: int) -> Schedule:
-    """Builds power-of-choice (Cho et al., 2020, section 4): of some candidates, those with the largest losses train.
+    """Builds power-of-choice (Cho et al., 2020, section 4): of D sampled clients, those with the largest losses train.
 
-    Candidates are drawn one after another without replacement, in proportion to their numbers of examples. Of equal
-    losses the candidate that was drawn first counts as larger. The paper averages the chosen clients uniformly:
+    The D candidates are drawn one after another without replacement, in proportion to their numbers of examples. Of
+    equal losses the candidate that was drawn first counts as larger. The paper averages the chosen clients uniformly:
     ``Averaging(weighting="uniform")``.
 
     Args:
         num_clients: Clients N.
         candidates: Clients D that are asked for their losses in a round.
-        clients_per_round: Clients of a round, which is the number S of slots; at most ``candidates``.
+        clients_per_round: Clients that train in a round, which is the number S of slots; at most ``candidates``.
     """
     whole("candidates", candidates, 1, whole("num_clients", num_clients))
     whole("clients_per_round", clients_per_round, 1, candidates)
@@ -400,17 +402,18 @@ def power_of_choice(num_clients: int, candidates: int, clients_per_round: int) -
 
 
 def gradient_norm_sampling(num_clients: int, clients_per_round: int) -> Schedule:
-    """Builds optimal client sampling (Chen et al., 2022, eq. 7): clients train with chances that grow with gradients.
+    """Builds optimal client sampling (Chen et al., 2022, eq. 7): clients with large gradients train more often.
 
-    All clients answer the norm of their gradient at the current model. Each then trains with probability ``min(1, c
-    |w_i g_i|)``, independently, where w_i is its weight and c makes the expected number ``clients_per_round``. Messages
-    are divided by these probabilities and by the weight of all clients, so that their sum estimates the mean over all
-    clients without bias, and with the least variance where updates are gradients (``fed_sgd``). The paper's FedAvg uses
-    norms of whole updates, which clients know only after training. If all gradients are 0, no client trains.
+    Each client reports the norm ``|g_i|`` of the gradient g_i of its loss at the current model. It then trains with
+    probability ``min(1, c w_i |g_i|)``, independently, where w_i is its weight and c makes the expected number of
+    clients ``clients_per_round``. Messages are divided by these probabilities and by the weight of all clients, so that
+    their sum estimates the mean over all clients without bias, and with the least variance where updates are gradients
+    (``fed_sgd``). The paper's FedAvg uses norms of whole updates, which clients know only after training. If all
+    gradients are 0, no client trains.
 
     Args:
         num_clients: Clients N, which is also the number S of slots.
-        clients_per_round: Expected number of clients of a round.
+        clients_per_round: Expected number of clients that train in a round.
     """
     expected = whole("clients_per_round", clients_per_round, 1, whole("num_clients", num_clients))
 
@@ -430,14 +433,14 @@ def _everyone(key: Key, round_: Int[Array, ""], sizes: Int[Array, "N"]) -> Int32
 
 
 def _some_of(num_clients: int, number: int) -> Callable[[Key, Array, Array], Array]:
-    """Returns the function that draws ``number`` candidates uniformly."""
+    """Returns the function ``(key, round, sizes) -> clients`` that draws ``number`` distinct clients uniformly."""
     if number == num_clients:
         return _everyone
     return lambda key, round_, sizes: _distinct(jax.random.fold_in(key, round_), num_clients, number)
 
 
 def _chances(norms: Float[Array, "N"], expected: int) -> Float[Array, "N"]:
-    """Returns probabilities in proportion to ``norms``, cut at 1, which sum to ``expected`` (Chen et al., eq. 7)."""
+    """Computes probabilities proportional to ``norms``, cut at 1, with the sum ``expected`` (Chen et al., eq. 7)."""
     rising = jnp.sort(norms)
     total = jnp.cumsum(rising)
     share = jnp.arange(1, len(norms) + 1) + expected - len(norms)  # of the l smallest norms, l = 1, .., N
@@ -448,7 +451,7 @@ def _chances(norms: Float[Array, "N"], expected: int) -> Float[Array, "N"]:
 
 
 def _slots_of(num_clients: int, clients_per_round: int | None) -> int:
-    """Returns the clients of a round, all of them for None."""
+    """Returns ``clients_per_round``, or ``num_clients`` if it is None; raises ``ValueError`` if it is out of range."""
     slots = whole("num_clients", num_clients) if clients_per_round is None else clients_per_round
     return whole("clients_per_round", slots, 1, num_clients)
 
@@ -456,10 +459,10 @@ def _slots_of(num_clients: int, clients_per_round: int | None) -> int:
 def best_fitting(num_clients: int, num_models: int, clients_per_round: int | None = None) -> Schedule:
     """Builds the schedule of IFCA (Ghosh et al., 2020, algorithm 1): each client trains the model that fits it best.
 
-    In each round clients are drawn uniformly, receive all K models and train the one with the lowest loss at their
-    examples; of equal losses the first. With ``fed_avg`` and ``Averaging(weighting="uniform")`` this is the paper's
-    model averaging. The models must start at different parameters, as they do by default. A client answers one number,
-    the model that it chose.
+    In each round clients are drawn uniformly and receive all K models. Each trains the model with the lowest loss on
+    its examples (the first one, if several have the same loss), and tells the server which one it chose. With
+    ``fed_avg`` and ``Averaging(weighting="uniform")`` this is the paper's model averaging. The models must start at
+    different parameters, as they do by default.
 
     Args:
         num_clients: Clients N.
@@ -477,18 +480,19 @@ def best_fitting(num_clients: int, num_models: int, clients_per_round: int | Non
 def assigned_by_loss(
     num_clients: int, num_models: int, clients_per_round: int | None = None, fit: str = "worst"
 ) -> Schedule:
-    """Builds the schedule under which models take turns to choose clients by loss, so that all have as many clients.
+    """Builds a schedule by which models take turns to pick clients by loss, so that all models get as many clients.
 
-    In each round clients are drawn uniformly and answer their losses under all K models. The models then choose in
-    turn, from model ``round mod K`` on. Each takes the client that it fits worst (or best) of the clients that are
-    still free. So each client trains one model, and the models' numbers of clients differ by at most one, as under the
-    schedules of Fed-ensemble. Its authors leave an assignment by loss for the future.
+    In each round clients are drawn uniformly and report their losses under all K models. The models then pick in turn,
+    starting with model ``round mod K``. Each picks, among the clients not yet picked, the one on which its loss is
+    largest ("worst") or smallest ("best"). So each client trains one model, and the models' numbers of clients differ
+    by at most one, as under the schedules of Fed-ensemble. The authors of Fed-ensemble leave an assignment by loss to
+    future work.
 
     Args:
         num_clients: Clients N.
         num_models: Models K.
         clients_per_round: Clients of a round, which is the number S of slots; None for all of them.
-        fit: "worst" or "best": which client a model takes.
+        fit: "worst" or "best": which client a model picks.
 
     Raises:
         ValueError: A number out of range, or another ``fit``.
@@ -516,12 +520,12 @@ def assigned_by_loss(
 def neighbourhoods(graph: Graph, dynamic: bool = False) -> Schedule:
     """Builds the schedule of NTK-DFL: in every round client i and its neighbours train model i, so K = N.
 
-    There is a slot for each client and two for each edge of the graph.
+    A round has one slot for each client and two for each edge of the graph.
 
     Args:
         graph: Graph of the clients.
-        dynamic: Whether clients take other places in the graph in every round, uniformly at random; otherwise client i
-            is always node i.
+        dynamic: Whether the clients are assigned anew to the nodes of the graph in every round, uniformly at random;
+            otherwise client i is always node i.
     """
     instance("graph", graph, Graph)
     flag("dynamic", dynamic)
@@ -539,10 +543,12 @@ def neighbourhoods(graph: Graph, dynamic: bool = False) -> Schedule:
 
 
 def cumulative(matrix: Float[np.ndarray, "rows columns"]) -> Float32[np.ndarray, "rows columns"]:
-    """Returns the cumulative sums of rows of probabilities, exactly 1 from the last nonzero entry on despite rounding.
+    """Returns the cumulative sum of each row of probabilities, by which a uniform number is turned into a draw.
+
+    From the last nonzero entry on it is exactly 1, despite rounding, so that an entry of probability 0 is never drawn.
 
     Args:
-        matrix: Probabilities that sum to 1 in each row.
+        matrix: Probabilities [rows, columns] that sum to 1 in each row.
     """
     sums = np.cumsum(matrix, axis=1)
     last = matrix.shape[1] - 1 - np.argmax(matrix[:, ::-1] > 0, axis=1)
@@ -551,7 +557,7 @@ def cumulative(matrix: Float[np.ndarray, "rows columns"]) -> Float32[np.ndarray,
 
 @dataclasses.dataclass(frozen=True)
 class SampledOptions:
-    """Options of schedules in which some of the clients take part."""
+    """The option of schedules in which only some of the clients take part in a round."""
 
     clients_per_round: int | None = None
     """Clients of a round (default: everyone)."""
@@ -559,7 +565,7 @@ class SampledOptions:
 
 @dataclasses.dataclass(frozen=True)
 class EnsembleOptions:
-    """Options of schedules for an ensemble."""
+    """The option of schedules that train an ensemble of models."""
 
     num_models: int = 5
     """Models K of the ensemble."""
@@ -606,7 +612,7 @@ class AssignedOptions(SampledEnsembleOptions):
 
 @dataclasses.dataclass(frozen=True)
 class WalkOptions(GraphOptions, EnsembleOptions):
-    """Options of schedules of random walks."""
+    """Options of the schedule ``random_walk``."""
 
 
 @dataclasses.dataclass(frozen=True)

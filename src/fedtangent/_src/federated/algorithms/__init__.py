@@ -1,4 +1,4 @@
-"""Algorithms of the papers as compositions of the shared parts, a few lines each.
+"""Recipes: functions that build the papers' algorithms from the shared parts, a few lines each.
 
 Every recipe with an entry in a file here can be imported from the package: ``algorithms.fed_avg``.
 """

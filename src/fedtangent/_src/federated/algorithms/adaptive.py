@@ -1,8 +1,8 @@
-"""FedAvg with a server that has momentum (FedAvgM) or adaptive rates (FedAdam, FedYogi, FedAdagrad) as published.
+"""FedAvg with a server that has momentum (FedAvgM) or adaptive step sizes (FedAdam, FedYogi, FedAdagrad) as published.
 
-The server optimisers are optax transformations of the pseudo-gradient ``server - client``. Those of Reddi et al.
-(2021), algorithm 2, differ from ``optax.adam`` and its like: there is no bias correction, the second moment starts at
-``tau^2`` and not at 0, and Yogi changes its second moment by the sign of ``v - g^2``.
+The server optimisers are optax transformations of the pseudo-gradient ``server - client``. The adaptive ones (Reddi et
+al., 2021, algorithm 2) differ from ``optax.adam`` and its like: there is no bias correction, the second moment starts
+at ``tau^2`` and not at 0, and Yogi changes its second moment by the sign of ``v - g^2``.
 """
 
 from __future__ import annotations
@@ -41,7 +41,11 @@ class Moments(NamedTuple):
 def _adaptive(
     rate: Number, beta_1: Number, tau: Number, initial: Number | None, second: SecondMoment
 ) -> optax.GradientTransformation:
-    """Builds ``m = beta_1 m + (1 - beta_1) g``, ``v = second(v, g^2)``, with update ``-rate m / (sqrt(v) + tau)``."""
+    """Builds an optimiser with update ``-rate m / (sqrt(v) + tau)``, as Adam without bias correction.
+
+    For the pseudo-gradient g, ``m = beta_1 m + (1 - beta_1) g`` and ``v = second(v, g^2)``. v starts at ``initial``, or
+    tau^2 if None.
+    """
     start = tau**2 if initial is None else initial
 
     def init(params: PyTree) -> Moments:
@@ -65,10 +69,12 @@ def adam(
 ) -> optax.GradientTransformation:
     """Builds FedAdam's server optimiser (Reddi et al., 2021, algorithm 2): ``v = beta_2 v + (1 - beta_2) g^2``.
 
+    The update is ``-rate m / (sqrt(v) + tau)`` with ``m = beta_1 m + (1 - beta_1) g`` for the pseudo-gradient g.
+
     Args:
         rate: Step size.
-        beta_1: Decay of the first moment.
-        beta_2: Decay of the second moment.
+        beta_1: Decay of the first moment m.
+        beta_2: Decay of the second moment v.
         tau: Degree of adaptivity.
         initial: Second moment before the first round; None for tau^2.
     """
@@ -84,6 +90,8 @@ def yogi(
 ) -> optax.GradientTransformation:
     """Builds FedYogi's server optimiser (Reddi et al., 2021, algorithm 2): ``v -= (1 - beta_2) g^2 sign(v - g^2)``.
 
+    g is the pseudo-gradient and v its second moment; all else is as in ``adam``.
+
     Args:
         rate, beta_1, beta_2, tau, initial: As for ``adam``.
     """
@@ -97,6 +105,8 @@ def yogi(
 def adagrad(rate: Number, beta_1: Number, tau: Number, initial: Number | None = None) -> optax.GradientTransformation:
     """Builds FedAdagrad's server optimiser (Reddi et al., 2021, algorithm 2): ``v += g^2``.
 
+    g is the pseudo-gradient and v the sum of its squares; all else is as in ``adam``.
+
     Args:
         rate, beta_1, tau, initial: As for ``adam``.
     """
@@ -108,7 +118,7 @@ def heavy_ball(rate: Number, decay: Number, nesterov: bool = False) -> optax.Gra
 
     Args:
         rate: Step size.
-        decay: Momentum.
+        decay: Momentum, by which v is multiplied before the pseudo-gradient g is added.
         nesterov: Whether the update is ``-rate (g + decay v)``.
     """
 
@@ -125,7 +135,7 @@ def heavy_ball(rate: Number, decay: Number, nesterov: bool = False) -> optax.Gra
 
 @dataclasses.dataclass(frozen=True)
 class Adaptivity:
-    """The constants of a server with moments (Reddi et al., 2021, algorithm 2)."""
+    """Options of a server with adaptive step sizes (Reddi et al., 2021, algorithm 2)."""
 
     beta_1: Number = 0.9
     """Decay of the server's first moment."""
@@ -147,7 +157,7 @@ class Adaptivity:
 
 @dataclasses.dataclass(frozen=True)
 class ServerMomentum:
-    """The momentum of a server (Hsu et al., 2019, section 4.3)."""
+    """Options of a server with momentum (Hsu et al., 2019, section 4.3)."""
 
     momentum: Number = 0.9
     """Momentum of the server, in [0, 1)."""
@@ -169,7 +179,7 @@ WITH_MOMENTS: dict[str, Any] = {  # marks of the recipes whose server keeps mome
 
 
 def _stepping(make: Callable[[Number], optax.GradientTransformation]) -> common.AveragingParts:
-    """Returns a server that steps with the optimiser that ``make`` builds for its rate."""
+    """Returns parts with a server that steps with the optimiser ``make(rate)``; the rest is as in FedAvg."""
 
     def server(rate: Rate) -> Server:
         return optax_server(at_rate(make, rate))
@@ -181,7 +191,7 @@ _Make = Callable[[Number, Number, Number, Number, Number | None], optax.Gradient
 
 
 def _with_moments(make: _Make, adaptivity: Adaptivity) -> common.AveragingParts:
-    """Returns a server that steps with Adam or Yogi, which have the same numbers."""
+    """Returns parts with a server that steps with ``make``, which is ``adam`` or ``yogi``; the rest is as in FedAvg."""
     numbers = (adaptivity.beta_1, adaptivity.beta_2, adaptivity.tau, adaptivity.initial_second_moment)
     return _stepping(lambda rate: make(rate, *numbers))
 
@@ -201,8 +211,8 @@ def fed_adam(
 
     ``m = beta_1 m + (1 - beta_1) d`` and ``v = beta_2 v + (1 - beta_2) d^2`` for the clients' mean pseudo-gradient d,
     without the bias correction of ``optax.adam``. Every parameter moves by about eta, whatever the size of d; eta is
-    ``averaging.server_learning_rate``, 0.01 by default (the paper tunes it). Clients are weighted by examples; the
-    paper's is ``weighting="uniform"``.
+    ``averaging.server_learning_rate``, 0.01 by default (the paper tunes it). Clients are weighted by examples;
+    ``weighting="uniform"`` is the paper's choice.
 
     Args:
         adaptivity: Decay of the moments, and the degree of adaptivity.
@@ -225,7 +235,7 @@ def fed_yogi(
 ) -> Algorithm:
     """Builds FedYogi: FedAdam with ``v -= (1 - beta_2) d^2 sign(v - d^2)`` (Reddi et al., 2021, algorithm 2).
 
-    Defaults are as for ``fed_adam``.
+    d is the clients' mean pseudo-gradient and v the server's second moment. Defaults are as for ``fed_adam``.
 
     Args:
         adaptivity: Decay of the moments, and the degree of adaptivity.
@@ -248,7 +258,8 @@ def fed_adagrad(
 ) -> Algorithm:
     """Builds FedAdagrad: FedAdam with ``v += d^2`` and no momentum (Reddi et al., 2021, algorithm 2).
 
-    ``averaging.server_learning_rate`` is 0.1 by default, and ``adaptivity.beta_2`` has no meaning.
+    d is the clients' mean pseudo-gradient and v the sum of its squares. ``averaging.server_learning_rate`` is 0.1 by
+    default, and ``adaptivity.beta_2`` is not used.
 
     Args:
         adaptivity: Decay of the moments, and the degree of adaptivity.

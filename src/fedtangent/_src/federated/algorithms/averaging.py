@@ -1,4 +1,4 @@
-"""Averages of locally trained models: FedAvg, FedSGD, and Fed-ensemble around any algorithm."""
+"""Algorithms that average locally trained models: FedAvg, FedSGD, and Fed-ensemble around any other algorithm."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def fed_avg(
     client_optimizer: Optimizer | None = None,
     averaging: Averaging = Averaging(),
 ) -> Algorithm:
-    """Builds FedAvg: local SGD from the broadcast model, weighted mean of the models.
+    """Builds FedAvg: clients run local SGD from the broadcast model, and the server takes the weighted mean.
 
     Source: McMahan et al., 2017, algorithm 1.
 
@@ -53,7 +53,7 @@ def fed_sgd(
     optimizer: Optimizer | None = None,
     averaging: Averaging = Averaging(),
 ) -> Algorithm:
-    """Builds FedSGD: each client sends one full-batch gradient, the server steps (McMahan et al., 2017, section 2).
+    """Builds FedSGD: clients send full-batch gradients, the server steps by the mean (McMahan et al., 2017, section 2).
 
     It is FedAvg with one full-batch local step.
 
@@ -75,9 +75,9 @@ def check_base(base: object) -> None:
 def fed_ensemble(model: Model, schedule: Schedule, *, base: Recipe = fed_avg, **options: Any) -> Algorithm:
     """Builds Fed-ensemble: K models, trained by ``base`` under a schedule that gives each client one model a round.
 
-    It is ``base`` under such a schedule: FE-2024, algorithm 1 with ``schedules.per_client_permutations``, FE-2021,
-    algorithm 1 with ``schedules.strata``, FedDyn-ensemble (FE-2024, section V-D) with ``base=fed_dyn``. Prediction is
-    the mean of the models (eq. 2).
+    The schedule decides which version it is: ``schedules.per_client_permutations`` gives FE-2024, algorithm 1, and
+    ``schedules.strata`` gives FE-2021, algorithm 1. With ``base=fed_dyn`` it is FedDyn-ensemble (FE-2024, section V-D).
+    The prediction is the mean of the models (FE-2024, eq. 2).
 
     Args:
         schedule: Which client trains which of the K models in which round.

@@ -39,7 +39,7 @@ SAMPLES = "it predicts with sampled models; nearest is fed_avg, whose model is t
 
 @dataclasses.dataclass(frozen=True)
 class EnsembleOfClients:
-    """The ensemble that FedBE draws from the clients' models."""
+    """Options of the ensemble that FedBE draws from the clients' models."""
 
     posterior: str = "gaussian"
     """gaussian (diagonal) or dirichlet (random convex combinations)."""
@@ -53,14 +53,14 @@ class EnsembleOfClients:
     """The most clients whose messages a model keeps in a round (default: all); ``info["dropped"]`` counts the rest."""
 
     def teacher(self) -> Teacher:
-        """Returns the ensemble's distribution and members; raises ``ValueError`` for options out of range."""
+        """Returns the ensemble's distribution and kinds of members; raises ``ValueError`` for options out of range."""
         number = whole("num_samples", self.num_samples)
         teacher = Teacher(self.posterior, number, self.concentration, tuple(self.members))
         check_teacher(teacher)
         return teacher
 
     def places(self, schedule: Schedule) -> int:
-        """Returns the number of clients whose messages one model keeps."""
+        """Returns the most clients whose messages one model keeps in a round."""
         instance("schedule", schedule, Schedule)
         most = schedule.num_slots
         return most if self.slots_per_model is None else whole("slots_per_model", self.slots_per_model, 1, most)
@@ -68,7 +68,7 @@ class EnsembleOfClients:
 
 @dataclasses.dataclass(frozen=True)
 class DistilledEnsemble(EnsembleOfClients):
-    """Options of FedBE: how models are drawn around the clients' ones, and how the server distils them into one."""
+    """Options of FedBE: how models are drawn around the clients' models, and how the server distils them into one."""
 
     server_data: Shaped[AnyArray, "m ..."] | None = None
     """x [m, ...] without labels, held by the server. Charged as sent up once, before the first round."""
@@ -80,7 +80,7 @@ class DistilledEnsemble(EnsembleOfClients):
 
 
 def _fitting(examples: int) -> Distillation:
-    """Returns FedBE's distillation for ``examples`` examples; the paper's numbers are for ten thousand images."""
+    """Returns the default ``Distillation`` for a number of examples: FedBE's, which is for 10 000 images, scaled."""
     steps = 20 * -(-examples // min(128, examples))
     return Distillation(start=steps // 6, cycle=max(1, steps // 60))
 
@@ -108,15 +108,16 @@ def fed_be(
 
     Source: Chen and Chao, ICLR 2021, algorithm 1.
 
-    The server fits a distribution to the clients' models, draws models from it, and takes the ensemble's mean
-    prediction on the server's data as soft labels. A student that starts at the clients' weighted mean learns them and
+    The server fits a distribution to the clients' models and draws models from it. The mean prediction of this ensemble
+    on the server's data gives soft labels. A student that starts at the clients' weighted mean is trained on them and
     is the next global model. ``info["distillation_loss"]`` is the student's mean loss.
 
     Args:
         ensemble: Members of the ensemble, the server's data, and how the student learns.
 
     Raises:
-        ValueError: No server data, a loss that is not in ``SOFT_LOSSES``, options out of range; and as ``fed_avg``.
+        ValueError: No server data, a loss other than cross_entropy and squared_error, options out of range; and as
+            ``fed_avg`` raises.
     """
     server_data, distillation, temperature = ensemble.server_data, ensemble.distillation, ensemble.temperature
     if server_data is None:
@@ -156,7 +157,7 @@ def fed_be(
 
 
 class Posterior(NamedTuple):
-    """A model, and the clients' models and key from which its ensemble is drawn for predictions."""
+    """The server's state of FedBE without distillation: a model, and what is needed to draw its ensemble."""
 
     params: PyTree  # the clients' weighted mean, the next round's model
     clients: Clients  # of the last round in which any client trained this model
@@ -182,11 +183,12 @@ def fed_be_no_distillation(
     """Builds FedBE without distillation (FE-2021 and FE-2024's FedBE-noKD): FedAvg that predicts with FedBE's ensemble.
 
     The next global model is the clients' weighted mean, so the server needs no data. A prediction is the mean over the
-    ensemble that FedBE would distil, drawn from the last round's models; the state keeps ``slots_per_model`` of these
-    models for each of the K models.
+    ensemble that FedBE would distil, drawn from the last round's models. For this the state keeps up to
+    ``slots_per_model`` clients' models for each of the K models.
 
     With ``loss="cross_entropy"`` the prediction's mean is the log of the members' mean probability. ``members`` of the
-    prediction are the members of all K ensembles, [K E, n, C]; an empty place has the ensemble's mean.
+    prediction are the E members of each of the K ensembles, [K E, n, C]; the place of an absent member has its
+    ensemble's mean.
 
     Args:
         ensemble: Members of the ensemble.

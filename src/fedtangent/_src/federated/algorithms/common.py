@@ -1,4 +1,4 @@
-"""The shared parts of averaging algorithms: their options, and local training followed by an average.
+"""What averaging algorithms share: their options, and local training followed by an average of the messages.
 
 An option for all averaging algorithms is a field of ``Averaging`` and its use in ``train_and_average``: both are here.
 """
@@ -46,7 +46,7 @@ RAISES = "ValueError: Not exactly one of rate and optimiser, or an argument of t
 
 @dataclasses.dataclass(frozen=True)
 class Averaging:
-    """Options of every averaging algorithm: how the clients' messages travel, are weighted and move the server."""
+    """Options of every averaging algorithm: weights and channel of the messages, and the server's step."""
 
     server_learning_rate: Rate | None = None
     """Step size of the server (default: 1, or the algorithm's own)."""
@@ -68,7 +68,7 @@ class Averaging:
     """Bits of masked numbers, 32 or 64, so that the server sees only their sum (default: not masked)."""
 
     def __post_init__(self) -> None:
-        """Raises ``ValueError`` for an option of the wrong type or range."""
+        """Raises ``ValueError`` for options of the wrong type or range, or a rate beside an optimiser of the server."""
         for name, example in (
             ("accept", "of a message, such as faults.finite()"),
             ("personal", "such as parts.weighted_models(loss, gamma)"),
@@ -95,7 +95,7 @@ class Averaging:
             raise ValueError(f"secure_aggregation: got {bits!r}, must be the bits of a masked number, 32 or 64")
 
     def filled(self, **defaults: str | float) -> Averaging:
-        """Returns the options, with the algorithm's ``defaults`` for options that are not set."""
+        """Returns the options with values of ``defaults``, by name of the option, in place of options that are None."""
         if self.server_optimizer is not None:
             defaults.pop("server_learning_rate", None)
         unset = {name: value for name, value in defaults.items() if getattr(self, name) is None}
@@ -103,7 +103,7 @@ class Averaging:
 
 
 def local_descent(training: Training) -> Optimizer:
-    """Returns the clients' optimiser; without one, gradient descent at their learning rate."""
+    """Returns the optimiser by which clients train: ``training.optimizer`` or, if that is None, gradient descent."""
     return sgd(training.learning_rate) if training.optimizer is None else training.optimizer
 
 
@@ -150,10 +150,10 @@ class AveragingParts(NamedTuple):
     """The parts in which an averaging algorithm differs from FedAvg.
 
     Attributes:
-        server: Another server, without a rate, or a function from the server's rate to one; None for a server that
-            steps with an optimiser.
+        server: The algorithm's special server, or a function that builds it from the server's learning rate; None for a
+            server that steps with an optimiser.
         local: The clients' local problem and message.
-        around: Wraps local training in further work of the client, such as a second model.
+        around: Wraps local training in further work of the client, such as training a second model.
         parts: Further parts of the composition, such as a channel.
     """
 
@@ -182,8 +182,8 @@ def train_and_average(
         rule: Fields of ``theory.Rule`` for the closed form, or a sentence that says why theory has none.
 
     Raises:
-        ValueError: A server rate or optimiser that the algorithm's special server would ignore, an impossible ``work``,
-            or options that exclude each other.
+        ValueError: A server rate or optimiser that the algorithm's special server would ignore, a ``work`` without
+            exactly one of steps and epochs, or options that exclude each other.
     """
     instance("averaging", averaging, Averaging)
     instance("schedule", schedule, Schedule)
@@ -218,7 +218,7 @@ def train_and_average(
 
 
 def _followed(training: Training, averaging: Averaging, rule: Mapping[str, object] | str) -> Mapping[str, object] | str:
-    """Returns the rule with the fields of loss, optimisers and server rate; or a sentence why theory has none."""
+    """Returns ``rule`` with the loss, optimisers and server rate as fields, or a sentence why theory cannot follow."""
     if isinstance(rule, str) or not isinstance(rule, Mapping):
         return rule
     if averaging.channel is not None:
@@ -244,7 +244,7 @@ def _followed(training: Training, averaging: Averaging, rule: Mapping[str, objec
 
 
 def check_data(loss: str | Loss, data: types.FederatedData) -> None:
-    """Raises ``ValueError`` for targets that the loss does not take.
+    """Raises ``ValueError`` if the targets are not of the kind that the loss takes (such as signs -1 and 1).
 
     Args:
         loss: Name of a loss, or a function.
@@ -254,7 +254,10 @@ def check_data(loss: str | Loss, data: types.FederatedData) -> None:
 
 
 def _server(name: str, averaging: Averaging, server: Server | Callable[[Rate], Server] | None) -> Server:
-    """Returns the server; raises ``ValueError`` for a rate or an optimiser that it would ignore."""
+    """Builds the server: the algorithm's special ``server`` or, if None, one with the user's optimiser or rate.
+
+    Raises ``ValueError`` for a rate or an optimiser in ``averaging`` that a special server would ignore.
+    """
     rate, optimizer = averaging.server_learning_rate, averaging.server_optimizer
     if server is None:
         return optax_server(sgd(1.0 if rate is None else rate) if optimizer is None else optimizer)
@@ -266,7 +269,7 @@ def _server(name: str, averaging: Averaging, server: Server | Callable[[Rate], S
 
 
 def _check_secure(name: str, averaging: Averaging, parts: Parts) -> None:
-    """Raises ``ValueError`` if the server needs single messages, which secure aggregation hides."""
+    """Raises ``ValueError`` if an option or the algorithm needs single messages, which secure aggregation hides."""
     if parts.aggregate is not None:
         raise ValueError(f"secure_aggregation: {name} needs single messages, but the server sees only their sum")
     if parts.accept is not None:

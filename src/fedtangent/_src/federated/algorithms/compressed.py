@@ -19,7 +19,7 @@ ROUNDS = "its channel rounds updates at random; nearest is fed_avg, whose update
 
 @dataclasses.dataclass(frozen=True)
 class Quantiser:
-    """The quantiser of FedPAQ."""
+    """Options of FedPAQ's quantiser, ``channels.qsgd``."""
 
     bits: int = 8
     """Bits of a number, 2 to 16."""
@@ -44,9 +44,10 @@ def fed_com(
 ) -> Algorithm:
     """Builds FedCOM: local SGD, updates sent through an unbiased quantiser (Haddadpour et al., 2021, algorithm 1).
 
-    The quantiser is ``channels.uniform_quantiser(bits)``; it scales with its input, so that the paper's division by eta
-    before and multiplication after it change nothing. ``server_learning_rate`` is the paper's gamma. The paper weighs
-    clients equally: ``weighting="uniform"``. For other channels use ``fed_avg``.
+    The quantiser is ``channels.uniform_quantiser(bits)``. It scales with its input, so the paper's division by the
+    client's learning rate eta before quantising and multiplication by it afterwards change nothing and are left out.
+    ``server_learning_rate`` is the paper's gamma. The paper weighs clients equally: ``weighting="uniform"``. For other
+    channels use ``fed_avg``.
 
     Args:
         bits: Bits of a number.

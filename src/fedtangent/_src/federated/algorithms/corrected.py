@@ -1,6 +1,6 @@
-"""Averages corrected for clients that drift: FedProx, FedDyn, SCAFFOLD, and Modified Local-GD's anchor.
+"""Algorithms that correct for clients whose models drift apart: FedProx, FedDyn, SCAFFOLD and Modified Local-GD.
 
-Messages are ``server - client``, so the mean message d is how far the server is from the clients' mean.
+A client's message is ``server - client``, so the mean message d is the server's model minus the clients' mean.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ OWN_SERVER = ("server_optimizer",)  # a server with a state takes a rate, but no
 
 
 def _fraction(info: RoundInfo, num_clients: int) -> Array:
-    """Returns the share of all clients whose messages count, |S| / N, in floating point."""
+    """Returns the share of all N clients whose messages were accepted in the round."""
     return jnp.asarray(info.num_clients, float) / num_clients
 
 
@@ -45,7 +45,7 @@ def fed_prox(
 ) -> Algorithm:
     """Builds FedProx: FedAvg whose clients minimise ``F_i(w) + mu / 2 |w - w_server|^2``.
 
-    Source: Li et al., 2020, algorithm 2.
+    Source: Li et al., 2020, algorithm 2. F_i is client i's mean loss and w_server the broadcast model.
 
     mu = 0 is FedAvg, bit for bit. The paper draws clients in proportion to their examples and averages uniformly; here,
     as for FedAvg, the schedule draws them and the mean is weighted by examples.
@@ -63,14 +63,17 @@ def fed_prox(
 
 
 class Dynamic(NamedTuple):
-    """The state of FedDyn's server: the model, and the mean over all clients of their corrections."""
+    """The state of FedDyn's server: the model, and the mean h of the corrections of all clients."""
 
     params: PyTree
     correction: PyTree  # h
 
 
 def _dynamic_server(mu: float | Array, num_clients: int, rate: Rate) -> Server:
-    """Builds FedDyn's server: ``h += mu |P| / N d``, ``w -= rate (d + h / mu)``; d is the mean update of clients P."""
+    """Builds FedDyn's server for a model w with correction h: ``h += mu |P| / N d``, then ``w -= rate (d + h / mu)``.
+
+    d is the mean update of the participants P, of N clients.
+    """
 
     def update(state: Dynamic, d: PyTree, info: RoundInfo) -> tuple[Dynamic, dict[str, Array]]:
         h = pytrees.add(state.correction, pytrees.scale(mu * _fraction(info, num_clients), d))
@@ -95,13 +98,13 @@ def fed_dyn(
 
     Source: Acar et al., 2021, algorithm 1.
 
-    A client minimises ``F_i(w) - <h_i, w> + mu / 2 |w - w_server|^2`` by ``work``. It then takes
-    ``h_i -= mu (w_i - w_server)``. The server takes ``h -= mu / N sum_i (w_i - w_server)``, over the participants but
-    divided by the number N of all clients, and the model is the participants' mean minus ``h / mu``. Each model of an
-    ensemble has its own h and h_i.
+    A client minimises ``F_i(w) - <h_i, w> + mu / 2 |w - w_server|^2`` by ``work``, with F_i its mean loss and h_i a
+    correction that it keeps. It then takes ``h_i -= mu (w_i - w_server)`` for its trained model w_i. The server takes
+    ``h -= mu / N sum_i (w_i - w_server)``, over the participants but divided by the number N of all clients. The new
+    model is the participants' mean minus ``h / mu``. Each model of an ensemble has a separate h and separate h_i.
 
-    The mean is uniform by default, as in the paper; ``weighting="examples"`` weighs it, and the server's h too. Behind
-    a channel h_i moves by the message that the server received, so that the server's h stays the mean of all h_i.
+    The mean is uniform by default, as in the paper; ``weighting="examples"`` weighs it, and the server's h too. With a
+    channel, h_i changes by the message that the server received, so that the server's h stays the mean of all h_i.
     ``server_learning_rate``, not in the paper, is the share of the way that the server moves.
 
     Args:
@@ -129,14 +132,17 @@ def fed_dyn(
 
 
 class Controlled(NamedTuple):
-    """A model and a control variate: SCAFFOLD's state and broadcast, and (as differences) the clients' messages."""
+    """A model and a control variate: SCAFFOLD's server state and broadcast; in messages, the differences of both."""
 
     params: PyTree
     control: PyTree
 
 
 def _controlled_server(num_clients: int, rate: Rate) -> Server:
-    """Builds SCAFFOLD's server (algorithm 1, lines 16 and 17): ``x -= rate d``, ``c += |S| / N mean(dc)``."""
+    """Builds SCAFFOLD's server, ``x -= rate d`` and ``c += |S| / N mean(dc)`` (Karimireddy et al., 2020, algorithm 1).
+
+    x is the model, c the control variate, d the mean update of the participants S, and dc their changes of c_i.
+    """
 
     def update(state: Controlled, mean: Controlled, info: RoundInfo) -> tuple[Controlled, dict[str, Array]]:
         step = pytrees.scale(rate_at(rate, info.round), mean.params)
@@ -162,11 +168,13 @@ def scaffold(
 
     Source: Karimireddy et al., 2020, algorithm 1.
 
-    A client steps by ``-rate (g - c_i + c)`` and then has ``c_i+ = c_i - c + (x - y_i) / (steps rate)``, with the
-    number of its steps and the round's rate. It sends ``x - y_i`` and ``c_i+ - c_i``, which is twice FedAvg's traffic
-    both ways. The server takes ``x -= server_learning_rate mean(x - y_i)`` and ``c += |S| / N mean(c_i+ - c_i)``.
+    A client trains the broadcast model x to y_i by steps ``-rate (g - c_i + c)``, where g is its gradient, c_i its
+    control variate and c the server's. Then ``c_i+ = c_i - c + (x - y_i) / (steps rate)`` is its new control variate,
+    with the number of its steps and the round's rate. It sends ``x - y_i`` and ``c_i+ - c_i``, which is twice FedAvg's
+    traffic both ways. The server takes ``x -= server_learning_rate mean(x - y_i)`` and ``c += |S| / N mean(c_i+ -
+    c_i)``, for the participants S of N clients.
 
-    The means are uniform, as in the paper, unless ``weighting="examples"``. Behind a channel c_i moves by the message
+    The means are uniform, as in the paper, unless ``weighting="examples"``. With a channel, c_i changes by the message
     that the server received, so that c stays the mean of all c_i. The formula of c_i+ holds for gradient descent only,
     so the clients can have no other optimiser.
 
@@ -202,13 +210,16 @@ def scaffold(
 
 
 def halpern(index: Array) -> Array:
-    """Returns ``alpha^k = 1 - 1 / (k + 1)`` for the index k (Local-GD paper, below eq. 16)."""
+    """Returns ``alpha^k = 1 - 1 / (k + 1)`` for the index k, Halpern's anchoring (Local-GD, below eq. 16)."""
     return 1 - 1 / (jnp.asarray(index, float) + 1)
 
 
 @dataclasses.dataclass(frozen=True)
 class Anchoring:
-    """The pull of the server back to the start of the run: ``alpha(k + first_index)`` in round k, from 0."""
+    """Options of Modified Local-GD: how strongly the server's model is pulled back to the start of the run.
+
+    In round k, from 0, the share of the clients' mean in the next model is ``alpha(k + first_index)``.
+    """
 
     alpha: Callable[[Array], Array] = halpern
     """Function from an index to alpha, the share of the clients' mean in the next model."""
@@ -218,7 +229,7 @@ class Anchoring:
     """Strength of the proximal term (lambda of eq. 12), which holds clients near the broadcast model."""
 
     def check(self) -> None:
-        """Raises ``ValueError`` for values out of range; recipes call it, as importing this file must not start JAX."""
+        """Raises ``ValueError`` for a negative mu or ``first_index``, or a first alpha outside [0, 1]."""
         number("mu", self.mu, at_least=0)
         whole("first_index", self.first_index, 0, MAX_INDEX // 2)
         begin = self.alpha(jnp.int32(self.first_index))
@@ -227,14 +238,18 @@ class Anchoring:
 
 
 class Anchored(NamedTuple):
-    """A model and its parameters at the start of the run."""
+    """The state of Modified Local-GD's server: a model, and its parameters at the start of the run."""
 
     params: PyTree
     anchor: PyTree
 
 
 def _anchored_server(anchoring: Anchoring, rate: Rate) -> Server:
-    """Builds the server ``(1 - alpha) w_start + alpha (w - rate d)``, alpha at the round plus ``first_index``."""
+    """Builds the server of Modified Local-GD, which pulls the model w back to w_start, its value at the run's start.
+
+    It takes ``w <- (1 - alpha) w_start + alpha (w - rate d)``, with d the clients' mean update; alpha is
+    ``anchoring.alpha`` of the round plus ``first_index``.
+    """
 
     def update(state: Anchored, d: PyTree, info: RoundInfo) -> tuple[Anchored, dict[str, Array]]:
         share = anchoring.alpha(info.round + anchoring.first_index)
@@ -259,14 +274,14 @@ def modified_local_gd(
 ) -> Algorithm:
     """Builds Modified Local-GD: the clients' mean, drawn back to the start of the run (Local-GD paper, algorithm 3).
 
-    In round k (from 0) ``w^{k+1} = (1 - alpha) w^0 + alpha mean_i(w_i)``, with w_i the models just trained from w^k
-    (erratum `local_gd.line9`) and a uniform mean by default. With a
-    ``server_learning_rate``, not in the paper, the server first moves that share of the way from w^k to the mean. With
-    the default ``anchoring`` the first round changes nothing, as in algorithm 3 and eq. (63);
-    ``Anchoring(first_index=1)`` is eq. (16), whose first round has alpha 1/2.
+    In round k (from 0) ``w^{k+1} = (1 - alpha) w^0 + alpha mean_i(w_i)``, where w_i are the models just trained from
+    w^k (erratum `local_gd.line9`) and the mean is uniform by default. With a ``server_learning_rate``, not in the
+    paper, the server first moves that share of the way from w^k to the mean. With the default ``anchoring`` the first
+    round changes nothing, as in algorithm 3 and eq. (63) of Local-GD; ``Anchoring(first_index=1)`` is eq. (16), whose
+    first round has alpha 1/2.
 
     Args:
-        anchoring: alpha of every round, and the strength of the proximal term (lambda of eq. 12).
+        anchoring: alpha of every round, and the strength of the proximal term (lambda of Local-GD, eq. 12).
 
     Raises:
         ValueError: A negative mu, a ``first_index`` that is not a whole number from 0 on, an alpha that starts outside

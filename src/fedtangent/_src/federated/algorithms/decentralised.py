@@ -54,10 +54,10 @@ EVOLVES = (
 def random_walk(model: Model, schedule: Schedule, *, base: Recipe = fed_avg, **options: Any) -> Algorithm:
     """Builds K models that walk over a graph of clients and train where they stand (FE-2024, section V-H and figure 6).
 
-    It is ``base`` under the schedule ``schedules.random_walk(graph, K)``. K = 1 is the paper's "FedAvg Random Walk";
-    with K models, "Fed-ensemble Random Walk", the prediction is their mean. There is no server: a client sends the
-    model that it trained to the next one. The ledger charges one message up for each model in each round and nothing
-    down, also for a model that stays.
+    It is ``base`` under the schedule ``schedules.random_walk(graph, K)``. K = 1 is the paper's "FedAvg Random Walk". K
+    models are "Fed-ensemble Random Walk", whose prediction is the mean of the models. There is no server: a client
+    sends the model that it trained to the next client. The wire ledger charges one message up for each model in each
+    round, also for a model that stays, and nothing down.
 
     Args:
         schedule: A schedule under which at most one client trains each model in a round.
@@ -76,20 +76,20 @@ def random_walk(model: Model, schedule: Schedule, *, base: Recipe = fed_avg, **o
 
 
 def _no_server(name: str, averaging: Averaging | None) -> None:
-    """Raises ``ValueError`` for options that hide clients from a server."""
+    """Raises ``ValueError`` if ``averaging`` has options that hide clients from a server (``name`` has no server)."""
     for option in ("shuffle", "secure_aggregation"):
         if averaging is not None and getattr(averaging, option):
             raise ValueError(f"{option}: hides clients from a server, but {name} has none: leave it out")
 
 
 def _walks(schedule: Schedule, same_client: bool = False) -> bool:
-    """Returns whether at most one client trains each model in a round; with ``same_client``, client k model k."""
+    """Returns whether at most one client trains each model in a round (with ``same_client``, client k model k)."""
     client, model = _first_round(schedule)
     return len(np.unique(model)) == len(model) and (not same_client or np.array_equal(client, model))
 
 
 def _first_round(schedule: Schedule) -> tuple[np.ndarray, np.ndarray]:
-    """Returns client and model of each slot in a first round, [S] each, whether the slot is filled or not."""
+    """Returns the client and the model of each slot of the schedule's first round, [S] each, also of empty slots."""
     instance("schedule", schedule, Schedule)
     with jax.ensure_compile_time_eval():
         key = jax.random.key(0)
@@ -99,7 +99,7 @@ def _first_round(schedule: Schedule) -> tuple[np.ndarray, np.ndarray]:
 
 @dataclasses.dataclass(frozen=True)
 class Mixing:
-    """The graph and the order by which neighbours mix their models."""
+    """Options of gossip: the graph along which neighbours mix their models, the order of the steps, and the start."""
 
     graph: Graph | np.ndarray | str = "ring"
     """ring, torus, complete or erdos_renyi:<probability>. Or a graph, which mixes by ``graphs.metropolis_weights``; or
@@ -136,11 +136,11 @@ def gossip(
     the latter is D-PSGD (Lian et al., NeurIPS 2017, algorithm 1, whose footnote allows the former too).
 
     A client that drops out, or whose message is rejected, neither trains nor exchanges: its model stays unchanged, and
-    its neighbours give its share to their own models. So every round mixes by a symmetric, doubly stochastic matrix,
-    and mixing never changes the mean of the models. Prediction is the mean of the models' outputs.
+    its neighbours add its weight to their own models' weights. So every round mixes by a symmetric, doubly stochastic
+    matrix, and mixing never changes the mean of the models. The prediction is the mean of the models' outputs.
     ``info["consensus_distance"]`` is ``sqrt(1 / K sum_k |x_k - mean|^2)`` after mixing.
 
-    The ledger charges each client one message to each of its neighbours (W_kj > 0) up, the mean number over clients,
+    The wire ledger charges each client one message up to each of its neighbours (W_kj > 0), as the mean over clients,
     and nothing down. There is no channel: neighbours need whole models, and a channel sends updates.
 
     Args:
@@ -207,19 +207,20 @@ def ntk_dfl(
 ) -> Algorithm:
     """Builds NTK-DFL: each client evolves the kernel of its neighbourhood (Thompson et al., ICML 2025, algorithm 1).
 
-    In a round each client replaces its model by the mean of its own and its neighbours' models. Its neighbours send it
-    their Jacobians, outputs and targets at this mean, and it evolves their kernel and its own as ``ntk_fl``'s server
-    does. On a complete graph NTK-DFL is NTK-FL with all clients. All models start with the same parameters.
+    In a round each client replaces its model by the mean of its model and its neighbours' models. Its neighbours send
+    it their Jacobians, outputs and targets at this mean. From these and its examples it computes the tangent kernel and
+    trains the model with it, as ``ntk_fl``'s server does. On a complete graph NTK-DFL is NTK-FL with all clients. All
+    models start with the same parameters.
 
     A client that drops out keeps its model and is left out of its neighbours' means. If a message is rejected, the
     receiver leaves out the sender's model too. A client whose rate is unstable (``info["status"]``) keeps the mean.
-    ``info["consensus_distance"]`` is ``sqrt(1 / N sum_i |x_i - mean|^2)`` after the round.
+    ``info["consensus_distance"]`` is ``sqrt(1 / N sum_i |x_i - mean|^2)`` of the clients' models x_i after the round.
 
     The prediction is the mean of the models' outputs, as for every ensemble. The paper's final model has the mean of
     the models' weights, as in the example. For a model that is linear in its weights the two are equal.
 
-    The ledger charges a client, for each of its neighbours, its model, the mean, and the Jacobians of its examples, all
-    up. It rounds the mean over all messages of a round up to whole bytes.
+    The wire ledger charges a client, for each of its neighbours, its model, the mean, and the Jacobians of its
+    examples, all up. It rounds the mean over all messages of a round up to whole bytes.
 
     Args:
         model: Network whose kernel is evolved.
@@ -275,7 +276,7 @@ def ntk_dfl(
 
 
 def _from_neighbours(update: ServerUpdate) -> ServerUpdate:
-    """Maps an update over the clients' models; a model starts at the mean of the models whose messages arrived."""
+    """Maps NTK-DFL's update over the clients' models; each model starts at the mean of its neighbours' models."""
     evolve = sequentially(update)
 
     def updated(before: PyTree, aggregated: Stacked, info: types.RoundInfo) -> tuple[PyTree, dict[str, Array]]:
@@ -300,7 +301,7 @@ def _everybody_trains(name: str, data: FederatedData) -> None:
 
 
 def consensus_distance(params: PyTree) -> Array:
-    """Computes ``sqrt(1 / K sum_k |x_k - mean|^2)`` of models with leading axis K, a scalar."""
+    """Computes ``sqrt(1 / K sum_k |x_k - mean|^2)``, a scalar, of K models x_k (``params`` has a leading axis K)."""
     away = jax.tree.map(lambda leaf: leaf - jnp.mean(leaf, axis=0, keepdims=True), params)
     return pytrees.norm(away) / jnp.sqrt(jax.tree.leaves(params)[0].shape[0])
 
@@ -316,14 +317,17 @@ def _check_mixing(matrix: np.ndarray, num_models: int) -> None:
 
 
 def _among(matrix: np.ndarray, present: Array) -> Array:
-    """Returns the mixing matrix among the clients present, who keep the shares of their absent neighbours."""
+    """Returns the mixing matrix [K, K] if only some clients are ``present``.
+
+    The weights of a client's absent neighbours are added to its diagonal entry.
+    """
     pairs = present[:, None] & present[None] & ~jnp.eye(len(matrix), dtype=bool)
     exchanged = jnp.where(pairs, jnp.asarray(matrix), 0)
     return exchanged + jnp.diag(1 - jnp.sum(exchanged, axis=1))
 
 
 def _mix(matrix: Array, present: Array, params: PyTree) -> PyTree:
-    """Computes ``sum_j W_kj x_j``; an absent model does not count, even if it is not finite."""
+    """Computes ``sum_j W_kj x_j`` for each model k, with W ``matrix`` and x_j the models; absent models count as 0."""
 
     def leaf(x: Array) -> Array:
         present_models = jnp.where(present.reshape((-1,) + (1,) * (x.ndim - 1)), x, 0)
@@ -333,6 +337,6 @@ def _mix(matrix: Array, present: Array, params: PyTree) -> PyTree:
 
 
 def _between_clients(cost: Cost, messages: float) -> Cost:
-    """Returns the cost of clients that send ``messages`` messages to each other in each round, without a server."""
+    """Returns ``cost`` for clients that send each other ``messages`` messages in a round, and receive no broadcast."""
     uplink, per_example = (int(np.ceil(messages * num_bytes)) for num_bytes in cost[:2])
     return cost._replace(uplink=uplink, uplink_per_example=per_example, downlink=0)

@@ -1,4 +1,4 @@
-"""Distillation on data without labels at the server: a student learns an ensemble's predictions.
+"""Distillation on unlabelled data at the server: a student network learns the predictions of an ensemble (FedBE).
 
 As in FedBE, the student's weights are averaged along its training (SWA; Izmailov et al., UAI 2018), so that it does not
 follow a teacher that is often wrong (Chen and Chao, ICLR 2021, section 3.3).
@@ -21,15 +21,15 @@ from fedtangent._src.types import Array, Client, FederatedData, Key, Model, PyTr
 
 
 class Distillation(NamedTuple):
-    """The training of the student: SGD with momentum on soft labels, with weights averaged once a cycle.
+    """Options of the student's training: SGD with momentum on soft labels, with weights averaged once a cycle (SWA).
 
-    ``start`` steps at ``learning_rate`` come first, then cycles of ``cycle`` steps. Step t = 1 .. cycle of each has the
-    rate ``(1 - t / cycle) learning_rate + t / cycle final_learning_rate`` (Izmailov et al., 2018, section 3.2). The
+    ``start`` steps at ``learning_rate`` come first, then cycles of ``cycle`` steps. Step t = 1 .. cycle of a cycle has
+    the rate ``(1 - t / cycle) learning_rate + t / cycle final_learning_rate`` (Izmailov et al., 2018, section 3.2). The
     student is the average of the weights after the last step of each cycle; steps beyond the last whole cycle are not
     taken. ``cycle=None`` trains at ``learning_rate`` throughout and keeps the last weights (FedBE without SWA).
 
-    The defaults are FedBE's for 10 000 images, 1580 steps; fewer examples need an earlier ``start``. Gradients are of
-    the mean over a batch; the code published with FedBE divides by the number of classes as well.
+    The defaults are FedBE's for 10 000 images, 1580 steps; fewer examples need an earlier ``start``. The loss is the
+    mean over a batch; the code published with FedBE divides it by the number of classes as well.
     """
 
     epochs: int = 20
@@ -45,10 +45,10 @@ FEDBE = Distillation()
 
 
 def num_steps(how: Distillation, rows: int) -> int:
-    """Returns the student's number of steps on ``rows`` examples: all epochs, up to the end of the last whole cycle.
+    """Returns the number of steps that the student takes: all epochs, up to the end of the last whole cycle.
 
     Args:
-        how: The training of the student.
+        how: Options of the student's training.
         rows: Number of examples.
     """
     batch = rows if how.batch_size is None else min(how.batch_size, rows)
@@ -57,10 +57,10 @@ def num_steps(how: Distillation, rows: int) -> int:
 
 
 def check_distillation(how: Distillation, rows: int) -> None:
-    """Raises ``ValueError`` for numbers out of range, or for too few examples to complete a single cycle.
+    """Raises ``ValueError`` if a number in ``how`` is out of range, or the epochs do not complete a single cycle.
 
     Args:
-        how: The training of the student.
+        how: Options of the student's training.
         rows: Number of examples.
     """
     validate_work(Work(epochs=how.epochs, batch_size=how.batch_size))
@@ -81,10 +81,10 @@ def check_distillation(how: Distillation, rows: int) -> None:
 
 
 def cyclical_rate(how: Distillation, step: Array) -> Array:
-    """Returns the learning rate in a step.
+    """Returns the student's learning rate in a step.
 
     Args:
-        how: The training of the student.
+        how: Options of the student's training.
         step: Number of the step, from 0.
     """
     if how.cycle is None:
@@ -95,7 +95,7 @@ def cyclical_rate(how: Distillation, step: Array) -> Array:
 
 
 class Averaged(NamedTuple):
-    """The state of ``averaged``."""
+    """The state of the optimiser ``averaged``: the inner optimiser's state, the steps taken and the mean weights."""
 
     inner: PyTree
     step: Array  # [] int32, steps taken
@@ -103,9 +103,9 @@ class Averaged(NamedTuple):
 
 
 def averaged(inner: optax.GradientTransformation, start: int, cycle: int, total: int) -> optax.GradientTransformation:
-    """Returns an optimiser that follows ``inner`` and at last sets the weights to their mean over the ends of cycles.
+    """Returns an optimiser that follows ``inner`` and whose last step sets the weights to a mean along the way (SWA).
 
-    Cycles end after ``start + cycle``, ``start + 2 cycle``, ... steps.
+    The mean is over the weights after ``start + cycle``, ``start + 2 cycle``, ... steps, the ends of the cycles.
 
     Args:
         inner: An optax optimiser.
@@ -144,7 +144,7 @@ def distil(
         key: Key from which the order of the examples is drawn in every epoch.
         model: The network.
         loss: One of ``SOFT_LOSSES``.
-        how: The training of the student.
+        how: Options of the student's training.
         student: Parameters before the first step.
         x: Inputs [m, ...].
         targets: Soft labels [m, C].

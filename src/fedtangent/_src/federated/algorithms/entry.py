@@ -1,9 +1,9 @@
 """Recipes: the functions that build algorithms, and the command-line options that become their arguments.
 
 A recipe is a function such as ``fed_avg(model, schedule, client_learning_rate=..)`` marked with ``recipe``. Its options
-on the command line are its parameters: name, type, default and help are in its signature and docstring. A parameter
-that is no single word, such as a ``Work`` or a ``Channel``, is written by the options of its record in ``WRITTEN``; a
-parameter that is another frozen record is written by one option for each field.
+on the command line are its parameters; their names, types, defaults and help come from its signature and docstring.
+Some parameters take several options: a ``Work`` or a ``Channel`` takes the options of its record in ``WRITTEN``, and
+another frozen record takes one option for each of its fields.
 """
 
 from __future__ import annotations
@@ -46,15 +46,15 @@ SECURE_BITS = 32  # bits of a masked number on the command line
 
 
 class Supplied(NamedTuple):
-    """The arguments that a run supplies to a recipe, besides the user's options.
+    """The arguments that a run supplies to a recipe, besides the options that the user chooses.
 
     Attributes:
         model: The network.
         schedule: Which client trains which model in which round.
         seed: Seed of the run, for random draws while the algorithm is built.
-        server_data: x [m, ...] without labels, held by the server.
+        server_data: Inputs [m, ...] without labels at the server.
         shared: Indices of the examples that every client received.
-        validation: The server's examples: x [m, ...] and targets [m, C] or labels [m].
+        validation: The server's validation examples: x [m, ...] and targets [m, C] or labels [m].
         clients: The examples of each client.
         expected_clients: Average number of clients in a round, if the schedule draws this number.
     """
@@ -71,7 +71,7 @@ class Supplied(NamedTuple):
 
 @runtime_checkable
 class Record(Protocol):
-    """A frozen dataclass of options."""
+    """A frozen dataclass of options, such as ``Averaging``."""
 
     __dataclass_fields__: ClassVar[dict[str, dataclasses.Field[Any]]]
 
@@ -80,7 +80,7 @@ class Record(Protocol):
 
 
 class FinishedRun(NamedTuple):
-    """A finished run, as a recipe's ``remark`` receives it."""
+    """The facts about a finished run that a recipe's ``remark`` needs to write its line of text."""
 
     schedule: Schedule
     schedule_name: str
@@ -104,7 +104,7 @@ class RateOptions:
     """Rounds between decays."""
 
     def value(self) -> Rate:
-        """Returns the learning rate; a schedule of the round if it decays."""
+        """Returns the learning rate: a number, or a learning-rate schedule if it decays."""
         checks.number("client_learning_rate", self.client_learning_rate, above=0)
         checks.number("decay", self.decay, above=0, at_most=1)
         checks.whole("decay_every", self.decay_every)
@@ -114,7 +114,7 @@ class RateOptions:
 
 @dataclasses.dataclass(frozen=True)
 class OptimizerOptions:
-    """Options of the clients' optimiser."""
+    """The option of the clients' optimiser."""
 
     client_optimizer: str = "sgd"
     """sgd, momentum (0.9) or adam; its state does not outlive a round."""
@@ -122,7 +122,7 @@ class OptimizerOptions:
 
 @dataclasses.dataclass(frozen=True)
 class WorkOptions:
-    """Options of local training."""
+    """Options of the amount of a client's local training in a round."""
 
     local_steps: int | None = None
     """Local steps T (give this or --local-epochs)."""
@@ -132,7 +132,7 @@ class WorkOptions:
     """Minibatch size; 0 for full batches."""
 
     def value(self) -> Work:
-        """Returns the local work; raises ``ValueError`` for both steps and epochs."""
+        """Returns the ``Work`` that the options describe; raises ``ValueError`` for both steps and epochs."""
         if self.local_steps is not None and self.local_epochs is not None:
             raise ValueError(
                 f"local_steps: got {self.local_steps} beside local_epochs {self.local_epochs}, must be one of the two"
@@ -147,7 +147,7 @@ class WorkOptions:
 
 @dataclasses.dataclass(frozen=True)
 class ChannelOptions:
-    """Options of the channel of the clients' updates."""
+    """Options of the channel by which clients send their updates."""
 
     channel: str = "lossless"
     """How updates travel: lossless, top_k:<share>, random_k:<share>, qsgd:<bits>, quantise:<bits>, clip:<norm>."""
@@ -157,7 +157,7 @@ class ChannelOptions:
     """Share of an update's numbers, the smallest, that is set to zero."""
 
     def value(self) -> Channel | None:
-        """Returns the channel, None for a lossless one; raises ``ValueError`` for a sparsity and another channel."""
+        """Returns the channel, None for a lossless one; raises ``ValueError`` for a sparsity beside another channel."""
         check_sparsity(self.sparsity)
         if self.sparsity > 0 and self.channel != "lossless":
             raise ValueError(f"sparsity: sends by top_k, but channel is {self.channel!r}: give one of the two")
@@ -167,13 +167,16 @@ class ChannelOptions:
 
 @dataclasses.dataclass(frozen=True)
 class AcceptOptions:
-    """Options of the server's rejection of messages."""
+    """Options by which the server rejects messages."""
 
     max_update_norm: float | None = None
     """Reject updates of larger norm, or not finite (inf: only the latter)."""
 
     def value(self) -> Accept | None:
-        """Returns the test of a message, None where all count; raises ``ValueError`` for a bound of 0 or less."""
+        """Returns the test by which the server accepts a message, or None to accept all.
+
+        Raises ``ValueError`` for a ``max_update_norm`` of 0 or less.
+        """
         if self.max_update_norm is None:
             return None
         if not self.max_update_norm > 0:
@@ -183,19 +186,19 @@ class AcceptOptions:
 
 @dataclasses.dataclass(frozen=True)
 class SecureOptions:
-    """Options of secure aggregation."""
+    """The option of secure aggregation."""
 
     secure_aggregation: bool = False
     """Clients send masked numbers; the server learns the sum only."""
 
     def value(self) -> int | None:
-        """Returns the bits of a masked number, None without secure aggregation."""
+        """Returns the number of bits of a masked number; None without secure aggregation."""
         return SECURE_BITS if self.secure_aggregation else None
 
 
 @dataclasses.dataclass(frozen=True)
 class ServerExamples:
-    """The option that takes examples for FedBE's server from the training set."""
+    """The option of how many training examples FedBE's server holds, without labels."""
 
     server_examples: int = 100
     """Training examples, without labels, that only the server holds."""
@@ -213,7 +216,7 @@ class ValidationOptions:
 
 @dataclasses.dataclass(frozen=True)
 class SharedOptions:
-    """The option of data sharing: the size of the set that every client holds."""
+    """The option of data sharing: the size of the set of examples that every client receives."""
 
     shared_fraction: float = 0.1
     """Share of all examples that every client holds."""
@@ -221,7 +224,7 @@ class SharedOptions:
 
 @dataclasses.dataclass(frozen=True)
 class LossOptions:
-    """Options of the loss."""
+    """The option of the loss by which clients train."""
 
     loss: str = "squared_error"
     """squared_error (classes as centred one-hot targets), cross_entropy, exponential or logistic (one output); add
@@ -261,7 +264,10 @@ PREFIXES = {"evolution": "ntk_"}  # prefix of a record's options, by the name of
 
 @dataclasses.dataclass(frozen=True)
 class AlgorithmEntry(Entry):
-    """The entry of an algorithm; ``build`` takes an instance of ``options`` and the arguments that the run supplies."""
+    """The catalogue's entry of an algorithm, from which command line and documentation are made.
+
+    ``build`` makes the algorithm from an instance of ``options`` and a ``Supplied``.
+    """
 
     recipe: Recipe | None = None
     """Function that builds the algorithm."""
@@ -280,12 +286,12 @@ class AlgorithmEntry(Entry):
 
     @property
     def has_base(self) -> bool:
-        """Whether the algorithm is built around another one."""
+        """Whether the recipe has a parameter ``base``: the recipe of an algorithm inside this one."""
         return self.recipe is not None and "base" in inspect.signature(self.recipe).parameters
 
     @property
     def needs(self) -> tuple[str, ...]:
-        """Names of the arguments that a run must supply."""
+        """Names of the recipe's parameters that a run must supply, such as ``server_data``."""
         if self.recipe is None:
             return ()
         parameters, unused = (
@@ -307,13 +313,13 @@ def recipe(
 ) -> Any:
     """Marks a function ``(model, schedule, ..) -> Algorithm`` as a recipe, so that its algorithm fits any model.
 
-    The algorithm can then be built for another model (``algorithm.on``), as ``compare`` does to train other widths.
-    Mark your own recipe with ``@fedtangent.recipe``; the arguments below are for built-in recipes.
+    The algorithm can then be built again for another model (``algorithm.on``), as ``compare`` does to train other
+    widths. Mark a function of yours with ``@fedtangent.recipe``; the arguments below are for built-in recipes.
 
     Args:
         function: The function; its first two parameters are the model and the schedule.
-        unused: Fields of records, such as ``Averaging``, that have no meaning for the algorithm. A field of
-            ``Averaging`` is refused.
+        unused: Fields of records, such as ``Averaging``, that have no meaning for the algorithm. A call that sets such
+            a field of ``Averaging`` raises ``ValueError``.
         python_only: Parameters, or fields of records, that are no options of the command line.
         options: A frozen dataclass, with a ``check()``, of further options of the command line.
         about: Fields of ``AlgorithmEntry``, such as ``papers``.
@@ -361,12 +367,12 @@ def recipe(
 
 
 def _times(factor: float | Array, rate: Rate) -> Rate:
-    """Returns a multiple of a rate: of a number, or of a schedule of the round."""
+    """Returns ``factor`` times a learning rate, which is a number or a function of the round."""
     return (lambda step: factor * rate(step)) if callable(rate) else factor * rate
 
 
 def _refuse_unused(name: str, unused: Sequence[str], averaging: Averaging | None) -> None:
-    """Raises ``ValueError`` for a field of ``averaging`` that has no meaning for the algorithm."""
+    """Raises ``ValueError`` if ``averaging`` sets one of the fields in ``unused``, which algorithm ``name`` ignores."""
     for field in dataclasses.fields(averaging) if averaging is not None else ():
         value = getattr(averaging, field.name)
         if field.name in unused and value != field.default:
@@ -375,14 +381,17 @@ def _refuse_unused(name: str, unused: Sequence[str], averaging: Averaging | None
 
 @dataclasses.dataclass(frozen=True)
 class _Layout:
-    """Which options of the command line write which parameters of a recipe."""
+    """The assignment of command-line options to the parameters of a recipe.
+
+    ``unused`` and ``python_only`` are as in ``recipe``; ``extra`` is a record of options that are no parameters.
+    """
 
     unused: tuple[str, ...] = ()
     python_only: tuple[str, ...] = ()
     extra: type[Any] = NoOptions
 
     def groups(self, function: Recipe) -> list[type[Any]]:
-        """Returns the records of the options that write the recipe's parameters."""
+        """Returns the records whose fields are command-line options of the recipe, besides the options in ``plain``."""
         takes_base = "base" in _parameters_of(function)
         groups: list[type[Any]] = [BaseOptions] if takes_base else []
         for name, record in self._parameters(function):
@@ -394,12 +403,12 @@ class _Layout:
         return [*groups, self.extra]
 
     def plain(self, function: Recipe) -> list[str]:
-        """Returns the names of the parameters that are one option each."""
+        """Returns the names of the recipe's parameters that are a single command-line option each."""
         names = [name for name, record in self._parameters(function) if record is None and name not in WRITTEN]
         return [name for name in names if name not in OF_RUN]
 
     def arguments(self, function: Recipe, chosen: object, supplied: Supplied) -> dict[str, object]:
-        """Returns the recipe's arguments by name, from the chosen options and the arguments that the run supplies."""
+        """Returns the recipe's arguments by name, made of the chosen options and the run's ``supplied`` arguments."""
         arguments: dict[str, object] = {}
         for name, record in self._parameters(function):
             if record is not None:
@@ -418,14 +427,14 @@ class _Layout:
         return arguments
 
     def by_option(self, function: Recipe, message: str) -> str:
-        """Returns an error message with the option's name in place of the record's field."""
+        """Returns an error message with names of command-line options in place of names of a record's fields."""
         for name, record in self._parameters(function):
             if record is not None and name in PREFIXES:
                 message = prefixed(message, self._plain(function, record), PREFIXES[name])
         return message
 
     def _parameters(self, function: Recipe) -> list[tuple[str, Record | None]]:
-        """Returns the name of each parameter, and its default if that is a record of several options, else None."""
+        """Returns the name of each of the recipe's parameters, with its default if that is a record, else with None."""
         parameters = [p for p in _parameters_of(function).values() if p.name not in ("model", "schedule")]
         return [
             (p.name, p.default if isinstance(p.default, Record) else None)
@@ -434,19 +443,22 @@ class _Layout:
         ]
 
     def _fields(self, function: Recipe, record: Record) -> list[str]:
-        """Returns the fields of a record that take several options, or that the run supplies."""
+        """Returns the fields of a record that take several options each, or that the run supplies."""
         parameters = _parameters_of(function)
         names = [f.name for f in dataclasses.fields(record) if f.name not in self.unused and f.name not in parameters]
         return [name for name in names if name in WRITTEN or name in OF_RUN]
 
     def _plain(self, function: Recipe, record: Record) -> tuple[str, ...]:
-        """Returns the fields of a record that are one option each."""
+        """Returns the fields of a record that are a single command-line option each."""
         others = {*self.unused, *self.python_only, *_parameters_of(function), *WRITTEN, *OF_RUN}
         return tuple(name for name in written_fields(type(record)) if name not in others)
 
 
 def _parameters_of(function: Recipe) -> Mapping[str, inspect.Parameter]:
-    """Returns the parameters of a recipe; ``**options`` of a recipe without ``base`` stand for FedAvg's parameters."""
+    """Returns the parameters of a recipe by name.
+
+    If the recipe has ``**options`` and no ``base``, FedAvg's parameters take the place of ``**options``.
+    """
     parameters = dict(inspect.signature(function).parameters)
     collects = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
     if not collects or "base" in parameters:
@@ -459,12 +471,15 @@ def _parameters_of(function: Recipe) -> Mapping[str, inspect.Parameter]:
 
 @functools.cache
 def _plain_options(record: Record, names: tuple[str, ...], prefix: str) -> type[Any]:
-    """Returns the options that are plain fields of a record, with the record's values as defaults."""
+    """Returns a dataclass of options for the fields ``names`` of a record, with its values as defaults.
+
+    ``prefix`` comes before the names of the options.
+    """
     return options_of_record(f"{type(record).__name__}Options", record, names, prefix)
 
 
 def _value(name: str, chosen: object, supplied: Supplied) -> object:
-    """Returns the value of a parameter that takes several options, or that the run supplies."""
+    """Returns the value of a parameter that takes several of the ``chosen`` options, or that the run supplies."""
     if name == "pool_size":
         return _pool_size(chosen, supplied)
     if name in OF_RUN:
@@ -475,7 +490,7 @@ def _value(name: str, chosen: object, supplied: Supplied) -> object:
 
 
 def arguments_of(function: Recipe, flat: Mapping[str, object]) -> dict[str, Any]:
-    """Returns a recipe's arguments from flat names, as the command line has them; fields of records become records.
+    """Returns a recipe's arguments, with values of single fields (as the command line has them) gathered into records.
 
     For ``fed_prox``, ``{"weighting": "uniform", "mu": 0.1}`` becomes ``mu=0.1`` and
     ``averaging=Averaging(weighting="uniform")``.
@@ -496,7 +511,7 @@ def arguments_of(function: Recipe, flat: Mapping[str, object]) -> dict[str, Any]
 
 
 def entry_of(function: Recipe, name: str | None = None) -> AlgorithmEntry:
-    """Returns the entry of a marked recipe.
+    """Builds the catalogue entry of a function that is marked with ``recipe``.
 
     Args:
         function: The recipe.
@@ -535,14 +550,15 @@ def entry_of(function: Recipe, name: str | None = None) -> AlgorithmEntry:
 
 
 def entry_of_function(name: str, function: Recipe) -> AlgorithmEntry:
-    """Returns the entry of a user's recipe.
+    """Builds the catalogue entry of a user's recipe.
 
     Args:
         name: Name of the recipe, ``package.module:function``.
-        function: The recipe, marked or not.
+        function: The recipe, marked with ``recipe`` or not.
 
     Raises:
-        ValueError: The recipe lacks ``client_learning_rate`` or ``loss``, or as ``entry_of`` raises.
+        ValueError: The recipe has no parameter ``client_learning_rate`` or ``loss``, or has one without a default that
+            cannot be written on a command line.
     """
     entry = entry_of(function if hasattr(function, "about") else recipe(function), name)
     if not {"client_learning_rate", "loss"} <= {field.name for field in dataclasses.fields(entry.options)}:
@@ -551,7 +567,10 @@ def entry_of_function(name: str, function: Recipe) -> AlgorithmEntry:
 
 
 def _take_optimizer(name: str, arguments: dict[str, Any]) -> None:
-    """Replaces the rate among the arguments by an optimiser at that rate, unless SGD is chosen."""
+    """Replaces the rate in ``arguments`` by an optax optimiser at this rate; for "sgd" it keeps the rate.
+
+    ``name`` is the name of the optimiser's argument.
+    """
     optimizer = choice("client_optimizer", arguments.pop(name), ("sgd", *OPTIMIZERS))
     if optimizer == "sgd":
         return
@@ -561,14 +580,14 @@ def _take_optimizer(name: str, arguments: dict[str, Any]) -> None:
 
 
 def _pool_size(chosen: object, supplied: Supplied) -> int | None:
-    """Returns the most examples that one model pools in a round."""
+    """Returns the most examples that a server can pool for one model in a round; None without ``supplied.clients``."""
     if supplied.clients is None:
         return None
     return largest_sample(supplied.clients, supplied.schedule.largest_cohort, getattr(chosen, "beta", 1.0))
 
 
 def options_of(entry: AlgorithmEntry, base: str | None = None) -> type[Any]:
-    """Returns the class of an algorithm's options; an algorithm around another one has the options of both.
+    """Returns the class of an algorithm's options; for an algorithm around another one it has the options of both.
 
     Args:
         entry: Entry of the algorithm.
@@ -582,13 +601,13 @@ def options_of(entry: AlgorithmEntry, base: str | None = None) -> type[Any]:
 
 @functools.cache
 def _joined(classes: tuple[type[Any], ...]) -> type[Any]:
-    """Returns a dataclass with the fields of all classes, built once, so that equal options are equal objects."""
+    """Returns a dataclass with the fields of all classes; it is cached, so that equal options compare equal."""
     joined = type("Around".join(cls.__name__ for cls in classes), classes, {})
     return dataclasses.dataclass(frozen=True)(joined)
 
 
 def inside(base: str) -> AlgorithmEntry:
-    """Returns the entry of an algorithm that may be inside another; raises ``ValueError`` for any other name."""
+    """Returns the entry of an algorithm that may be the ``base`` of another; raises ``ValueError`` for other names."""
     bases: dict[str, AlgorithmEntry] = {name: entry for name, entry in catalogue("algorithms").items() if entry.inside}
     choice("base", base, bases)
     return bases[base]

@@ -1,6 +1,6 @@
-"""FedNova: averages updates divided by the clients' local steps, so that clients with more steps weigh no more.
+"""FedNova: the server averages updates divided by the clients' local steps, so that more steps give no more weight.
 
-The local optimisers must be linear in the gradients, as SGD and momentum are (``optimizers``).
+The clients' optimisers must be linear in the gradients, as SGD and momentum are (``optimizers``).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from fedtangent._src.types import Algorithm, Array, Client, Model, PyTree, Round
 
 
 class Normalised(NamedTuple):
-    """A FedNova message: the client's update divided by its normaliser, and the normaliser."""
+    """A FedNova message: a client's normalised update, and the number by which it was divided (for SGD, its steps)."""
 
     direction: PyTree
     normaliser: Array  # []
@@ -32,7 +32,7 @@ class Normalised(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Normalisation:
-    """The proximal strength of FedNova and its effective number of steps; raises ``ValueError`` if out of range."""
+    """Options of FedNova: the strength of the proximal term and the effective number of local steps."""
 
     mu: float | Array = 0.0
     """Strength of the proximal term."""
@@ -48,13 +48,17 @@ class Normalisation:
 
 
 class Plain(NamedTuple):
-    """The state of a server that remembers only its model."""
+    """The state of a server that keeps nothing but its model."""
 
     params: PyTree
 
 
 def _normalised_server(tau_eff: Rate | None, rate: Rate) -> Server:
-    """Builds FedNova's server (eq. 6): ``x -= rate tau_eff sum_i p_i d_i``; ``tau_eff`` None: ``sum_i p_i a_i``."""
+    """Builds FedNova's server, ``x -= rate tau_eff sum_i p_i d_i`` (Wang et al., 2020, eq. 6).
+
+    x is the model, d_i and a_i are client i's normalised update and normaliser, and p_i is its weight. If ``tau_eff``
+    is None, it is the mean normaliser ``sum_i p_i a_i``.
+    """
 
     def update(state: Plain, mean: Normalised, info: RoundInfo) -> tuple[Plain, dict[str, Array]]:
         steps = mean.normaliser if tau_eff is None else jnp.asarray(rate_at(tau_eff, info.round), mean.normaliser.dtype)
@@ -82,10 +86,11 @@ def fed_nova(
 ) -> Algorithm:
     """Builds FedNova: clients with more local steps do not pull the mean towards them (Wang et al., 2020, eq. 6 and 7).
 
-    A client sends ``d_i = (x - x_i) / a_i`` and its normaliser a_i: how far its optimiser moves on unit gradients in
-    its number of steps, in units of the first step. That is the paper's ``|a_i|_1`` as long as no gradient counts
-    negatively: the number of steps for SGD, and sections 3 and 4 of the paper for momentum and the proximal term. The
-    server takes ``x -= server_learning_rate tau_eff sum_i p_i d_i``; ``info["tau_eff"]`` [K] reports ``tau_eff``.
+    A client that trained the broadcast model x to x_i sends ``d_i = (x - x_i) / a_i`` and its normaliser a_i. a_i is
+    how far the client's optimiser moves in its number of steps if all gradients are 1, in units of the first step. For
+    SGD it is the number of steps; for momentum and the proximal term see sections 3 and 4 of the paper, where it is
+    ``|a_i|_1`` (the two agree as long as no gradient counts negatively). The server takes ``x -= server_learning_rate
+    tau_eff sum_i p_i d_i`` with the clients' weights p_i; ``info["tau_eff"]`` [K] reports ``tau_eff``.
 
     Args:
         normalisation: Strength of the proximal term, and effective number of local steps.
@@ -129,7 +134,7 @@ def fed_nova(
 
 
 def most_steps(work: Work, max_size: int) -> int:
-    """Returns the most local steps of any client.
+    """Returns the number of local steps that the client with the most examples takes in a round.
 
     Args:
         work: Local steps and minibatches.

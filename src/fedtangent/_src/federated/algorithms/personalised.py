@@ -1,4 +1,4 @@
-"""Algorithms whose clients keep separate models, or parts of models."""
+"""Algorithms whose clients keep models, or parts of models, for themselves: Ditto, LG-FedAvg and local training."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ ALONE = "every client trains a separate model; nearest is fed_ensemble, or fed_a
 
 @dataclasses.dataclass(frozen=True)
 class PersonalTraining:
-    """The training of Ditto's personal models; raises ``ValueError`` for a negative mu."""
+    """Options of the training of Ditto's personal models; raises ``ValueError`` for a negative mu."""
 
     mu: float | Array = 0.1
     """How strongly a personal model is held near the global one (the paper's lambda); 0: not at all."""
@@ -61,10 +61,10 @@ def ditto(
 ) -> Algorithm:
     """Builds Ditto: FedAvg, and a personal model v_i beside it for every client (Li et al., 2021, algorithm 1).
 
-    A client that takes part trains the broadcast model w as in FedAvg, and then v_i by steps ``v_i <- v_i - rate *
-    (grad F_i(v_i) + mu (v_i - w))``. v_i starts from the initial model and never travels; ``algorithm.personal``
-    predicts with it (the mean over the K models' v_i). The global model is FedAvg's (weighted by examples; the paper's
-    ``1/|S_t|`` is ``weighting="uniform"``).
+    A client that takes part trains the broadcast model w as in FedAvg. It then takes steps ``v_i <- v_i - rate * (grad
+    F_i(v_i) + mu (v_i - w))``, where F_i is its mean loss. v_i starts from the initial model and is never sent;
+    ``algorithm.personal`` predicts with it (with K models, by the mean over their v_i). The global model is FedAvg's,
+    weighted by examples; the paper's ``1/|S_t|`` is ``weighting="uniform"``.
 
     Args:
         personal_training: Rate and steps of the personal model, and the strength of its pull to w.
@@ -88,7 +88,10 @@ def ditto(
 def _with_personal_model(
     train: Local, model: Model, loss: Loss, optimizer: Optimizer, work: Work, mu: float | Array
 ) -> Local:
-    """Returns ``train`` followed by steps on a personal model that is kept near the broadcast model."""
+    """Returns ``train`` followed by training of a personal model, the client's state, with a pull to the broadcast.
+
+    The personal model takes the steps ``work`` with ``optimizer``; ``mu`` is the strength of the pull.
+    """
 
     def update(
         key: types.Key, broadcast: PyTree, personal_model: PyTree, client: Client
@@ -111,14 +114,14 @@ def _with_personal_model(
 
 
 def private_mask(model: Model, private: Select) -> PyTree:
-    """Builds the mask of a model's private parameters: True for parameters that stay with the client, else False.
+    """Builds a tree of bools, shaped like a model's parameters: True for parameters that never leave the client.
 
     Args:
         model: Model whose parameters are masked.
         private: Selection of the private parameters, as for ``models.trainable``.
 
     Raises:
-        ValueError: As ``trainable.selection`` raises, or all parameters are selected.
+        ValueError: The selection matches no parameter or all of them, or is invalid as for ``models.trainable``.
     """
     mask = selection("private", model, private)
     if all(jax.tree.leaves(mask)):
@@ -197,7 +200,7 @@ def lg_fed_avg(
 
 
 def _of_shared_part(server: Server, mask: PyTree) -> Server:
-    """Returns ``server`` restricted to the shared parameters."""
+    """Returns ``server`` restricted to the parameters that ``mask`` (``private_mask``) does not mark as private."""
 
     def update(state: _Shared, aggregated: PyTree, info: types.RoundInfo) -> tuple[_Shared, dict[str, Array]]:
         updated, report = server.update(state.server, aggregated, info)
@@ -230,12 +233,12 @@ def local_only(
     """Builds purely local training: every client trains separate models from the initial ones, without any average.
 
     The wire ledger charges the K initial models, sent to every client before the first round. ``algorithm.personal``
-    predicts with the client's models; ``algorithm.predict`` is the mean over the models of all N clients (also of
-    clients that have not trained yet), at the cost of N predictions a model.
+    predicts with the client's models. ``algorithm.predict`` is the mean over the models of all N clients, including
+    clients that have not trained yet; it computes N networks for each of the K models.
 
     Args:
-        averaging: The share ``beta`` of its examples that a client uses; the other options have no effect, or are
-            refused.
+        averaging: The share ``beta`` of its examples that a client uses; the other options have no effect, or raise
+            ``ValueError``.
 
     Raises:
         ValueError: Options of a server or a channel, since nothing travels, and as ``fed_avg`` raises.
@@ -274,7 +277,7 @@ def local_only(
 
 
 def _mean_of_clients(model: Model, models: PyTree, x: Shaped[AnyArray, "n ..."]) -> Float[Array, "n C"]:
-    """Returns the mean of the N clients' predictions, [n, C], computed one client at a time; ``models`` is [N, ...]."""
+    """Returns the mean prediction [n, C] of the N clients' models [N, ...], computed one client at a time."""
     num_clients = jax.tree.leaves(models)[0].shape[0]
     nothing = pytrees.accumulator(jax.eval_shape(model.apply, pytrees.take(models, 0), x))
     if targets_of(model.loss) != "classes":

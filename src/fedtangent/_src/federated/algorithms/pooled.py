@@ -1,4 +1,4 @@
-"""Baselines that move data: training at the server on the cohort's examples, and examples that all clients share."""
+"""Baselines that move examples: training at the server on the cohort's examples, and examples shared by all clients."""
 
 from __future__ import annotations
 
@@ -52,8 +52,8 @@ def centralised(
     """Builds centralised training: SGD at the server on the cohort's data (NTK-FL, section 6, (iii): the upper bound).
 
     The clients of a round send their examples, and the server trains each model on the pooled examples of its clients.
-    Every example counts alike. The ledger charges each example's x and y, every time that its client is in a cohort,
-    and nothing downwards.
+    Every example counts alike. The wire ledger charges each example's x and y every time that its client is in a
+    cohort, and nothing downwards.
 
     Args:
         model: Network that the server trains.
@@ -66,8 +66,8 @@ def centralised(
         accept: Which messages count (default: all).
 
     Raises:
-        ValueError: Not exactly one of rate and optimiser, an impossible ``work``, an unknown loss, or
-            ``slots_per_model`` outside 1 .. S.
+        ValueError: Not exactly one of rate and optimiser, a ``work`` without exactly one of steps and epochs, an
+            unknown loss, or ``slots_per_model`` below 1 or above the schedule's number of slots.
     """
     training = trained(model, learning_rate, optimizer, work, loss, "")
     instance("schedule", schedule, Schedule)
@@ -87,7 +87,7 @@ def centralised(
 
 
 def _pooled_client(received: Stacked, round_: Array) -> Client:
-    """Returns the examples of M clients as one client's, by client id, so that the cohort's order does not matter."""
+    """Returns the examples of M clients as those of one client, sorted by client id (whatever the cohort's order)."""
     has_examples = jnp.any(received.messages.mask, axis=1)
     order = jnp.argsort(jnp.where(has_examples, received.client, jnp.iinfo(jnp.int32).max), stable=True)
     flat = jax.tree.map(lambda leaf: leaf[order].reshape((-1, *leaf.shape[2:])), received.messages)
@@ -109,7 +109,7 @@ def pool_server(model: Model, loss: Loss, optimizer: Optimizer, work: Work) -> S
         work: Steps, or epochs over the pool, and minibatches of a round.
 
     Raises:
-        ValueError: An impossible ``work``.
+        ValueError: A ``work`` without exactly one of steps and epochs, or with a number below 1.
     """
     validate_work(work)
 
@@ -146,8 +146,8 @@ def data_sharing(
 ) -> Algorithm:
     """Builds data sharing: clients also train on a global set (Zhao et al., 2018, section 4; NTK-FL, section 6, (i)).
 
-    It is ``base`` on the partition that ``sharing.with_shared(partition, shared, fraction)`` makes. The wire ledger
-    charges the shared examples once, before the first round. A client's weight counts the shared examples too.
+    It is ``base`` on a partition that you make with ``sharing.with_shared(partition, shared, fraction)``. The wire
+    ledger charges the shared examples once, before the first round. A client's weight counts the shared examples too.
 
     Args:
         shared: Indices of the global set G (``sharing.class_balanced`` draws one uniformly by class). NTK-FL's has 10 %
@@ -172,7 +172,7 @@ def data_sharing(
 
 
 def _sharing_clients(data: FederatedData, shared: np.ndarray, per_client: int) -> int:
-    """Returns how many clients have examples; raises ``ValueError`` for one without its ``per_client`` shared ones."""
+    """Returns how many clients have examples; raises ``ValueError`` if one has under ``per_client`` shared examples."""
     num_examples, offsets = data.x.shape[0], np.asarray(data.offsets)
     if shared.max() >= num_examples:
         raise ValueError(f"shared: has the index {shared.max()}, but data has {num_examples} examples")

@@ -20,7 +20,7 @@ MEMBERS = ("samples", "clients", "mean")
 
 
 class Clients(NamedTuple):
-    """The models that clients trained from one global model in a round, in order of client ids, empty places last."""
+    """The models that clients trained from one global model in a round, sorted by client id, with empty places last."""
 
     params: PyTree  # [M, ...]
     weight: Array  # [M] float, 0 where a place is empty
@@ -28,7 +28,7 @@ class Clients(NamedTuple):
 
 
 class Teacher(NamedTuple):
-    """The distribution and the members of an ensemble."""
+    """The ensemble from which FedBE's student learns: its distribution over models, and the kinds of its members."""
 
     posterior: str  # one of POSTERIORS
     num_samples: int
@@ -37,11 +37,11 @@ class Teacher(NamedTuple):
 
 
 def clients_of(params: PyTree, sent: Stacked) -> Clients:
-    """Returns the clients' models of one global model, in order of ids, so that the cohort's order does not matter.
+    """Computes the models that clients trained from one global model, sorted by client id.
 
     Args:
-        params: The broadcast parameters.
-        sent: Messages ``server - client``, [M, ...].
+        params: The broadcast parameters of the global model.
+        sent: The clients' messages ``server - client``, [M, ...].
     """
     filled = sent.weight > 0
     order = jnp.argsort(jnp.where(filled, sent.client, jnp.iinfo(jnp.int32).max), stable=True)
@@ -50,7 +50,7 @@ def clients_of(params: PyTree, sent: Stacked) -> Clients:
 
 
 def no_clients(params: PyTree, places: int) -> Clients:
-    """Returns ``Clients`` of M empty places: copies of ``params`` with weight 0 and client -1.
+    """Returns ``Clients`` without any client: M empty places with copies of ``params``, weight 0 and client -1.
 
     Args:
         params: Parameters of the global model.
@@ -61,7 +61,7 @@ def no_clients(params: PyTree, places: int) -> Clients:
 
 
 def _combined(clients: Clients, share: Array) -> PyTree:
-    """Returns the sum of the clients' models times ``share`` [M]; an empty place does not count, finite or not."""
+    """Returns the sum of the clients' models, each times its number in ``share`` [M]; empty places do not count."""
 
     def leaf(models: Array) -> Array:
         present_models = jnp.where((clients.weight > 0).reshape((-1,) + (1,) * (models.ndim - 1)), models, 0)
@@ -76,10 +76,10 @@ def _shares(clients: Clients) -> Array:
 
 
 def gaussian(clients: Clients) -> Callable[[Key], PyTree]:
-    """Fits ``N(mean, diag(variance))`` to the clients' models; returns the function from a key to one draw.
+    """Fits ``N(mean, diag(variance))`` to the clients' models w_i; returns the function from a key to one draw.
 
-    ``mean = sum_i p_i w_i`` and ``variance = sum_i p_i (w_i - mean)^2``, elementwise, with ``p_i = n_i / n`` (Chen and
-    Chao, 2021, section 3.2).
+    ``mean = sum_i p_i w_i`` and ``variance = sum_i p_i (w_i - mean)^2``, elementwise, where ``p_i = n_i / n`` is client
+    i's share of the weight (Chen and Chao, 2021, section 3.2).
     """
     share = _shares(clients)
     mean = _combined(clients, share)
@@ -97,9 +97,9 @@ def gaussian(clients: Clients) -> Callable[[Key], PyTree]:
 def dirichlet(clients: Clients, concentration: float) -> Callable[[Key], PyTree]:
     """Builds the distribution of random convex combinations; returns the function from a key to one draw.
 
-    A draw is ``sum_i g_i n_i w_i / sum_i g_i n_i`` with ``g`` from a symmetric Dirichlet distribution (Chen and Chao,
-    2021, section 3.2). g_i is drawn with the key ``fold_in(key, client id)``, so it does not depend on the other
-    clients.
+    A draw is ``sum_i g_i n_i w_i / sum_i g_i n_i``, where w_i is client i's model, n_i its weight and ``g`` is drawn
+    from a symmetric Dirichlet distribution (Chen and Chao, 2021, section 3.2). g_i is drawn with the key ``fold_in(key,
+    client id)``, so it does not depend on the other clients.
 
     Args:
         clients: The clients' models.
@@ -124,7 +124,7 @@ def dirichlet(clients: Clients, concentration: float) -> Callable[[Key], PyTree]
 
 
 def check_teacher(teacher: Teacher) -> None:
-    """Raises ``ValueError`` for an unknown posterior or member, or a concentration that is not positive."""
+    """Raises ``ValueError`` for an unknown distribution or kind of members, or a concentration that is not positive."""
     choice("posterior", teacher.posterior, POSTERIORS)
     unknown = [name for name in teacher.members if name not in MEMBERS]
     if unknown or not teacher.members or len(set(teacher.members)) != len(teacher.members):
@@ -134,13 +134,13 @@ def check_teacher(teacher: Teacher) -> None:
 
 
 def members_of(teacher: Teacher, key: Key, mean: PyTree, clients: Clients) -> tuple[PyTree, Array]:
-    """Returns the members of the ensemble, [E, ...], and whether each member is present, [E] bool.
+    """Returns the parameters of the E members of an ensemble, [E, ...], and whether each member is present, [E] bool.
 
-    Members are draws, the clients' models, and the mean. Draw m has the key ``fold_in(key, m)``. Without any client
-    (before the first round) only the mean is present.
+    Depending on ``teacher.members`` they are draws from the distribution, the clients' models, and their mean. Draw m
+    has the key ``fold_in(key, m)``. Without any client (before the first round) only the mean is present.
 
     Args:
-        teacher: The distribution and the members.
+        teacher: The distribution and the kinds of members.
         key: Key of the draws.
         mean: The clients' weighted mean.
         clients: The clients' models.
@@ -164,9 +164,9 @@ def members_of(teacher: Teacher, key: Key, mean: PyTree, clients: Clients) -> tu
 def ensemble_outputs(
     model: Model, members: PyTree, present: Array, x: Shaped[AnyArray, "n ..."], loss: str | Loss
 ) -> tuple[Array, Array]:
-    """Returns the outputs of each member [E, n, C], and the prediction of the members present [n, C].
+    """Computes the outputs of each member of an ensemble, [E, n, C], and the ensemble's prediction, [n, C].
 
-    An absent member has outputs 0. The prediction is ``losses.mean_prediction``.
+    An absent member has outputs 0. The prediction is ``losses.mean_prediction`` over the members that are present.
 
     Args:
         model: The network.

@@ -1,4 +1,4 @@
-"""Federated averaging under differential privacy of whole clients; ``measures.privacy`` computes its epsilon."""
+"""Federated averaging under client-level differential privacy; ``measures.privacy`` computes its epsilon."""
 
 from __future__ import annotations
 
@@ -29,19 +29,19 @@ NOISY = (
 
 @dataclasses.dataclass(frozen=True)
 class PrivacyReport:
-    """The options of the report on a private run."""
+    """The option of the line about epsilon that is printed after a run of ``dp_fed_avg``: its delta."""
 
     delta: float = 1e-5
     """Delta of the reported epsilon."""
 
     def check(self) -> None:
-        """Raises ``ValueError`` for a delta outside (0, 1)."""
+        """Raises ``ValueError`` if ``delta`` is outside (0, 1)."""
         number("delta", self.delta, above=0, below=1)
 
 
 @dataclasses.dataclass(frozen=True)
 class ClientPrivacy:
-    """The differential privacy of whole clients; raises ``ValueError`` for numbers out of range."""
+    """Options of client-level differential privacy; raises ``ValueError`` for numbers out of range."""
 
     clip_norm: float = 1.0
     """Bound on the norm of an update."""
@@ -51,13 +51,13 @@ class ClientPrivacy:
     """The fixed number m that the sum is divided by (default: the schedule's slots per model)."""
 
     def __post_init__(self) -> None:
-        """Raises ``ValueError`` for a bound that is not positive or a noise below 0."""
+        """Raises ``ValueError`` for a ``clip_norm`` that is not positive or a ``noise_multiplier`` below 0."""
         number("clip_norm", self.clip_norm, above=0)
         number("noise_multiplier", self.noise_multiplier, at_least=0)
 
 
 def _remark(options: Any, ran: FinishedRun) -> str:
-    """Returns the privacy guarantee of a run as text, or the reason why it is not known."""
+    """Returns the epsilon and delta of a finished run as a line of text, or the reason why epsilon is not known."""
     from fedtangent._src.measures.privacy import epsilon
 
     if ran.schedule_name == "poisson" and ran.only_first:
@@ -101,10 +101,10 @@ def dp_fed_avg(
     fixed-denominator estimator). All clients have the same weight. The server draws noise for every model in every
     round, also if no client took part.
 
-    ``m`` is fixed: clients that drop out, are late or are rejected make the sum smaller and change neither ``m`` nor
-    the noise, so that the guarantee of ``privacy.epsilon`` for the planned cohort holds. The server is trusted and
-    knows which clients took part. With a channel, the server clips the received updates, because compression can
-    lengthen them.
+    ``m`` is a fixed number of clients. Clients that drop out, are late or are rejected make the sum smaller and change
+    neither ``m`` nor the noise, so that the guarantee of ``privacy.epsilon`` for the scheduled cohort holds. The server
+    is trusted and knows which clients took part. With a channel, the server clips the received updates, because
+    compression can lengthen them.
 
     Args:
         privacy: Clipping bound, noise and m. Under ``schedules.poisson_sampling`` m is ``rate * num_clients``.
@@ -137,7 +137,7 @@ def dp_fed_avg(
 
 
 def _received_clipped(channel: Channel, norm: float) -> Channel:
-    """Returns ``channel`` with clipping at the receiver, which costs no bytes."""
+    """Returns ``channel`` with received messages clipped to Euclidean length ``norm``, which costs no bytes."""
     shorten = clip(norm).send
 
     def send(key: Key, message: PyTree, memory: PyTree) -> tuple[PyTree, PyTree]:
@@ -151,9 +151,9 @@ def _received_clipped(channel: Channel, norm: float) -> Channel:
 
 
 def noisy(server: Server, deviation: float | Array) -> Server:
-    """Returns ``server`` with Gaussian noise added to every coordinate of the aggregate.
+    """Returns ``server`` with Gaussian noise added to every coordinate of the aggregated messages.
 
-    Leaf j (in the order of ``jax.tree.leaves``) draws from ``fold_in(info.key, j)``, in its dtype.
+    The noise of leaf j (in the order of ``jax.tree.leaves``) is drawn from ``fold_in(info.key, j)``, in its dtype.
 
     Args:
         server: The server's part of an algorithm.
@@ -170,7 +170,7 @@ def noisy(server: Server, deviation: float | Array) -> Server:
 
 
 def _fixed_mean(count: float | Array) -> Aggregate:
-    """Builds the aggregate: weighted sum of a model's messages over ``count`` (f_f of McMahan et al., 2018)."""
+    """Builds the aggregate that divides a weighted sum of messages by a fixed ``count`` (McMahan et al., 2018, f_f)."""
 
     def finish(acc: PyTree) -> PyTree:
         return pytrees.scale(1 / count, acc.total)

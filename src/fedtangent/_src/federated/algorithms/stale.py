@@ -1,7 +1,7 @@
-"""Asynchronous rounds: FedAsync and FedBuff, whose clients answer to the server's model of some rounds ago.
+"""Asynchronous rounds: FedAsync and FedBuff, whose clients train the server's model of some rounds ago.
 
-A round is one step of the server, and its cohort is the clients whose answers arrive: one client in FedAsync as
-published, the buffer in FedBuff.
+A round is one step of the server. Its cohort is the clients whose answers arrive in it: one client in FedAsync as
+published, all clients in the buffer in FedBuff.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ from fedtangent._src.types import Algorithm, Array, Client, Key, Local, Model, P
 
 @dataclasses.dataclass(frozen=True)
 class Staleness:
-    """The delays of the clients' answers in rounds, the weights of late answers, and the step that the server takes.
+    """Options of asynchronous rounds: by how many rounds clients' answers are late, and how late answers count.
 
-    An answer of delay d in round r, counted from 0, is to the model that the server had d rounds ago. If d is above r,
-    it is to the initial model, and its delay counts as r.
+    An answer that arrives in round r (from 0) with delay d was trained from the model that the server had d rounds ago.
+    If d is above r, it was trained from the initial model, and its delay counts as r.
     """
 
     delay: int | Sequence[int] | np.ndarray = 1
@@ -58,7 +58,7 @@ class Staleness:
     """Strength of the proximal term, rho of FedAsync."""
 
     def __post_init__(self) -> None:
-        """Raises ``ValueError`` for an unknown discount, or a number that is out of range."""
+        """Raises ``ValueError`` for an unknown discount, negative numbers, or delays that are not whole numbers."""
         choice("discount", self.discount, ("constant", "polynomial", "hinge"))
         flag("buffered", self.buffered)
         for name in ("discount_rate", "grace", "mu"):
@@ -68,7 +68,7 @@ class Staleness:
             raise ValueError(f"delay: got {shown(self.delay)}, must be whole numbers from 0 to {MOST_DELAY}")
 
     def law(self, num_clients: int) -> Float64[np.ndarray, "_ ages"]:
-        """Returns the probabilities of the delays, in one row for all clients [1, D + 1], or one for each [N, D + 1].
+        """Returns the probabilities of the delays 0 to D, [1, D + 1] for all clients alike or [N, D + 1] for each.
 
         Raises ``ValueError`` for delays or probabilities of another shape, or probabilities that do not sum to 1.
         """
@@ -85,7 +85,7 @@ class Staleness:
         return np.atleast_2d(rows)
 
     def weights(self, ages: int) -> Float64[np.ndarray, "ages"]:
-        """Returns the weights of answers of the delays 0 to ``ages - 1`` (Xie et al., 2019, section 5.2)."""
+        """Returns the weights of answers that are 0 to ``ages - 1`` rounds late (Xie et al., 2019, section 5.2)."""
         delays = np.arange(ages, dtype=float)
         if self.discount == "polynomial":
             return (1 + delays) ** -self.discount_rate
@@ -102,7 +102,10 @@ def _with_newest(params: PyTree, past: PyTree) -> PyTree:
 
 
 def _remembering(models: int, rate: Rate) -> Server:
-    """Builds the server ``x -= rate d``, whose state is its last models [models, ...], the newest first."""
+    """Builds a server that steps by ``x -= rate d`` and keeps its last ``models`` models; d is the aggregated message.
+
+    Its state and broadcast are these models, [models, ...], the newest first.
+    """
 
     def update(past: PyTree, d: PyTree, info: RoundInfo) -> tuple[PyTree, dict[str, Array]]:
         step = pytrees.scale(rate_at(rate, info.round), d)
@@ -136,12 +139,12 @@ def fed_async(
 
     Sources: Xie et al., 2019, algorithm 1; Nguyen et al., 2022, algorithm 1.
 
-    Client i of the cohort receives the model y_i of d_i rounds ago and trains it to x_i. FedAsync mixes models,
-    ``x += alpha mean_i(s(d_i) (x_i - x))``; in the paper a round has one client (``schedules.uniform_sampling(N, 1)``).
-    FedBuff adds a buffer of updates, ``x += alpha mean_i(s(d_i) (x_i - y_i))``; the buffer is the cohort. s is the
-    ``discount``, whose default is FedBuff's ``1 / sqrt(1 + d)``, and alpha ``averaging.server_learning_rate``, 1 by
-    default. Weights are uniform by default. ``run.history.rounds["delay"]`` has the delays d_i. A channel carries what
-    is added up here.
+    Client i of the cohort receives the model y_i of d_i rounds ago and trains it to x_i. FedAsync mixes models: ``x +=
+    alpha mean_i(s(d_i) (x_i - x))``, with x the server's model; in the paper a round has one client
+    (``schedules.uniform_sampling(N, 1)``). FedBuff adds updates: ``x += alpha mean_i(s(d_i) (x_i - y_i))``; its buffer
+    is the cohort. s is the ``discount``, by default FedBuff's ``1 / sqrt(1 + d)``. alpha is
+    ``averaging.server_learning_rate``, 1 by default. Clients are weighted uniformly by default.
+    ``run.history.rounds["delay"]`` has the delays d_i. A channel carries the terms of these sums.
 
     Args:
         staleness: Delays of the answers, weights of late ones, and whether the server mixes models or adds updates.

@@ -1,4 +1,4 @@
-"""NTK-FL: the server evolves the tangent kernel of the cohort's examples."""
+"""NTK-FL: the server computes the tangent kernel of the cohort's examples and trains the model with it."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ EVOLVES = "its server evolves a kernel (theory.ntk_evolution); nearest is fed_av
 
 @dataclasses.dataclass(frozen=True)
 class Pooling:
-    """Sizes of the pool of examples at NTK-FL's server, and the examples that choose the number of steps."""
+    """Options of NTK-FL's server: sizes of its pool of examples, and the examples that choose the number of steps."""
 
     validation: tuple[Shaped[AnyArray, "m ..."], Num[AnyArray, "m ..."]] | None = None
     """Examples x [m, ...] and y [m, C] at the server by whose loss the time is chosen; charged once, as sent up."""
@@ -52,7 +52,7 @@ class Pooling:
 
 @dataclasses.dataclass(frozen=True)
 class Compression:
-    """The switches of CP-NTK-FL; each works without the others, and all are off by default."""
+    """Options of CP-NTK-FL; each works without the others, and all are off by default."""
 
     beta: float = 1.0
     """Share of its examples that a client uses in a round."""
@@ -80,8 +80,11 @@ def ntk_fl(
 ) -> Algorithm:
     """Builds NTK-FL: clients send Jacobians, the server evolves the kernel (Yue et al., ICML 2022, section 4.1).
 
-    If a round's learning rate is above the largest stable one, the model stays unchanged, and ``info["status"]`` says
-    so (``Evolution.unstable``). ``subsample.largest_sample`` of the partition is a pool size that drops no example.
+    From the Jacobians the server computes the tangent kernel of the pooled examples, and by it the weights that
+    gradient descent of the linearised network reaches after several numbers of steps; it keeps the best
+    (``ntk_fl.ntk_evolve``). If a round's learning rate is above the largest stable one, the model stays unchanged, and
+    ``info["status"]`` says so (``Evolution.unstable``). ``subsample.largest_sample`` of the partition is a pool size
+    that drops no example.
 
     Args:
         model: Network whose kernel is evolved.
@@ -115,10 +118,10 @@ def cp_ntk_fl(
 ) -> Algorithm:
     """Builds CP-NTK-FL: NTK-FL that sends less and reveals less of the data (Yue et al., ICML 2022, section 4.2).
 
-    With all switches of ``compression`` off it is ``ntk_fl``. The random projection is applied to the data before
-    (``data.projected``, with the seed of ``wire.key_server``), so the model takes the d1' projected inputs.
-    The ledger charges, for each example in use, the kept numbers, their places (as indices or a bitmap, whichever is
-    smaller), the outputs and the targets.
+    With all options of ``compression`` off it is ``ntk_fl``. The paper's random projection is not part of it: project
+    the data before (``data.projected``, with the seed of ``wire.key_server``) and build the model for the projected
+    inputs. The wire ledger charges, for each example in use, the kept numbers of its Jacobian, their places (as indices
+    or a bitmap, whichever is smaller), the outputs and the targets.
 
     Args:
         model: Network whose kernel is evolved.
@@ -139,11 +142,11 @@ def cp_ntk_fl(
 
 
 def of_loss(evolution: Evolution, loss: str | None) -> Evolution:
-    """Returns the options of the evolution with another loss.
+    """Returns ``evolution`` with its loss replaced by another.
 
     Args:
         evolution: Options of the evolution.
-        loss: Name of the loss; None for the loss of ``evolution``.
+        loss: Name of the loss; None to keep the loss of ``evolution``.
     """
     return evolution if loss is None else dataclasses.replace(evolution, loss=loss)
 
@@ -168,7 +171,8 @@ def evolving(
         name: Name of the algorithm.
         model, schedule, learning_rate, evolution, pooling: As of ``ntk_fl``.
         compression: As of ``cp_ntk_fl``.
-        changed: Changes the server, which updates one model at a time, and the further parts.
+        changed: ``(server, parts) -> (server, parts)``: changes the server, which updates one model at a time, and the
+            further parts; by default nothing.
     """
     instance("model", model, Model)
     instance("schedule", schedule, Schedule)

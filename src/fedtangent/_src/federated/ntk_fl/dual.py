@@ -1,7 +1,8 @@
 """The result of gradient descent on a linearised network, for many numbers of steps at once.
 
-With kernel ``K`` over examples, outputs ``f`` and targets ``y``, gradient descent on the linearised network moves
-``f_{t+1} = f_t - s K (f_t - y)`` and reaches the weights ``w_0 + J' R_t``, where
+With kernel ``K`` over examples, outputs ``f``, targets ``y`` and step s, gradient descent on the linearised network
+moves ``f_{t+1} = f_t - s K (f_t - y)`` and reaches the weights ``w_0 + J' R_t``, where J is the Jacobian of the outputs
+and
 
     R_t = s sum_{u < t} (I - s K)^u (y - f_0) = K^-1 [I - (I - s K)^t] (y - f_0)
 
@@ -55,10 +56,10 @@ Dual = Callable[[Array, Array], tuple[Array, Array]]  # (step, whether to) -> (R
 def spectral_dual(
     eigenvalues: Array, vectors: Array, residual: Array, step: Array | float, times: tuple[int, ...]
 ) -> Array:
-    """Returns the dual R_t [Psi, m, C] for each number of steps t, from the eigendecomposition of the kernel.
+    """Computes the dual R_t [Psi, m, C] for each of Psi numbers of steps t, from the kernel's eigendecomposition.
 
-    Eigenvalues below zero are rounding errors and count as zero. A step beyond ``2 / lambda_max`` diverges, as the
-    descent does.
+    The weights after t steps of gradient descent are ``w_0 + J' R_t``, with the Jacobian J. Eigenvalues below zero are
+    rounding errors and count as zero. A step beyond ``2 / lambda_max`` diverges, as the descent does.
 
     Args:
         eigenvalues: Eigenvalues of the kernel, [m].
@@ -103,9 +104,10 @@ def descend_dual(
     times: tuple[int, ...],
     active: Array | bool = True,
 ) -> Array:
-    """Returns the dual R_t [Psi, n, C] for each number of steps t, by taking the steps.
+    """Computes the dual R_t [Psi, n, C] for each of Psi numbers of steps t, by taking the steps.
 
-    ``R_{t+1} = R_t + step force(K R_t)`` from R_0 = 0.
+    The weights after t steps of gradient descent are ``w_0 + J' R_t``, with the Jacobian J and ``R_{t+1} = R_t + step
+    force(K R_t)`` from R_0 = 0, where K is the kernel.
 
     Args:
         product: ``g -> K g`` for g [n, C].
@@ -135,15 +137,16 @@ def descend_dual(
 
 
 def chebyshev_degree(time: int) -> int:
-    """Returns the degree that suffices for ``time`` steps of any stable size, to a tenth of ``CUT`` or better."""
+    """Returns a degree at which the Chebyshev series for ``time`` stable steps has an error below ``CUT``."""
     return min(time - 1, math.ceil(math.sqrt(2 * time * math.log(20 / CUT))))
 
 
 def chebyshev_series(top: Array | float, times: tuple[int, ...]) -> tuple[Array, Array]:
-    """Returns Chebyshev coefficients [Psi, D + 1] of ``p_t(z) = sum_{u < t} (1 - z)^u`` on [0, top], and a degree [].
+    """Computes Chebyshev coefficients [Psi, D + 1] of ``p_t(z) = sum_{u < t} (1 - z)^u`` on [0, top], and a degree [].
 
     The variable is 1 - 2 z / top, and D = ``chebyshev_degree(max(times))``. The coefficients beyond the returned degree
-    add up to at most ``CUT`` of t for every t. They come from interpolation at Chebyshev nodes.
+    can be left out: they add up to at most ``CUT`` times t for every t. They come from interpolation at Chebyshev
+    nodes.
 
     Args:
         top: End of the interval, 0 < top <= 2; may be traced.
@@ -168,7 +171,9 @@ def chebyshev_dual(
     active: Array | bool = True,
     degree: Array | int | None = None,
 ) -> tuple[Array, Array, Array]:
-    """Returns the dual R_t [Psi, n, C] for each number of steps t, by a Chebyshev series in products with the kernel.
+    """Computes the dual R_t [Psi, n, C] for each of Psi numbers of steps t, by a Chebyshev series in the kernel K.
+
+    The weights after t steps of gradient descent are ``w_0 + J' R_t``, with the Jacobian J.
 
     Args:
         product: ``g -> K g`` for g [n, C].
@@ -181,8 +186,8 @@ def chebyshev_dual(
 
     Returns:
         The dual; the number of products [] taken; and ``inside`` [] bool, whether no term of the series outgrew the
-        residual. If one did, ``largest`` is no such bound, or the residual is not finite; the dual is then useless, and
-        ``descend_dual`` must take the steps.
+        residual. If ``inside`` is False, ``largest`` was too small or the residual is not finite. The dual is then
+        useless, and ``descend_dual`` must take the steps.
     """
     largest = jnp.where(largest > 0, largest, 1.0)
     coefficients, enough = chebyshev_series(jnp.minimum(step * largest, 2.0), times)
@@ -243,10 +248,10 @@ def largest_eigenvalue(product: Product, start: Array) -> Array:
 
 
 def method_seconds(evolution: Evolution, params: int, examples: int, outputs: int) -> dict[str, float]:
-    """Returns the estimated seconds of each possible method, by its name, from measured costs.
+    """Estimates the seconds that each method allowed by the loss would take, by the method's name, from measured costs.
 
-    The kernel [n, n], which every method computes, is not counted; the whole kernel [n C, n C] is, for the methods that
-    need it.
+    The kernel [n, n], which every method computes, is not counted. The whole kernel [n C, n C] is counted for the
+    methods that need it.
 
     Args:
         evolution: Options of the evolution.
@@ -272,7 +277,7 @@ def method_seconds(evolution: Evolution, params: int, examples: int, outputs: in
 
 
 def method_of(evolution: Evolution, params: PyTree, shape: tuple[int, ...]) -> str:
-    """Returns the method of the evolution; for "auto", the cheapest that the loss allows.
+    """Returns the name of the method that computes gradient descent: for "auto", the cheapest that the loss allows.
 
     Args:
         evolution: Options of the evolution.
@@ -286,7 +291,7 @@ def method_of(evolution: Evolution, params: PyTree, shape: tuple[int, ...]) -> s
 
 
 class Dynamics(NamedTuple):
-    """The evolution of the linearised network under the kernel of ``Evolution.kernel``."""
+    """NTK-FL's gradient descent on the linearised network, as functions: products with its kernel, and the dual R_t."""
 
     product: Product
     lambda_max: Array  # [] largest eigenvalue
@@ -295,13 +300,13 @@ class Dynamics(NamedTuple):
 
 
 def dynamics_of(pool: Pool, tangent: Tangent, evolution: Evolution, method: str) -> Dynamics:
-    """Returns the kernel of ``evolution`` as a product, its largest eigenvalue, and the evolution under it.
+    """Builds the functions that compute gradient descent on the linearised network, from the options of ``evolution``.
 
     Args:
         pool: The pooled examples.
         tangent: The linearised network.
         evolution: Options of the evolution.
-        method: Name of the method.
+        method: Name of the method by which gradient descent is computed.
     """
     residual = pool.y - tangent.outputs
     n = residual.shape[0]
@@ -342,7 +347,7 @@ def _flat_product(kernel: Array) -> Product:
 
 
 def _by_eigh(kernel: Array | None, residual: Array, times: tuple[int, ...]) -> tuple[Array, Dual]:
-    """Returns the largest eigenvalue of a kernel, H [n, n] or the whole one [n C, n C], and the evolution under it."""
+    """Returns a kernel's largest eigenvalue, and the function that computes the dual R_t by ``spectral_dual``."""
     assert kernel is not None
     eigenvalues, vectors = jnp.linalg.eigh(kernel)
 
@@ -362,9 +367,10 @@ def by_products(
     step: Array,
     active: Array,
 ) -> tuple[Array, Array]:
-    """Returns the dual [Psi, n, C] by a Chebyshev series, and the number of products [] taken.
+    """Computes the dual R_t [Psi, n, C] after Psi numbers of steps t, and how many products with K it took, [].
 
-    If the step is unstable, or the series breaks down, the steps are taken one by one.
+    It is computed by a Chebyshev series (``chebyshev_dual``). If the step is unstable, or the series breaks down, the
+    steps are taken one by one.
 
     Args:
         product: ``g -> K g`` for g [n, C].
@@ -400,7 +406,11 @@ def _by_descent(
     step: Array,
     active: Array,
 ) -> tuple[Array, Array]:
-    """Returns the dual of a loss whose derivative is not linear; unstable steps are taken one by one."""
+    """Computes the dual R_t [Psi, n, C] for a loss whose derivative is not linear, and how many products it took, [].
+
+    ``method`` is "iterate" (``descend_dual``) or "multirate" (``multirate_dual``). If the step is unstable, both take
+    the steps one by one.
+    """
     loss = OUTPUT_LOSSES[evolution.loss]
 
     def force(moved: Array) -> Array:

@@ -1,12 +1,12 @@
 """NTK-FL's round at the server: from pooled examples to new weights, without a Jacobian in memory.
 
-Conventions: with the squared error the loss is ``1/(2 N C) sum |f - y|^2`` over the N real examples, and ``Theta`` sums
-over parameters. So a step of gradient descent with learning rate eta moves the function of the linearised network by
-``s = eta / (N C)`` times ``Theta (y - f)``. (Yue et al., ICML 2022, eq. 9a and 10, with errata `ntk_fl.9a` and
-`ntk_fl.steps`.) Targets are used unchanged, one-hot with or without their mean (``data.classification_targets``): the
-paper does not say which.
+Conventions: with the squared error the loss is ``1/(2 N C) sum |f - y|^2`` over the N real examples with outputs f and
+targets y, and the kernel ``Theta`` sums over parameters. So a step of gradient descent with learning rate eta moves the
+function of the linearised network by ``s = eta / (N C)`` times ``Theta (y - f)``. (Yue et al., ICML 2022, eq. 9a and
+10, with errata `ntk_fl.9a` and `ntk_fl.steps`.) Targets are used unchanged, one-hot with or without their mean
+(``data.classification_targets``): the paper does not say which.
 
-A client's message stands for its Jacobians, outputs and targets. The simulator sends the examples instead and lets the
+In the paper a client sends its Jacobians, outputs and targets. The simulator sends the examples instead and lets the
 server compute the same kernel from them, so that no [N, C, P] array ever exists; the channel charges the wire ledger
 for the Jacobians.
 """
@@ -79,25 +79,27 @@ def ntk_evolve(
         learning_rate: eta of the descent, positive; may be traced.
         evolution: Times, kernel, method and loss of the evolution.
         validation: Examples x [m, ...] and y [m, C] (or labels as above) at the server, by whose loss the time is
-            chosen; None: by the loss on the pooled examples (11a).
+            chosen; None: by the loss on the pooled examples (eq. 11a).
 
     Returns:
         The new parameters in their dtype, and ``info`` with
 
         - ``time`` [] int32: the chosen number of steps (0 if none);
-        - ``losses`` [Psi]: of the real network at every candidate (infinite if not finite, NaN after the end of the
-          search);
-        - ``loss_before`` [], and ``learning_rate`` [] taken;
+        - ``losses`` [Psi]: loss of the real network after each of the Psi ``times`` (infinite if not finite, NaN after
+          the end of the search);
+        - ``loss_before`` [] the round, and ``learning_rate`` [] taken;
         - ``status``: 0 fine, 1 every candidate diverged, 2 no examples, 3 refused; with 1 to 3 the parameters are kept;
         - ``refused`` [] bool, ``lambda_max`` [] of the kernel in use, and ``stable_learning_rate`` [] = 2 N C /
           lambda_max (for the cross entropy 4 N / lambda_max);
         - ``products`` [] int32: number of products with the kernel;
-        - ``kernel_error`` [] = |Theta - H (x) I| / |Theta| in Frobenius norm (estimated by 16 fixed random probes if n
-          C > 1024), and ``function_gap`` []: the relative difference, on the pooled examples, between the linearised
-          network at the chosen weights and the function that the kernel in use predicts. Both are 0 in exact mode.
+        - ``kernel_error`` [] = |Theta - H (x) I| / |Theta| of the averaged kernel H, in Frobenius norm (estimated by
+          random probes if n C > 1024), and ``function_gap`` []: the relative difference, on the pooled examples,
+          between the linearised network at the chosen weights and the function that the kernel in use predicts. Both
+          are 0 in exact mode.
 
     Raises:
-        ValueError: No 64-bit mode, or a bad argument, which the message names.
+        ValueError: JAX is not in 64-bit mode, an argument has a wrong shape or range, or ``unstable`` is "stop" and
+            the learning rate is above the largest stable one.
     """
     validation = held_out(validation, evolution.loss, model, examples.x)
     if evolution.loss == "cross_entropy":
@@ -163,7 +165,7 @@ def _evolve(
 
 
 class Choice(NamedTuple):
-    """The candidate that was kept, and the losses of all candidates."""
+    """The chosen number of gradient steps: its weights, and the losses of all candidates."""
 
     params: PyTree  # parameters of the best candidate; without one, the parameters before the round
     best: Array  # [] int32, number of the best candidate, -1 if all diverged
@@ -175,14 +177,14 @@ _Search = tuple[Array, Array, Array, Array, tuple[PyTree, Array], Array]
 
 
 def network_loss(model: Model, params: PyTree, examples: Pool, evolution: Evolution) -> Array:
-    """Computes the loss of the real network, a scalar, at parameters of the dtype in which they are sent.
+    """Computes the loss by which a number of gradient steps is chosen: of the real network at ``params``, a scalar.
 
-    It is ``1/(2 N C) sum |f - y|^2``, or with the loss "cross_entropy" ``-1/N sum y log softmax(f)``; with the
-    criterion "accuracy" it is the share of examples whose largest output is not at their largest target.
+    It is ``1/(2 N C) sum |f - y|^2`` over N examples, or with the loss "cross_entropy" ``-1/N sum y log softmax(f)``.
+    With the criterion "accuracy" it is the share of examples whose largest output is not at their largest target.
 
     Args:
         model: The network.
-        params: Its parameters.
+        params: Its parameters, in the dtype in which they are sent.
         examples: The pooled examples.
         evolution: Options with the loss and the criterion.
     """
@@ -208,6 +210,8 @@ def choose_time(
     at_once: bool = False,
 ) -> Choice:
     """Returns the candidate weights ``params + J' R_t`` with the smallest finite loss; of equal losses the first.
+
+    J is the Jacobian [n, C, P], J' its transpose, and R_t the dual after t steps (``ntk_fl.dual``).
 
     Args:
         model: The network.
@@ -248,7 +252,11 @@ def choose_time(
 
 
 def _errors(pool: Pool, tangent: Tangent, dynamics: Dynamics, chosen: Array, together: int) -> dict[str, Array]:
-    """Returns the errors of the averaged kernel, by ``together`` probes at once, and of the function it predicts."""
+    """Returns the report's ``kernel_error`` and ``function_gap`` (``ntk_evolve``), by ``together`` probes at once.
+
+    ``chosen`` is the dual R_t [n, C] at the chosen number of steps t. For ``together=0``, which means the exact kernel,
+    both are 0.
+    """
     if together == 0:
         return {"kernel_error": jnp.zeros(()), "function_gap": jnp.zeros(())}
     predicted = dynamics.product(chosen)
@@ -258,7 +266,10 @@ def _errors(pool: Pool, tangent: Tangent, dynamics: Dynamics, chosen: Array, tog
 
 
 def _kernel_error(pool: Pool, tangent: Tangent, dynamics: Dynamics, together: int) -> Array:
-    """Returns ``|Theta - H (x) I| / |Theta|``, where ``|Theta|^2 = |Theta - H (x) I|^2 + C |H|^2``."""
+    """Computes the relative error of the averaged kernel H, repeated for C outputs, against the whole kernel Theta.
+
+    It is ``|Theta - H (x) I| / |Theta|`` in Frobenius norm.
+    """
     n, outputs = pool.y.shape
     matrix = dynamics.matrix
     if outputs == 1:
@@ -280,7 +291,7 @@ def _kernel_error(pool: Pool, tangent: Tangent, dynamics: Dynamics, together: in
 
 
 def send_examples() -> Local:
-    """Builds the client's part: a client sends its examples, from which the server computes their Jacobians."""
+    """Builds the client's part of NTK-FL: it sends its examples, from which the server computes their Jacobians."""
 
     def update(
         key: Key, broadcast: PyTree, client_state: PyTree, client: Client
@@ -301,11 +312,11 @@ def ntk_server(
     pool_size: int | None = None,
     shuffle: bool = False,
 ) -> Server:
-    """Builds the server's part: it pools the cohort's examples, evolves the kernel and keeps the best time (eq. 9-11).
+    """Builds NTK-FL's server, which trains the model on the cohort's pooled examples by ``ntk_evolve``.
 
     Args:
         model: The network.
-        learning_rate: eta of the descent, a number or a schedule of the round.
+        learning_rate: Step size eta of gradient descent, a number or a schedule of the round.
         evolution: Times, kernel, method and loss of the evolution.
         validation: Examples that choose the time, as in ``ntk_evolve``.
         pool_size: The most examples that are pooled, which is the size of the kernel; ``info["examples_dropped"]``

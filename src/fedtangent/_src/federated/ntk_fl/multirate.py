@@ -1,7 +1,8 @@
 """Gradient descent for a loss whose derivative is not linear, with few products with the whole kernel.
 
-``R_{t+1} = R_t + s force(K R_t)`` takes a product with K in every step. Nearly all of a step's change, and every fast
-change, comes from the few largest eigenvalues of K. So K is split, as multirate integrators do (Gear and Wells, 1984):
+A step of the descent (``dual.descend_dual``) is ``R_{t+1} = R_t + s force(K R_t)``, with the kernel K; it takes a
+product with K. Nearly all of a step's change, and every fast change, comes from the few largest eigenvalues of K. So K
+is split, as multirate integrators do (Gear and Wells, 1984):
 
     K = F F' + rest
 
@@ -33,12 +34,12 @@ Product = Callable[[Array], Array]  # g -> K g, [n, C]
 
 
 def rank_of(rows: int) -> int:
-    """Returns the rank of F for a kernel with ``rows`` rows."""
+    """Returns the rank of the low-rank factor (``leading_factor``) of a kernel with ``rows`` rows."""
     return max(1, min(LARGEST_RANK, rows // ROWS_OF_RANK))
 
 
 def leading_factor(product: Product, shape: tuple[int, ...], rows: int) -> tuple[Array, int]:
-    """Returns F [rows, r], with ``F F'`` close to a kernel K at its largest eigenvalues, and its number of products.
+    """Returns F [rows, r], with ``F F'`` close to a kernel K at its largest eigenvalues, and how many products it took.
 
     F is Nystrom's approximation on the image of fixed random signs (Halko, Martinsson and Tropp, SIAM Review 2011,
     algorithm 5.5). r is ``rank_of(rows)``, rounded up to whole products, and at most ``rows``. F is zero if the kernel
@@ -70,7 +71,7 @@ def leading_factor(product: Product, shape: tuple[int, ...], rows: int) -> tuple
 
 
 class Nodes(NamedTuple):
-    """The steps at which ``rest R_t`` was computed, and its values there, the latest first."""
+    """The nodes of the polynomial that extrapolates ``(K - F F') R_t``: the latest steps t, and the values there."""
 
     times: Array  # [NODES]
     values: Array  # [NODES, columns, rows]
@@ -78,11 +79,13 @@ class Nodes(NamedTuple):
 
 
 def extrapolated(nodes: Nodes, time: Array) -> Array:
-    """Returns the polynomial through the nodes that count, [columns, rows].
+    """Extrapolates ``(K - F F') R_t`` to t = ``time`` by the polynomial in t through the nodes, [columns, rows].
+
+    K is the kernel, ``F F'`` its approximation of low rank, and R_t the dual after t steps.
 
     Args:
-        nodes: The nodes.
-        time: Number of steps at which the polynomial is evaluated.
+        nodes: The nodes; only the first ``nodes.number`` count.
+        time: Number of steps t.
     """
     counts = jnp.arange(NODES) < nodes.number
     others = counts[None, :] & ~jnp.eye(NODES, dtype=bool)
@@ -92,7 +95,7 @@ def extrapolated(nodes: Nodes, time: Array) -> Array:
 
 
 class _Descent(NamedTuple):
-    """The descent between two stretches of steps; the last axis is examples, because that order is twice as fast."""
+    """The state of ``multirate_dual`` between two stretches of steps; examples are last, which is twice as fast."""
 
     time: Array  # [] int32
     dual: Array  # R' [columns, rows]
@@ -111,11 +114,11 @@ def multirate_dual(
     factor: Array,
     active: Array | bool = True,
 ) -> tuple[Array, Array]:
-    """Returns the result of ``dual.descend_dual`` [Psi, n, C], and the number of products [] taken.
+    """Computes the result of ``dual.descend_dual``, [Psi, n, C], with fewer products with K; and their number [].
 
-    Steps are taken in stretches. If the polynomial's error at the end of a stretch exceeds ``SLOW_TOLERANCE``, the
-    stretch is repeated in shorter ones. A stretch of one step is exact, so a useless factor costs a product in every
-    step, but no accuracy.
+    That is gradient descent on the linearised network, ``R_{t+1} = R_t + step force(K R_t)``. Steps are taken in
+    stretches. If the polynomial's error at the end of a stretch exceeds ``SLOW_TOLERANCE``, the stretch is repeated in
+    shorter ones. A stretch of one step is exact, so a useless factor costs a product in every step, but no accuracy.
 
     Args:
         product, force, like, step, times, active: As in ``dual.descend_dual``.
@@ -130,7 +133,7 @@ def multirate_dual(
         return outputs.reshape((-1, columns)).T
 
     def stretch(now: _Descent, last: Array) -> _Descent:
-        """Takes steps up to ``last`` at most."""
+        """Takes gradient steps up to step ``last`` at most, with one product with the kernel at their end."""
         end = jnp.minimum(now.time + now.length, last)
         length = end - now.time
 
@@ -169,7 +172,11 @@ def multirate_dual(
 
 
 def _next_length(length: Array, off: Array, is_accurate: Array, now: _Descent) -> Array:
-    """Returns the length of the next stretch, odd: outputs that swing from step to step show only at odd distances."""
+    """Returns the number of gradient steps until the next product with the kernel, from the last error ``off``.
+
+    ``off`` is the error of the extrapolation. The number is odd: outputs that swing from step to step show only at odd
+    distances.
+    """
     error = jnp.where(jnp.isnan(off), jnp.inf, off) / SLOW_TOLERANCE
     share = CAUTION * jnp.maximum(error, jnp.finfo(error.dtype).tiny) ** (-1 / now.nodes.number)
     following = (length * jnp.clip(share, SHRINKAGE, GROWTH)).astype(jnp.int32)

@@ -1,4 +1,4 @@
-"""Options of NTK-FL's evolution of the kernel, the losses that it descends, and checks of its arguments."""
+"""Options of NTK-FL's evolution of the kernel, its losses, and checks of the arguments of ``ntk_evolve``."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ UNSTABLE = ("stop", "clip", "allow")
 
 
 class OutputLoss(NamedTuple):
-    """A loss of outputs f [n, C] and targets y [n, C], whose derivative is ``predict(f) - y`` over a constant."""
+    """A loss of outputs f [n, C] and targets y [n, C] whose derivative by f is ``predict(f) - y`` over a constant."""
 
     predict: Callable[[Array], Array]  # f -> the prediction that is compared with y, [n, C]
     examples: Callable[[Array, Array], Array]  # (f, y) -> the loss of every example, [n], before averaging
@@ -33,7 +33,7 @@ class OutputLoss(NamedTuple):
     methods: tuple[str, ...]  # the METHODS that can evolve it
 
     def divisor(self, num_examples: Array | float, num_outputs: int) -> Array | float:
-        """Returns the number by which the loss, and so the learning rate, is divided.
+        """Returns the number that divides the sum of the examples' losses, and by which a learning rate is divided too.
 
         Args:
             num_examples: Number of real examples.
@@ -103,7 +103,7 @@ def probabilities(name: str, y: Array, num_classes: int, mask: Array | None = No
 
 @dataclasses.dataclass(frozen=True)
 class Evolution:
-    """The static options of ``ntk_evolve``; raises ``ValueError`` for values that are not allowed."""
+    """Options of NTK-FL's training at the server (``ntk_evolve``); raises ``ValueError`` for values not allowed."""
 
     times: tuple[int, ...] = tuple(range(100, 2001, 100))
     """Candidate numbers of gradient steps. They increase; the one with the smallest loss is kept (eq. 11a)."""
@@ -152,7 +152,7 @@ class Evolution:
 
 
 def _times(times: Any) -> tuple[int, ...]:
-    """Returns the candidate numbers of steps; raises ``ValueError`` unless they increase from at least 1."""
+    """Checks ``Evolution.times`` and returns it as ints; raises ``ValueError`` unless it increases from at least 1."""
     steps = tuple(times) if np.ndim(times) == 1 else ()
     if not steps or not all(map(_is_count, steps)) or any(a >= b for a, b in itertools.pairwise(steps)):
         raise ValueError(
@@ -162,18 +162,21 @@ def _times(times: Any) -> tuple[int, ...]:
 
 
 def _is_count(value: Any) -> bool:
-    """Returns whether a number is whole, and from 1 to 2^31 - 1, because loops count in 32 bits."""
+    """Returns whether a value is a whole number from 1 to 2^31 - 1, the most that a compiled loop can count."""
     return np.asarray(value).dtype.kind in "iuf" and 1 <= value <= MAX_INDEX and int(value) == value
 
 
 def check_examples(evolution: Evolution, model: Model, examples: Examples, learning_rate: float | Array) -> None:
-    """Raises ``ValueError`` for pooled examples, or a rate, that ``ntk_evolve`` cannot take.
+    """Raises ``ValueError`` for pooled examples or a learning rate that ``ntk_evolve`` cannot take.
+
+    That is: no 64-bit mode, a rate that is not positive, no row, targets or a mask of another shape, or a kernel above
+    ``kernel_bytes`` for the method "eigh".
 
     Args:
         evolution: Options of the evolution.
         model: The network.
         examples: The pooled examples.
-        learning_rate: eta of the descent.
+        learning_rate: Step size of gradient descent.
     """
     x, y, mask = examples
     if jax.dtypes.canonicalize_dtype(np.float64) != np.float64:
@@ -195,7 +198,7 @@ def check_examples(evolution: Evolution, model: Model, examples: Examples, learn
 
 
 def held_out(validation: object, loss: str, model: Model, x: Array | None = None) -> tuple[Array, Array] | None:
-    """Returns the validation examples, with probabilities in place of class labels for the cross entropy.
+    """Checks the server's validation examples and returns them, for the cross entropy with labels as probabilities.
 
     Args:
         validation: The pair (x [m, ...], y [m, C]) or None, which is returned unchanged.
@@ -204,7 +207,7 @@ def held_out(validation: object, loss: str, model: Model, x: Array | None = None
         x: Pooled inputs, whose examples must have the same shape; None to skip this check.
 
     Raises:
-        ValueError: Not a pair, no example, or another shape.
+        ValueError: ``validation`` is not a pair, has no example, or has another shape.
     """
     if validation is None:
         return None

@@ -1,9 +1,10 @@
 """The linearised network with sparsified Jacobians: CP-NTK-FL's kernel and weight update, chunk by chunk.
 
 The server of CP-NTK-FL only has the clients' messages: Jacobians whose small entries are zero. Its kernel is ``H_ij =
-1/C sum <Js_i, Js_j>`` and its update ``Js' R``, both with the sparsified ``Js`` (Yue et al., ICML 2022, sections 4.1
-and 4.2). No array [n, C, P] is in memory: entries are computed again for a chunk of parameters at a time (dense
-networks, whose layers' Jacobians are outer products) or for a block of examples (any other model).
+1/C sum <Js_i, Js_j>`` over the C outputs and its update ``Js' R``, both with the sparsified Jacobian ``Js`` (Yue et
+al., ICML 2022, sections 4.1 and 4.2). No array [n, C, P] is in memory: entries are computed again for a chunk of
+parameters at a time (dense networks, whose layers' Jacobians are outer products) or for a block of examples (any other
+model).
 
 For output k of a dense network at an example, the derivative by a layer's weights is the outer product of the layer's
 (scaled) inputs h [U] and the back-propagated signal d_k [V], and the derivative by its biases is the (scaled) signal.
@@ -39,8 +40,8 @@ SYMMETRIC_BLOCKS = 8  # of the rows of a kernel; one half of the blocks is compu
 def sparse_linearise(sparsity: float, *, value_bits: int | None = None, dtype: DTypeLike = jnp.float32) -> Linearise:
     """Builds a function that linearises a network with sparsified Jacobians [C, P] of its examples.
 
-    For dense networks a kernel costs ``2 n^2 C P`` operations (the last layer's part C times fewer), and thresholds are
-    found without the Jacobian; other models form Jacobians of blocks of examples.
+    For dense networks a kernel costs ``2 n^2 C P`` operations (the last layer's part C times fewer), and the thresholds
+    of the sparsification are found without the Jacobian; other models form Jacobians of blocks of examples.
 
     Args:
         sparsity: Share of the numbers that is set to zero; of each example the ``num_kept(sparsity, C P)`` numbers of
@@ -68,17 +69,17 @@ def sparse_linearise(sparsity: float, *, value_bits: int | None = None, dtype: D
 
 
 class Keep(NamedTuple):
-    """The rule by which entries of a Jacobian are kept, and their bits on the wire."""
+    """The rule by which a Jacobian is sparsified: the share of its entries set to 0, and the bits of the others."""
 
     sparsity: float  # share of an example's C P numbers that is set to zero
     value_bits: int | None  # bits of a kept number: sign, 8 bits of exponent, mantissa; None: the bits of the dtype
 
     def of(self, entries: Array, at: Array) -> Array:
-        """Returns the entries that are kept, rounded as on the wire; the others are 0.
+        """Sets entries below a magnitude to zero, and rounds the others to ``value_bits`` bits.
 
         Args:
-            entries: Entries [n, ...].
-            at: Magnitudes from which entries are kept, [n].
+            entries: Entries of the Jacobians of n examples, [n, ...].
+            at: Smallest magnitude that is kept for each example, [n].
         """
         reach = jnp.abs(entries) >= at.reshape((-1,) + (1,) * (entries.ndim - 1))
         return sparsify.rounded(jnp.where(reach, entries, 0), self.value_bits)
@@ -95,7 +96,10 @@ class _DensePart(NamedTuple):
 
 
 def _dense_tangent(layers: list[_DensePart], outputs: Array, keep: Keep) -> Tangent:
-    """Returns the tangent of a dense network's sparsified Jacobians; ``outputs`` [n, C] are in float64."""
+    """Returns the linearisation of a dense network with sparsified Jacobians; ``layers`` are the Jacobian's factors.
+
+    ``outputs`` [n, C] are the network's outputs in float64; ``keep`` says which entries of the Jacobian are kept.
+    """
     num_outputs = outputs.shape[1]
     keep_largest = functools.partial(keep.of, at=_thresholds(layers, num_outputs, keep.sparsity))
 
@@ -139,7 +143,7 @@ def _dense_tangent(layers: list[_DensePart], outputs: Array, keep: Keep) -> Tang
 
 
 class _Hidden(NamedTuple):
-    """The weights of a layer below the last, in groups of units; padded units have no signal."""
+    """The sparsified Jacobian by the weights of a hidden layer, in groups of g units; padded units have signal 0."""
 
     inputs: Array  # [n, U]
     signals: Array  # [groups, n, C, g]
@@ -147,11 +151,11 @@ class _Hidden(NamedTuple):
     kept: Callable[[Array], Array]
 
     def entries(self, signals: Array) -> Array:
-        """Returns the kept entries of a group, [n, C, U, g]."""
+        """Returns the Jacobian's entries for a group of units, [n, C, U, g]; entries that are not kept are 0."""
         return self.kept(self.inputs[:, None, :, None] * signals[:, :, None, :])
 
     def _sum(self, one: Callable[[Array], Array], size: int) -> Array:
-        """Returns the sum of ``A A'`` over groups, in float64; ``one`` makes A [size, ...] from a group's signals."""
+        """Returns the sum of ``A A'`` over groups of units, in float64; ``one`` makes a group's A [size, ...]."""
 
         def add(total: Array, signals: Array) -> tuple[Array, None]:
             return _add_square(total, one(signals)), None
@@ -159,18 +163,18 @@ class _Hidden(NamedTuple):
         return _mirrored(jax.lax.scan(add, jnp.zeros((size, size), jnp.float64), self.signals)[0])
 
     def gram(self) -> Array:
-        """Returns this layer's part of the kernel, [n, n], summed over outputs."""
+        """Returns the kernel of this layer's weights between all examples, [n, n], summed over outputs."""
         n = self.inputs.shape[0]
         return self._sum(lambda signals: self.entries(signals).reshape((n, -1)), n)
 
     def whole(self) -> Array:
-        """Returns this layer's part of the whole kernel, [n C, n C]."""
+        """Returns the kernel of this layer's weights between all examples and outputs, [n C, n C]."""
         rows = self.inputs.shape[0] * self.signals.shape[2]
         inputs = self.inputs.shape[1] * self.signals.shape[3]
         return self._sum(lambda signals: self.entries(signals).reshape((rows, inputs)), rows)
 
     def push(self, change: Array) -> Array:
-        """Returns the change of the outputs [n, C] for a change of the weights [U, V]."""
+        """Multiplies by the Jacobian: returns the change of the outputs [n, C] for a change of the weights [U, V]."""
         groups, _, _, size = self.signals.shape
         padded = jnp.pad(change, ((0, 0), (0, groups * size - self.units)))
         parts = padded.reshape((-1, groups, size)).transpose(1, 0, 2)
@@ -182,7 +186,7 @@ class _Hidden(NamedTuple):
         return jax.lax.scan(add, start, (self.signals, parts))[0]
 
     def pull(self, residual: Array) -> Array:
-        """Returns the transpose of ``push``: [n, C] -> [U, V]."""
+        """Multiplies by the transposed Jacobian: returns a change of the weights [U, V] for a residual [n, C]."""
         groups = jax.lax.map(
             lambda signals: jnp.einsum("nkug,nk->ug", _wide(self.entries(signals)), residual), self.signals
         )
@@ -195,7 +199,10 @@ def _wide(values: Float[Array, "..."]) -> Float[Array, "..."]:
 
 
 def _layers(structure: DenseStructure, params: PyTree, x: Array, mask: Array) -> list[_DensePart]:
-    """Returns the factors of the Jacobian, first layer first; zero in rows of padding."""
+    """Returns, for each layer, the inputs and back-propagated signals whose products are the entries of the Jacobian.
+
+    They are zero in rows of padding.
+    """
     inputs, before = forward(structure, params, x)
     real = mask.astype(inputs[0].dtype)
     signals = [real[:, :, None] * d for d in back_propagated(structure, params, before)]
@@ -218,7 +225,7 @@ def _units(layer: _DensePart) -> tuple[Array, int]:
 
 
 def _thresholds(layers: list[_DensePart], num_outputs: int, sparsity: float) -> Array:
-    """Returns the magnitude from which an example's entries are kept, [n]."""
+    """Returns for each example the smallest magnitude of the Jacobian's entries that are kept, [n]."""
     n = layers[0].inputs.shape[0]
     k = sparsify.num_kept(sparsity, num_outputs * sum(_num_weights(layer, num_outputs) for layer in layers))
     blocks = jax.tree.map(lambda values: _blocks(values, min(n, SEARCH_ROWS)), layers)
@@ -226,7 +233,7 @@ def _thresholds(layers: list[_DensePart], num_outputs: int, sparsity: float) -> 
 
 
 def _num_weights(layer: _DensePart, num_outputs: int) -> int:
-    """Returns the number of weights and biases of a layer."""
+    """Returns the number of weights and biases of a layer (``num_outputs`` counts the units of the last layer)."""
     units = num_outputs if layer.signals is None else layer.signals.shape[2]
     return units * (layer.inputs.shape[1] + (layer.bias is not None))
 
@@ -255,7 +262,7 @@ def _search(layers: list[_DensePart], num_outputs: int, k: int) -> Array:
 
 
 def _add_square(total: Array, rows: Array) -> Array:
-    """Returns ``total + A A'`` on and below the diagonal blocks; entries above them are arbitrary."""
+    """Adds ``A A'``, A = ``rows``, to ``total`` on and below the diagonal blocks; entries above them are arbitrary."""
     n = rows.shape[0]
     block = _rows_a_block(n)
     for start in range(0, n, block):
@@ -270,12 +277,12 @@ def _rows_a_block(n: int) -> int:
 
 
 def _mirrored(lower: Array) -> Array:
-    """Returns the symmetric matrix whose lower part ``_add_square`` computed."""
+    """Completes the lower triangle, which ``_add_square`` computed, to a symmetric matrix."""
     return jnp.tril(lower) + jnp.tril(lower, -1).T
 
 
 def _square(rows: Array) -> Array:
-    """Returns ``A A'`` in float64."""
+    """Returns ``A A'`` in float64, for the matrix A = ``rows``."""
     return _mirrored(_add_square(jnp.zeros((rows.shape[0],) * 2, jnp.float64), rows))
 
 
@@ -326,7 +333,10 @@ def _general_tangent(model: Model, weights: PyTree, x: Array, mask: Array, outpu
 
 
 def _by_blocks(rows: Callable[[Array], Array], blocks: int, size: int) -> Array:
-    """Returns ``A A'`` [blocks * size]^2 in float64 of a matrix A in blocks of rows, from half of the products."""
+    """Returns ``A A'`` in float64, [blocks * size, blocks * size], for a matrix A given block by block.
+
+    By symmetry half of the products of blocks suffice. ``rows(i)`` returns block i of A, with ``size`` rows.
+    """
 
     def row(i: Array, kernel: Array) -> Array:
         block_rows = rows(i)

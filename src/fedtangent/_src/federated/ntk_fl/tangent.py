@@ -1,4 +1,4 @@
-"""The network linearised at its weights, on the pooled examples of a cohort, as NTK-FL evolves it."""
+"""The linearised network on the pooled examples of a cohort, as functions that NTK-FL's evolution calls."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ class Pool(NamedTuple):
 
 
 class Tangent(NamedTuple):
-    """The linearised network on the pooled examples, as the evolution uses it; rows of padding are zero.
+    """The linearised network on the pooled examples, as functions; rows of padding are zero.
 
-    J [n, C, P] is the derivative of the outputs by the weights, or a sparsified one, in float64.
+    The Jacobian J [n, C, P], in float64, is the derivative of the outputs by the weights, or a sparsified one.
     """
 
     outputs: Array  # f_0 [n, C]
@@ -51,7 +51,7 @@ Linearise = Callable[[Model, PyTree, Pool], Tangent]  # (model, weights in float
 
 
 def pool_examples(x: Array, y: Array, mask: Array) -> Pool:
-    """Returns the examples in float64 with padding set to zero, so that NaN in the padding has no effect.
+    """Converts examples to float64 and sets padding to zero, so that NaN in the padding has no effect.
 
     Args:
         x: Inputs [n, ...].
@@ -66,7 +66,7 @@ def pool_examples(x: Array, y: Array, mask: Array) -> Pool:
 
 
 def linearise_network(model: Model, weights: PyTree, pool: Pool) -> Tangent:
-    """Returns the linearisation of the whole network, without its Jacobian in memory.
+    """Returns the network linearised at ``weights``, on the pooled examples, without its Jacobian in memory.
 
     Args:
         model: The network.
@@ -89,7 +89,9 @@ def linearise_network(model: Model, weights: PyTree, pool: Pool) -> Tangent:
 
 
 def averaged_product(tangent: Tangent, shape: tuple[int, ...]) -> Callable[[Array], Array]:
-    """Returns the function ``g -> H g`` [n, C]; a product takes C^2 passes through the network and back.
+    """Returns the function ``g -> H g`` [n, C] with the kernel H averaged over outputs (``Evolution.kernel``).
+
+    A product takes C^2 passes through the network and back, and H is never in memory.
 
     Args:
         tangent: The linearised network.
@@ -98,7 +100,7 @@ def averaged_product(tangent: Tangent, shape: tuple[int, ...]) -> Callable[[Arra
     n, outputs = shape
 
     def one(g: Array, c: Array, k: Array) -> Array:
-        """Returns column c of g times the kernel of output k, [n]."""
+        """Returns the kernel of output k times column c of g, [n]."""
         at_k = jnp.zeros((n, outputs)).at[:, k].set(g[:, c])
         return tangent.push(tangent.pull(at_k))[:, k]
 
@@ -115,12 +117,12 @@ def averaged_product(tangent: Tangent, shape: tuple[int, ...]) -> Callable[[Arra
 
 
 def num_together(tangent: Tangent, params: PyTree, count: int, least: int = 1) -> int:
-    """Returns how many calls of ``push`` or ``pull`` to make at once.
+    """Returns for how many vectors to call ``tangent.push`` or ``pull`` at once, so that they fit into memory.
 
     Args:
         tangent: The linearised network.
         params: Shapes of the parameters.
-        count: The number of all calls.
+        count: The number of all vectors.
         least: The result unless ``tangent.remade``, which allows as many as fit into ``CHANGES_BYTES``.
     """
     num_bytes = 8 * pytrees.size(params)
@@ -128,7 +130,7 @@ def num_together(tangent: Tangent, params: PyTree, count: int, least: int = 1) -
 
 
 def signs(shape: tuple[int, ...], i: Array | int = 0) -> Array:
-    """Returns random signs in float64 from a fixed seed, which do not depend on the run's seed.
+    """Draws random signs, +1 or -1 in float64, from a fixed seed, so that they do not depend on the run's seed.
 
     Args:
         shape: Shape of the result.

@@ -4,7 +4,7 @@
 
     channel              transport of messages: whole, clipped, sparsified, quantised, chained, with error feedback
     ledger               bytes of all messages
-    sparsify             the numbers of a Jacobian that are kept
+    sparsify             which numbers of a Jacobian are sent
     subsample            clients that use a part of their examples
     shuffler             a server that permutes the messages
     secure_aggregation   masked messages, so that the server learns only their sum

@@ -1,7 +1,7 @@
 """Channels: the transport of a message from client to server, whole, clipped, sparsified or quantised.
 
-A compressed message is coded as one vector: its P floating numbers, leaf after leaf, whatever their dtypes. A channel
-is a sequence of stages; each stage leaves out or rounds some of the numbers that are still to be sent. ``ledger``
+A channel that compresses treats a message as one vector: its P floating numbers, leaf after leaf, whatever their
+dtypes. It consists of stages; each stage leaves out or rounds some of the numbers that are still to be sent. ``ledger``
 counts the bytes of the result. Channels can be chained, and with error feedback the numbers that a channel leaves out
 are added to the client's next message.
 """
@@ -26,14 +26,17 @@ from fedtangent._src.types import Array, Channel, Key, PyTree
 
 
 class Unsent(NamedTuple):
-    """The numbers of a vector of P numbers that are still to be sent."""
+    """The numbers of a message's vector of P numbers that are still to be sent, after some stages of a channel."""
 
     values: Array  # [k]
     at: Array | None  # [k] int32, their places among the P numbers; None: all P numbers, in order
 
 
 class Stage(NamedTuple):
-    """A step of coding: its effect on the numbers and on the size of the code, and whether it shortens the numbers."""
+    """A stage of a channel: it leaves out or rounds numbers of a message (``apply``) and changes its size (``code``).
+
+    ``clips`` says whether it scales the numbers down; None for a stage that never does.
+    """
 
     apply: Callable[[Key, Unsent], Unsent]
     code: Callable[[Code], Code]
@@ -43,7 +46,7 @@ class Stage(NamedTuple):
 def _coded(stages: tuple[Stage, ...], key: Key, message: PyTree) -> tuple[list[Unsent], Callable[[Array], PyTree]]:
     """Flattens the floating leaves of ``message`` into one vector and passes it through the stages in order.
 
-    Stage j draws from ``fold_in(key, j)``.
+    Stage j draws its random numbers from ``fold_in(key, j)``.
 
     Returns:
         The numbers before the first stage and after each stage; the function that restores the leaves from a vector.
@@ -58,7 +61,7 @@ def _coded(stages: tuple[Stage, ...], key: Key, message: PyTree) -> tuple[list[U
 
 
 def _send(stages: tuple[Stage, ...], key: Key, message: PyTree, memory: PyTree) -> tuple[PyTree, PyTree]:
-    """Returns the message after all stages."""
+    """Returns the message as the server receives it after all stages, and the client's memory unchanged."""
     leaves, structure = jax.tree.flatten(message)
     floating = [i for i, leaf in enumerate(leaves) if ledger.is_floating(leaf)]
     if not stages or not floating:
@@ -71,7 +74,7 @@ def _send(stages: tuple[Stage, ...], key: Key, message: PyTree, memory: PyTree) 
 
 
 def _report(stages: tuple[Stage, ...], key: Key, message: PyTree, memory: PyTree) -> dict[str, Array]:
-    """Returns whether a stage clipped the message, as ``clipped``; nothing if no stage clips."""
+    """Returns ``{"clipped": whether a stage clips this message}``; an empty dictionary if the channel never clips."""
     if not any(stage.clips for stage in stages) or not any(map(ledger.is_floating, jax.tree.leaves(message))):
         return {}
     unsent = _coded(stages, key, message)[0][:-1]
@@ -84,7 +87,7 @@ def _uplink(stages: tuple[Stage, ...], message: PyTree, broadcast: PyTree) -> tu
 
 
 def _staged(*stages: Stage) -> Channel:
-    """Builds the channel that codes the whole message with these stages, one after another."""
+    """Builds a channel from stages, which are applied to a whole message one after another."""
     part = functools.partial
     return Channel(send=part(_send, stages), uplink=part(_uplink, stages), report=part(_report, stages))
 
@@ -95,16 +98,16 @@ def lossless() -> Channel:
 
 
 def as_is(uplink: Callable[[PyTree, PyTree], tuple[int, int]]) -> Channel:
-    """Builds the channel that sends messages unchanged and charges the bytes that ``uplink`` (``Uplink``) counts."""
+    """Builds the channel that sends messages unchanged and charges the bytes that ``uplink`` counts (``Uplink``)."""
     return Channel(send=lambda key, message, memory: (message, memory), uplink=uplink)
 
 
 def jacobians(output_size: int, sparsity: float = 0.0, value_bits: int | None = None) -> Channel:
-    """Builds NTK-FL's uplink: for each example the Jacobian [C, P], C outputs and C targets (NTK-FL, section 4.1).
+    """Builds NTK-FL's channel: for each example it is charged a Jacobian [C, P], C outputs and C targets (section 4.1).
 
-    A sparsified Jacobian (CP-NTK-FL, section 4.2) is sent as its ``num_kept(sparsity, C P)`` largest numbers and their
-    places. The simulator sends the examples, from which the server computes the kernel; the wire ledger charges the
-    Jacobians.
+    A sparsified Jacobian (CP-NTK-FL, section 4.2 of the NTK-FL paper) is sent as its ``num_kept(sparsity, C P)``
+    numbers of largest magnitude and their places. The simulator sends the examples, from which the server computes the
+    kernel; the wire ledger charges the Jacobians.
 
     Args:
         output_size: Outputs C.
@@ -123,13 +126,17 @@ def jacobians(output_size: int, sparsity: float = 0.0, value_bits: int | None = 
 
 
 def chain(*channels: Channel) -> Channel:
-    """Builds the chain of several channels: each codes the numbers that the previous one leaves to be sent.
+    """Builds a channel from several: each one codes the numbers that the previous one leaves to be sent.
 
     ``chain(top_k(100), qsgd(4))`` sends 100 places and quantises the 100 numbers; ``chain(clip(1.0), qsgd(8))`` clips
     first.
 
+    Args:
+        channels: Channels of this module, in the order in which they are applied.
+
     Raises:
-        ValueError: A channel of the user's, or one with error feedback: put the error feedback around the chain.
+        ValueError: A channel that you wrote yourself, or one with error feedback. Put the error feedback around the
+            chain.
     """
     stages: list[Stage] = []
     for i, channel in enumerate(channels):
@@ -145,11 +152,11 @@ def chain(*channels: Channel) -> Channel:
 def with_error_feedback(channel: Channel) -> Channel:
     """Builds the channel that adds to a client's next message the numbers that ``channel`` left out.
 
-    With ``p = message + memory`` a client sends ``C(p)`` and keeps ``p - C(p)`` (Stich et al., 2018, algorithm 1;
-    Karimireddy et al., 2019, algorithm 1). The memory is kept per model and client, and stays while a client is absent
-    or rejected. It costs no bytes. Use it with compressors whose error is shorter than the message (``top_k``,
-    ``random_k`` without rescaling, quantisers with many levels): with others the memory grows without bound. Leaves
-    that are not floating are sent unchanged.
+    A client sends ``p = message + memory`` through ``channel``, which makes C(p) of it, and keeps ``p - C(p)`` as
+    memory (Stich et al., 2018, algorithm 1; Karimireddy et al., 2019, algorithm 1). The memory is kept per model and
+    client, and stays while a client is absent or rejected. It costs no bytes. Use it with compressors whose error is
+    shorter than the message (``top_k``, ``random_k`` without rescaling, quantisers with many levels): with others the
+    memory grows without bound. Leaves that are not floating are sent unchanged.
     """
 
     def init(message: PyTree) -> PyTree:
@@ -201,9 +208,10 @@ def clip(norm: float) -> Channel:
 
 
 def _in_units(values: Array) -> tuple[Array, Array, Array]:
-    """Returns the rows of ``values`` over a scale, the scales, and the rows' lengths in units of them (1 for a 0).
+    """Divides the rows of ``values`` by a scale, so that squares neither overflow nor underflow the dtype.
 
-    The scale is a power of two, with which no square is too large or too small for the dtype.
+    Returns:
+        The divided rows; the scales, which are powers of two; the norms of the divided rows, where 0 is replaced by 1.
     """
     scale = pytrees.magnitude(values, axis=-1)
     unit = values / scale
@@ -217,15 +225,15 @@ def _in_units(values: Array) -> tuple[Array, Array, Array]:
 def top_k(k: int | None = None, *, fraction: float | None = None) -> Channel:
     """Builds the channel that sends the k numbers of largest magnitude, the others as 0 (Stich et al., 2018, def. 2.1).
 
-    The k numbers are chosen among all numbers of the message; of equal magnitudes the first count.
+    The k numbers are chosen among all P numbers of the message; if magnitudes are equal, the first ones are chosen.
 
     Args:
         k: How many numbers to send; give either ``k`` or ``fraction``.
         fraction: Share of the P numbers to send, rounded to at least one number.
 
     Raises:
-        ValueError: Not exactly one of the two, a fraction outside (0, 1], and, once the message is known, k outside 1
-            .. P.
+        ValueError: Both or neither of ``k`` and ``fraction``, or a fraction outside (0, 1]. When a message is sent: k
+            outside 1 .. P.
     """
     _check_share(k, fraction)
 
@@ -239,7 +247,9 @@ def top_k(k: int | None = None, *, fraction: float | None = None) -> Channel:
 def random_k(
     k: int | None = None, *, fraction: float | None = None, rescale: bool = True, shared_seed: bool = False
 ) -> Channel:
-    """Builds the channel that sends k random numbers of the message, times P / k, which is unbiased; the others are 0.
+    """Builds the channel that sends k of a message's P numbers, drawn at random, multiplied by P / k; the others are 0.
+
+    The factor P / k makes the received message unbiased.
 
     Args:
         k: How many numbers to send; give either ``k`` or ``fraction``.
@@ -269,9 +279,9 @@ def random_k(
 
 
 def _narrowed(unsent: Unsent, chosen: Array) -> Unsent:
-    """Keeps the entries of ``unsent`` at the indices ``chosen``, in the order of their indices.
+    """Returns ``unsent`` with only its entries at the indices ``chosen``, sorted by index.
 
-    In this order a bitmap can say which entries they are.
+    In this order a bitmap can encode which entries were chosen.
     """
     chosen = jnp.sort(chosen)
     at = chosen if unsent.at is None else unsent.at[chosen]
@@ -299,10 +309,10 @@ def _count(k: int | None, fraction: float | None, total: int) -> int:
 
 
 def qsgd(bits: int, *, bucket_size: int | None = None) -> Channel:
-    """Builds QSGD's quantiser: for each number v a sign and a level of ``|v| / |v|_2`` (Alistarh et al., 2017, 3.1).
+    """Builds QSGD's quantiser: for each number v a sign and a level of ``|v| / norm`` (Alistarh et al., 2017, 3.1).
 
-    The s = 2^(bits - 1) - 1 levels above 0 are equally far apart; a number is rounded to one of its two neighbours at
-    random, so that the result is unbiased.
+    The norm is the Euclidean norm of the number's bucket. There are 2^(bits - 1) - 1 equidistant levels above 0. A
+    number is rounded to one of its two neighbouring levels at random, so that the result is unbiased.
 
     Args:
         bits: Bits of a number; each bucket also sends one norm.
@@ -338,8 +348,12 @@ def qsgd(bits: int, *, bucket_size: int | None = None) -> Channel:
 def uniform_quantiser(bits: int) -> Channel:
     """Builds the quantiser that rounds to 2^bits levels between the least and the largest number of the message.
 
-    The levels are equally far apart. A number is rounded to one of its two neighbours at random, so that the result is
-    unbiased, as FedCOM requires (Haddadpour et al., 2021, assumption 1). The two ends are sent too.
+    The levels are equidistant. A number is rounded to one of its two neighbouring levels at random, so that the result
+    is unbiased, as FedCOM requires (Haddadpour et al., 2021, assumption 1). The least and the largest number are sent
+    too.
+
+    Args:
+        bits: Bits of a number.
 
     Raises:
         ValueError: Bits outside 2 .. 16.
@@ -362,14 +376,14 @@ def uniform_quantiser(bits: int) -> Channel:
 
 
 def named_channel(text: str, error_feedback: bool = False) -> Channel | None:
-    """Returns the channel written as ``text``, such as ``top_k:0.01``; None for "lossless", which changes nothing.
+    """Returns the channel that a text describes, such as ``top_k:0.01``; None for "lossless", which changes nothing.
 
     Args:
         text: Name of a channel, with a colon and a number if the channel needs one.
         error_feedback: Whether to add error feedback.
 
     Raises:
-        ValueError: ``text`` is not the name of a channel, or error feedback is asked of a lossless channel.
+        ValueError: ``text`` does not describe a channel, or it is "lossless" and ``error_feedback`` is True.
     """
     channel: Channel = build_written("channels", text)
     if text == "lossless":

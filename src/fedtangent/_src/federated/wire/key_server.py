@@ -66,7 +66,7 @@ class KeyFile(NamedTuple):
 
     @property
     def digest(self) -> str:
-        """Salted SHA-256 of the seed, with the salt; it tells seeds apart without revealing them."""
+        """Salted SHA-256 of the seed, as "salt:hash" in hexadecimal; it tells seeds apart without revealing them."""
         hashed = hashlib.sha256(b"fedtangent projection seed" + self.salt + self.seed.reveal()).hexdigest()
         return f"{self.salt.hex()}:{hashed[:32]}"
 
@@ -110,7 +110,7 @@ def seal_seed(seed: Secret, public_key: bytes) -> bytes:
 
 
 def open_seed(sealed: bytes, keys: KeyPair) -> Secret:
-    """Returns the seed in a client's box.
+    """Opens a client's sealed box and returns the seed in it.
 
     Args:
         sealed: The box, [80] bytes.
@@ -133,17 +133,17 @@ def open_seed(sealed: bytes, keys: KeyPair) -> Secret:
 
 
 def hand_out(seed: Secret, clients: Iterable[KeyPair]) -> list[Secret]:
-    """Performs the whole exchange: seals the seed to each client, and returns the seeds that the clients open.
+    """Seals the seed to each client, opens each box with the client's keys, and returns the opened seeds in order.
 
     Args:
         seed: The seed.
-        clients: The clients' keys; the result has the same order.
+        clients: The clients' keys.
     """
     return [open_seed(seal_seed(seed, keys.public), keys) for keys in clients]
 
 
 def with_key_exchange(algorithm: Algorithm, num_clients: int) -> Algorithm:
-    """Returns ``algorithm`` with the key exchange in its cost before the first round.
+    """Returns ``algorithm`` with the bytes of the key exchange added to its cost before the first round.
 
     Each client sends a public key and receives a sealed seed.
 
@@ -160,9 +160,10 @@ def with_key_exchange(algorithm: Algorithm, num_clients: int) -> Algorithm:
 
 
 def open_key_file(path: str | os.PathLike[str]) -> KeyFile:
-    """Returns the key file at ``path``; makes a new one, readable only by its owner, if the file does not exist.
+    """Reads the key file at ``path``; if there is none, makes one with a new random seed, readable only by its owner.
 
-    The seed of a new key file is drawn from the operating system's randomness.
+    Args:
+        path: Path of the file.
 
     Raises:
         ValueError: A file that others can read, that is not a key file, or that cannot be made.
@@ -183,7 +184,7 @@ def open_key_file(path: str | os.PathLike[str]) -> KeyFile:
 
 @contextlib.contextmanager
 def written_at_the_end() -> Iterator[None]:
-    """Delays the writing of new key files to the end of the block; after an exception none is written.
+    """Delays the writing of new key files to the end of a ``with`` block; after an exception none is written.
 
     Raises:
         ValueError: A key file cannot be made, or another process has made it in the meantime.
@@ -205,7 +206,7 @@ def written_at_the_end() -> Iterator[None]:
 
 
 def _create(path: Path, seed: Secret, salt: bytes) -> None:
-    """Writes a new key file, whole or not at all; a file that another process has made in the meantime stays."""
+    """Writes a new key file as a whole or not at all; if the file exists by now, it is left unchanged."""
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")  # of mode 0600
     try:
         with os.fdopen(handle, "w", encoding="ascii") as file:

@@ -1,10 +1,10 @@
 """The bytes of messages on the wire: every count that the wire ledger of a run uses.
 
 A channel's ``uplink`` calls one of these functions; ``compose`` adds the broadcast, and ``engine`` multiplies both by
-the number of messages of each round. Bytes are those of a packed code, rounded up to whole bytes for each message:
+the number of messages of each round. A message is charged as a packed code, rounded up to whole bytes:
 
-- numbers: as many bits each as the last quantiser gave them, or as the widest leaf has (if all P numbers are sent
-  unchanged, as many as their own leaf has);
+- numbers: as many bits each as the last quantiser gave them, or else as the widest leaf has (if all P numbers are sent
+  unchanged, each has the bits of its leaf);
 - places of k of P numbers: k times ceil(log2 P) bits, or a bitmap of P bits, whichever is smaller; none if k = P, or
   if the receiver can draw them from a shared seed;
 - norms or ranges of quantisers, 32 bits each (64 for a message in float64);
@@ -31,7 +31,7 @@ SEALED_BYTES = 32 + 48  # a seed of 32 bytes with the one-time public key and th
 
 
 class Code(NamedTuple):
-    """The size of an encoded message; ``bits`` None stands for the bits of the leaves' dtypes."""
+    """The size of an encoded message; ``bits`` is None if numbers are sent in the dtypes of their leaves."""
 
     numbers: int  # k, how many numbers are sent
     places: int  # P, the number of places from which the k are chosen
@@ -41,28 +41,28 @@ class Code(NamedTuple):
 
 
 def is_floating(leaf: Leaf) -> bool:
-    """Returns whether a leaf of a message holds floating numbers, which a channel codes."""
+    """Returns whether a leaf of a message has a floating dtype; channels compress only such leaves."""
     return not pytrees.is_key(leaf) and jnp.issubdtype(leaf.dtype, jnp.floating)
 
 
 def dtypes(message: PyTree) -> tuple[np.dtype, np.dtype]:
-    """Returns the widest dtype of a message's floating leaves, and the dtype to compute in, at least float32."""
+    """Returns the widest dtype of a message's floating leaves, and the dtype to compute in (at least float32)."""
     floating = [leaf.dtype for leaf in jax.tree.leaves(message) if is_floating(leaf)]
     widest = jnp.result_type(*floating) if floating else jnp.dtype(jnp.float32)
     return widest, jnp.promote_types(widest, jnp.float32)
 
 
 def _place_bits(numbers: int, places: int) -> int:
-    """Returns the bits that say which ``numbers`` of ``places`` are sent: indices or a bitmap, whichever is smaller."""
+    """Returns the bits that encode which ``numbers`` of ``places`` are sent, by indices or a bitmap; 0 if all are."""
     return 0 if numbers == places else min(numbers * math.ceil(math.log2(places)), places)
 
 
 def message_bytes(message: PyTree, codes: Iterable[Callable[[Code], Code]] = ()) -> int:
-    """Returns the bytes of a message after coding.
+    """Returns the bytes of a message after the stages of a channel.
 
     Args:
         message: Shapes of the message.
-        codes: The effect of each stage of coding on a ``Code``, in order.
+        codes: For each stage, in order, the function from the ``Code`` before it to the ``Code`` after it.
     """
     floating = [leaf for leaf in jax.tree.leaves(message) if is_floating(leaf)]
     plain, total = pytrees.num_bytes(floating), pytrees.size(floating)
@@ -79,7 +79,7 @@ def message_bytes(message: PyTree, codes: Iterable[Callable[[Code], Code]] = ())
 
 
 def jacobian_bytes(params: PyTree, output_size: int, num_sent: int | None, value_bits: int | None) -> int:
-    """Returns the bytes that are sent for one example: its Jacobian [C, P], C outputs and C targets.
+    """Returns the bytes that a client of NTK-FL sends for one example: its Jacobian [C, P], C outputs and C targets.
 
     Args:
         params: Shapes of the parameters.
@@ -119,5 +119,5 @@ def masked_bytes(message: PyTree, bits: int) -> int:
 
 
 def key_exchange_bytes(num_clients: int) -> tuple[int, int]:
-    """Returns the bytes of the key server's exchange before the first round: public keys up, sealed seeds down."""
+    """Returns the total bytes of the exchange with the key server: public keys sent up, sealed seeds sent down."""
     return num_clients * KEY_BYTES, num_clients * SEALED_BYTES

@@ -28,25 +28,26 @@ LEAST_BITS = 8  # of a number's precision beside the largest one of its array
 
 
 def secured(server: Server, slots_per_model: int, *, bits: int = 32) -> tuple[Aggregate, Server]:
-    """Returns the aggregate of secure aggregation, and ``server`` behind it, which receives only the weighted mean.
+    """Returns the aggregate of secure aggregation, and ``server`` changed to receive only the messages' weighted mean.
 
-    Client i sends ``u_i m_i`` and ``u_i``, where m_i is its message and u_i its weight over the largest weight of the
-    round, as masked whole numbers. The mean is the quotient of the two sums. Before that each client sends the largest
-    magnitude in each array of ``u_i m_i``, and the server returns the largest of all, the scale of the array: the whole
-    numbers are multiples of the scale times ``2^-fraction_bits(slots_per_model, bits)``, so that no number is cut. If
-    a client's array is not finite, the mean of that array is NaN, also without secure aggregation.
+    Client i sends ``u_i m_i`` and ``u_i`` as masked whole numbers, where m_i is its message and u_i its weight over the
+    largest weight of the round. The mean is the sum of the first over the sum of the second. Before that each client
+    sends the largest magnitude in each array of ``u_i m_i``, and the server returns the largest of all clients, the
+    scale of that array. The whole numbers are multiples of the scale times ``2^-fraction_bits(slots_per_model, bits)``,
+    so that no number is cut. If a client's array is not finite, the mean of that array is NaN, also without secure
+    aggregation.
 
-    ``info["rounded_away"]`` [M] counts the numbers of a message other than 0 that became 0, because they are too small
+    ``info["rounded_away"]`` [M] counts for each message its nonzero numbers that became 0, because they are too small
     beside the largest one of their array.
 
     Args:
         server: The server's part of an algorithm.
-        slots_per_model: The most messages of a model in a round.
+        slots_per_model: The most messages of a model in a round, M.
         bits: Bits of a number on the wire, 32, or 64 (in JAX's 64-bit mode).
 
     Raises:
-        ValueError: Other bits, 64 without 64-bit mode, too many messages for the bits, and messages with parts that are
-            not floating.
+        ValueError: Bits other than 32 and 64, 64 bits without 64-bit mode, or too many messages for the bits. In a
+            round: messages with parts that are not floating.
     """
     fraction_bits(slots_per_model, bits)
 
@@ -63,20 +64,25 @@ def secured(server: Server, slots_per_model: int, *, bits: int = 32) -> tuple[Ag
 
 
 def masked_numbers(bits: int = 32) -> Channel:
-    """Returns the channel of secure aggregation; raises ``ValueError`` for bits other than 32 and 64."""
+    """Builds the channel that charges the bytes of masked messages; ``secured`` simulates the masking at the server.
+
+    Raises ``ValueError`` for bits other than 32 and 64, or for 64 bits without JAX's 64-bit mode.
+    """
     _check_bits(bits)
     return as_is(lambda message, broadcast: (ledger.masked_bytes(message, bits), 0))
 
 
 def fraction_bits(num_messages: int, bits: int) -> int:
-    """Returns how many bits after the binary point keep sums of ``num_messages`` numbers of -1 .. 1 below 2^bits.
+    """Returns the number of fractional bits of a fixed-point code in which ``num_messages`` numbers can be added.
+
+    The numbers are in [-1, 1], and their sum must not overflow a whole number of ``bits`` bits.
 
     Args:
         num_messages: The most numbers in a sum.
         bits: Bits of a whole number, 32 or 64.
 
     Raises:
-        ValueError: Other bits, or so many messages that fewer than ``LEAST_BITS`` are left.
+        ValueError: Other bits, or so many messages that fewer than ``LEAST_BITS`` fractional bits are left.
     """
     _check_bits(bits)
     # without the sign, and a bit for numbers that are rounded up
@@ -97,7 +103,7 @@ def _check_bits(bits: int) -> None:
 
 
 def encode(messages: PyTree, weight: Array, bits: int) -> tuple[Array, Array, Array]:
-    """Returns messages as whole numbers, the scale of each array, and how many numbers of a message are rounded to 0.
+    """Encodes M messages, multiplied by their weights, as whole numbers that secure aggregation can mask and add.
 
     Args:
         messages: Messages [M, ...], floating.
@@ -105,8 +111,9 @@ def encode(messages: PyTree, weight: Array, bits: int) -> tuple[Array, Array, Ar
         bits: Bits of a whole number, 32 or 64.
 
     Returns:
-        Numbers modulo 2^bits, [M, P + 1], weight last; scales [L] of the L arrays, the largest magnitudes of weighted
-        numbers (or NaN or infinite); and the counts of the messages, [M].
+        Whole numbers modulo 2^bits, [M, P + 1], the weight last; the scale of each of the L arrays, [L], which is the
+        largest magnitude of its weighted numbers (or NaN or infinite); and for each message how many nonzero numbers
+        are rounded to 0, [M].
 
     Raises:
         ValueError: Messages with parts that are not floating.
@@ -129,14 +136,14 @@ def encode(messages: PyTree, weight: Array, bits: int) -> tuple[Array, Array, Ar
 
 
 def mask_messages(key: Key, numbers: Array, active: Array, client: Array) -> Array:
-    """Returns each client's masked message, [M, P]: its whole numbers plus the masks of its pairs, modulo 2^bits.
+    """Masks each client's whole numbers, [M, P]: each pair of clients adds and subtracts a random mask, modulo 2^bits.
 
     Args:
         key: Key of the masks.
         numbers: Whole numbers [M, P], uint32 or uint64.
         active: Whether a client's message arrives, [M]; other rows are 0 and share no masks.
-        client: Ids [M]; a pair's mask depends only on the two ids and the key, and the client with the smaller id adds
-            it.
+        client: Ids [M]. The mask of a pair depends only on the two ids and the key; the client with the smaller id adds
+            it, the other one subtracts it.
     """
     count = numbers.shape[0]
 
@@ -160,12 +167,12 @@ def mask_messages(key: Key, numbers: Array, active: Array, client: Array) -> Arr
 
 
 def decode_mean(total: Array, scales: Array, like: PyTree, bits: int) -> PyTree:
-    """Returns the weighted mean of encoded messages, from their sum.
+    """Computes the weighted mean of the messages from the sum of their codes (``encode``).
 
     Args:
         total: Sum of the encoded messages, [P + 1].
         scales: Scale of each array, [L].
-        like: Messages [M, ...], whose shapes the mean has; its dtypes too, but float32 for half precision.
+        like: Messages [M, ...]. The mean has the shapes of one message and its dtypes (float32 for half precision).
         bits: Bits of a whole number, 32 or 64.
     """
     signed = jax.lax.bitcast_convert_type(total, jnp.int32 if bits == 32 else jnp.int64).astype(scales.dtype)

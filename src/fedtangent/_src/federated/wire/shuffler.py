@@ -15,11 +15,11 @@ from fedtangent._src.types import Aggregate, Array, Key, PyTree, RoundInfo, Serv
 
 
 def permuted(key: Key, rows: PyTree) -> PyTree:
-    """Returns every array in the same random order along its leading axis.
+    """Permutes the leading axis of all arrays at random, by the same permutation.
 
     Args:
-        key: Key of the order.
-        rows: Arrays with the same leading axis.
+        key: Key of the permutation.
+        rows: Arrays with leading axes of equal length.
     """
     count = jax.tree.leaves(rows)[0].shape[0]
     order = jax.random.permutation(streams.apart(key, streams.SHUFFLER), count)
@@ -27,14 +27,14 @@ def permuted(key: Key, rows: PyTree) -> PyTree:
 
 
 def shuffled(aggregate: Aggregate, server: Server, slots_per_model: int) -> tuple[Aggregate, Server]:
-    """Returns ``aggregate`` and ``server`` behind a shuffler: messages arrive in a random order and without names.
+    """Returns ``aggregate`` and ``server`` changed so that messages arrive in a random order and without client ids.
 
-    Messages travel with their weights; the order is drawn with the round's key. All messages of a round are in memory.
+    Messages keep their weights. The order is drawn with the round's key. All messages of a round are in memory.
 
     Args:
         aggregate: Reduction of a round's messages.
         server: The server's part of an algorithm.
-        slots_per_model: The most messages of a model; the schedule's number of slots loses none.
+        slots_per_model: The most messages of a model that are kept; the schedule's number of slots always suffices.
     """
 
     def update(state: PyTree, received: Stacked, info: RoundInfo) -> tuple[PyTree, dict[str, Array]]:
@@ -45,7 +45,7 @@ def shuffled(aggregate: Aggregate, server: Server, slots_per_model: int) -> tupl
 
 
 def folded(aggregate: Aggregate, messages: PyTree, weight: Array) -> PyTree:
-    """Returns the aggregate of one model's messages.
+    """Aggregates the messages of one model, which arrive as a stack.
 
     Args:
         aggregate: Reduction of a round's messages.

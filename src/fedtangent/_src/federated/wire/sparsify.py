@@ -1,9 +1,10 @@
 """Sparsified Jacobians: the threshold above which entries are kept, found by counting and not by sorting.
 
 Of the C P numbers of an example's Jacobian the k of largest magnitude are kept (top-k sparsification, Yue et al., ICML
-2022, section 4.2 and appendix B). A threshold that keeps exactly these is found by bisection over the bit patterns of
-floating numbers, which are ordered as the numbers are, with a function that counts the entries above a threshold. A
-dense layer's part is an outer product, so that its count is a sum of binary searches in the sorted inputs of the layer.
+2022, section 4.2 and appendix B). A threshold that keeps exactly these is found by bisection, with a function that
+counts the entries above a threshold. The bisection is over the bit patterns of floating numbers, which have the same
+order as the numbers. The Jacobian by a dense layer's weights is an outer product, so its entries are counted by binary
+searches in the sorted inputs of the layer.
 
 Entries that equal the k-th magnitude are all kept, even if that makes more than k. So the choice depends neither on the
 order of parameters nor on the order of outputs. Zeros are never sent.
@@ -24,7 +25,7 @@ Count = Callable[[Array], Array]  # thresholds [b] -> entries of each example of
 
 
 def num_kept(sparsity: float, total: int) -> int:
-    """Returns how many numbers are kept: the share ``1 - sparsity``, rounded half up, at least 1.
+    """Returns how many of ``total`` numbers are kept: the share ``1 - sparsity``, rounded half up, at least 1.
 
     Args:
         sparsity: Share of the numbers that is set to zero.
@@ -39,7 +40,7 @@ def check_sparsity(sparsity: float) -> None:
 
 
 def rounded(values: Array, bits: int | None) -> Array:
-    """Returns numbers rounded to ``bits`` bits, 8 of them for the exponent.
+    """Rounds numbers to the nearest floating numbers of ``bits`` bits, of which 8 are the exponent and 1 the sign.
 
     Args:
         values: The numbers.
@@ -49,9 +50,10 @@ def rounded(values: Array, bits: int | None) -> Array:
 
 
 def threshold_of(count: Count, largest: Array, k: int) -> Array:
-    """Returns for each example a threshold [b] that exactly its k largest magnitudes, and ties with the k-th, reach.
+    """Computes for each of b examples a threshold that keeps its k entries of largest magnitude, [b].
 
-    It is 0 if fewer than k entries are above zero.
+    The kept entries are those of at least this magnitude; ties with the k-th are kept too. The threshold is 0 if fewer
+    than k entries are nonzero.
 
     Args:
         count: Function from thresholds [b] to the number of entries of each example of at least that magnitude.
@@ -79,10 +81,10 @@ def threshold_of(count: Count, largest: Array, k: int) -> Array:
 
 
 def thresholds(numbers: Array, sparsity: float) -> Array:
-    """Returns the magnitude from which the numbers of each row are kept, [b], for a Jacobian in memory.
+    """Computes for each row the smallest magnitude that is kept when the row is sparsified, [b].
 
     Args:
-        numbers: The rows [b, ...].
+        numbers: The rows [b, ...], such as the Jacobians of b examples.
         sparsity: Share of the numbers of a row that is set to zero.
     """
     flat = jnp.abs(numbers).reshape((numbers.shape[0], -1))
@@ -90,7 +92,7 @@ def thresholds(numbers: Array, sparsity: float) -> Array:
 
 
 def count_products(first: Array, second: Array) -> Count:
-    """Returns a function that counts the products ``|first_u second_q|`` of at least a threshold.
+    """Returns a function from thresholds [b] to how many products ``|first_u second_q|`` reach them, for each row, [b].
 
     Each product is rounded to the dtype of its factors. A threshold costs Q binary searches among U sorted numbers.
 
@@ -118,7 +120,7 @@ def count_products(first: Array, second: Array) -> Count:
 
 
 def count_numbers(numbers: Array, times: int = 1) -> Count:
-    """Returns a function of a threshold: how many of ``numbers`` have at least this magnitude.
+    """Returns a function from thresholds [b] to how many entries of each row have at least that magnitude, [b].
 
     Args:
         numbers: The numbers [b, Q].

@@ -1,4 +1,4 @@
-"""Clients that use a part of their examples in each round."""
+"""Subsampling: clients use only a part of their examples in each round."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def num_sampled(size: int | np.ndarray, beta: float) -> np.ndarray:
 
 
 def largest_sample(partition: Partition, clients: int, beta: float = 1.0) -> int:
-    """Returns the most examples that clients of a partition use together in a round, at least 1.
+    """Returns the largest number of examples that the clients of a round can use together, at least 1.
 
     Args:
         partition: The clients' examples.
@@ -39,16 +39,16 @@ def check_beta(beta: float) -> None:
 
 
 def subsampled(local: Local, beta: float) -> Local:
-    """Returns ``local`` on a random part of each client's examples (Yue et al., ICML 2022, section 4.2).
+    """Returns ``local`` for clients that use a random part of their examples (Yue et al., ICML 2022, section 4.2).
 
-    A client of n examples uses ``num_sampled(n, beta)`` of them, drawn in every round, uniformly without replacement,
-    with the client's key of the round, so that the draw is the same for all models. ``info["examples"]``, by which the
+    A client of n examples draws ``num_sampled(n, beta)`` of them anew in every round, uniformly without replacement. It
+    draws with its key of the round, so that the draw is the same for all models. ``info["examples"]``, by which the
     wire ledger charges bytes per example, counts the drawn examples; a client's weight in an average counts all its
     examples.
 
     Args:
         local: A client's part of an algorithm.
-        beta: Share of the examples, in (0, 1]; 1 returns ``local``.
+        beta: Share of the examples, in (0, 1]; for 1 the result is ``local``.
 
     Raises:
         ValueError: A beta outside (0, 1].
