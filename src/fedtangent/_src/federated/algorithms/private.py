@@ -136,7 +136,7 @@ def dp_fed_avg(
     return common.train_and_average("dp_fed_avg", training, schedule, averaging, replaced, NOISY)
 
 
-def _received_clipped(channel: Channel, norm: float) -> Channel:
+def _received_clipped(channel: Channel, norm: float | Array) -> Channel:
     """Returns ``channel`` with received messages clipped to Euclidean length ``norm``, which costs no bytes."""
     shorten = clip(norm).send
 

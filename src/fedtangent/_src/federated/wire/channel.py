@@ -182,7 +182,7 @@ def with_error_feedback(channel: Channel) -> Channel:
 # ---- clipping -----------------------------------------------------------------------------------------------------
 
 
-def clip(norm: float) -> Channel:
+def clip(norm: float | Array) -> Channel:
     """Builds the channel that scales a message longer than ``norm`` down to that Euclidean length.
 
     ``info["clipped"]`` says which messages were longer.
