@@ -211,7 +211,8 @@ def test_every_network(name):
         kept = [j for i, j in enumerate(every) if i not in missing]
         assert len(kept) < len(every)
         wrong = contract(kept, kept)
-        assert np.abs(np.asarray(whole) - wrong).max() > 1e-4 * np.abs(wrong).max()
+        # resnet18's first layer is 6e-5 to 2e-4 of the kernel over 12 seeds
+        assert np.abs(np.asarray(whole) - wrong).max() > 1e-5 * np.abs(wrong).max()
 
 
 @pytest.mark.slow
