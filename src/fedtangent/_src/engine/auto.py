@@ -37,7 +37,8 @@ def candidates(num_slots: int) -> list[Mapping]:
 def that_fit(algorithm: Algorithm, data: FederatedData, max_client_size: int, rounds: int) -> list[Mapping]:
     """Returns the mappings of clients worth trying that fit into memory, the default one first.
 
-    If none fits, returns the one with the largest number of clients at a time that does, or else ``scan``.
+    If none of them fits, returns a single other mapping: ``chunked:<n>`` with the largest number n of clients at a time
+    that is estimated to fit, or ``scan`` if n is below 2. It uses as many devices as the default mapping.
 
     Args:
         algorithm: The algorithm.

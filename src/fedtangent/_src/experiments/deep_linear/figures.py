@@ -166,7 +166,11 @@ class Pair(NamedTuple):
 
 
 def run_4(study: Study) -> lab.Outcome:
-    """Runs fig. 4 of DeepLin: trains both runs of each pair, with every number of classes a client, on every seed."""
+    """Runs fig. 4 of DeepLin: compares loss curves of FedAvg runs (N, K) and (2 N, 2 K), which have the same K / N.
+
+    N is the number of clients and K the number of local steps. Every such pair is trained for each seed and for each
+    number of classes per client in the settings.
+    """
     of_curves = partial(_pairs, settings=study.settings)
     outcome = curves.outcome(
         study,

@@ -107,7 +107,11 @@ def _turned(settings: LambdaSettings, seed: int, dimension: int) -> list[Turned]
 
 
 def _conclude(study: Study, results: list[Turned]) -> lab.Outcome:
-    """Fits how fast angle and residual fall with ln(1 / lambda), and judges Lemma 2 of Local-GD by the rates."""
+    """Fits how Local-GD's models depend on ``l = ln(1 / lambda)``, and judges Lemma 2 of Local-GD by the fits.
+
+    For each dimension and round it fits the power of l with which the angle between Local-GD's model w and the
+    projections' model v falls, and the coefficient of ln l in the part of the residual ``w - l v`` along v.
+    """
     levels = np.array(study.settings.log_inverses)
     large = levels >= LARGE
     l_large = levels[large]

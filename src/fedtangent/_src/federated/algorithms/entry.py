@@ -479,7 +479,17 @@ def _plain_options(record: Record, names: tuple[str, ...], prefix: str) -> type[
 
 
 def _value(name: str, chosen: object, supplied: Supplied) -> object:
-    """Returns the value of a parameter that takes several of the ``chosen`` options, or that the run supplies."""
+    """Returns the value of a recipe's parameter, or of a record's field, that is in ``WRITTEN`` or ``OF_RUN``.
+
+    A value in ``OF_RUN`` comes from the run: it is a field of ``supplied``, except ``pool_size``, which is computed. Any
+    other value is made from the parameter's options in ``WRITTEN``, for example a learning rate from the step size, its
+    decay and the rounds between decays.
+
+    Args:
+        name: Name of the parameter or field.
+        chosen: The algorithm's command-line options, as attributes.
+        supplied: The arguments that the run supplies.
+    """
     if name == "pool_size":
         return _pool_size(chosen, supplied)
     if name in OF_RUN:
