@@ -133,7 +133,10 @@ def test_spectrum_of_known_eigenvalues() -> None:
     ("call", "message"),
     [
         (lambda: measures.drift(THETA[:3], THETA), "theta: got .* must be a square matrix"),
-        (lambda: measures.drift(THETA[:3, :3], THETA), r"theta_0: got shape \(12, 12\), must be \(3, 3\), the shape of theta"),
+        (
+            lambda: measures.drift(THETA[:3, :3], THETA),
+            r"theta_0: got shape \(12, 12\), must be \(3, 3\), the shape",
+        ),
         (lambda: measures.drift(THETA, 0 * THETA), "theta_0: got zeros, must not be zero"),
         (lambda: measures.alignment(THETA, np.ones(N)), r"targets: got .* must be \[n, C\]"),
         (lambda: measures.gram_operators(THETA, clients_of([[0, N]])), "clients: got rows 0 to 12"),

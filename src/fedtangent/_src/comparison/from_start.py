@@ -149,8 +149,9 @@ def weights_of(
 def how_at_start(setting: Setting) -> str:
     """Returns the name of the theory that predicts a run by its linearisation at the parameters ``setting.start``.
 
-    The theory is the flow of the tangent kernel at these parameters. If no closed form follows the run, or if the kernel
-    has too many rows, it is the linearised network, trained by the same algorithm, and the text also gives the reason.
+    The theory is the flow of the tangent kernel at these parameters. If no closed form follows the run, or if the
+    kernel has too many rows, it is the linearised network, trained by the same algorithm, and the text also gives the
+    reason.
     """
     if why := linearised_why(setting):
         return f"the linearised network, trained by the same algorithm, since there is no closed form: {why}"

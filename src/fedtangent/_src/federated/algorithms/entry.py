@@ -362,8 +362,8 @@ def recipe(
 
     if about and function.__doc__:
         marked.__doc__ = completed(function, ARGUMENTS, RETURNS, RAISES)
-    marked.about = {**about, "layout": _Layout(tuple(unused), tuple(python_only), options)}  # type: ignore[attr-defined]
-    return marked
+    marked.about = {**about, "layout": _Layout(tuple(unused), tuple(python_only), options)}  # type:
+    ignore[attr-defined] return marked
 
 
 def _times(factor: float | Array, rate: Rate) -> Rate:
@@ -481,9 +481,9 @@ def _plain_options(record: Record, names: tuple[str, ...], prefix: str) -> type[
 def _value(name: str, chosen: object, supplied: Supplied) -> object:
     """Returns the value of a recipe's parameter, or of a record's field, that is in ``WRITTEN`` or ``OF_RUN``.
 
-    A value in ``OF_RUN`` comes from the run: it is a field of ``supplied``, except ``pool_size``, which is computed. Any
-    other value is made from the parameter's options in ``WRITTEN``, for example a learning rate from the step size, its
-    decay and the rounds between decays.
+    A value in ``OF_RUN`` comes from the run: it is a field of ``supplied``, except ``pool_size``, which is computed.
+    Any other value is made from the parameter's options in ``WRITTEN``, for example a learning rate from the step size,
+    its decay and the rounds between decays.
 
     Args:
         name: Name of the parameter or field.
