@@ -362,8 +362,8 @@ def recipe(
 
     if about and function.__doc__:
         marked.__doc__ = completed(function, ARGUMENTS, RETURNS, RAISES)
-    marked.about = {**about, "layout": _Layout(tuple(unused), tuple(python_only), options)}  # type:
-    ignore[attr-defined] return marked
+    marked.about = {**about, "layout": _Layout(tuple(unused), tuple(python_only), options)}  # type: ignore[attr-defined]
+    return marked
 
 
 def _times(factor: float | Array, rate: Rate) -> Rate:
