@@ -93,7 +93,12 @@ class Laziness(NamedTuple):
     drift: Float[np.ndarray, "r K e"]  # see ``WatchedNetworks``
 
     def curves(self) -> dict[str, Float[np.ndarray, "r K e"]]:
-        """Returns the parts of the distance and the kernel's change by name (``METRICS``), each [r, K, e]."""
+        """Returns the fields of ``parts``, and ``drift``, under the names ``METRICS``.
+
+        Each array is [r, K, e]: evaluated rounds, models of the ensemble, measured draws. The fields of ``parts`` are a
+        network's distance from its linearisation, the linearisation's distance from infinite width, and their total;
+        ``drift`` is the relative change of the network's tangent kernel.
+        """
         return self.parts._asdict() | {"drift": self.drift}
 
 

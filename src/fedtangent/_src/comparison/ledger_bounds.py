@@ -132,10 +132,20 @@ def predict_path(
 def _local_moves(
     of: Federation, model: int, theta: Float64[np.ndarray, "q q"], steps: np.ndarray
 ) -> Float64[np.ndarray, "R"]:
-    """Returns the largest distance ``max_i |w_i - w|`` of a client's weights from the server's in every round, [R].
+    """Computes how far local training moves a client's weights from the server's, for the farthest client of each round.
 
-    Client i moves the weights by ``J_i' c_i / p_i``. c_i are the round's ``steps`` of the coefficients at its examples,
-    and p_i is its share in the average.
+    The flow writes the outputs as the initial function's share plus ``theta @ a`` with coefficients a [q, D]. If a round
+    changes the rows of a that belong to client i by c_i, then that client moved its weights by ``J_i' c_i / (p_i eta)``.
+    J_i is its Jacobian, p_i its share in the round's average, and eta the server's learning rate.
+
+    Args:
+        of: Targets, clients, cohorts and rule of the run.
+        model: Number of the model.
+        theta: Tangent kernel of the model at the start, [q, q].
+        steps: Change of the coefficients in each round, [R, q, D].
+
+    Returns:
+        ``max_i |w_i - w|`` of every round, [R]; 0 in a round in which nobody trains the model.
     """
     client, trained = np.asarray(of.cohorts.client), np.asarray(of.cohorts.model)
     weight = np.where(trained == model, np.asarray(of.cohorts.weight, np.float64), 0.0)

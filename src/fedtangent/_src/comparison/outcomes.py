@@ -57,13 +57,16 @@ def gap_of(
 
 @dataclass(frozen=True, eq=False)
 class BesidePrediction:
-    """Networks, and a prediction of each from its initial function that is no closed form.
+    """Networks compared with predictions that begin with the same initial functions; base of two comparisons.
+
+    The prediction is the network's linearisation at its start (``FromStart``), or the same run on the features of the
+    analytic kernel (``OnFeatures``).
 
     Attributes:
         setting: Data, clients and algorithm.
-        simulated: Outputs of the networks of each width, or of the networks from the start, at the evaluated rounds.
-        gaps: Predicted outputs from the networks' initial functions, and their distance to the networks, for each
-            width.
+        simulated: Outputs of the networks at the evaluated rounds. ``OnFeatures`` has one entry for each width;
+            ``FromStart`` has a single entry, for the networks that start from the given weights.
+        gaps: Predicted outputs and the networks' distance from them, one entry for each entry of ``simulated``.
         verdicts: Comparisons with their negative controls.
         times: Seconds of each step of the comparison, by its name.
     """

@@ -465,7 +465,16 @@ def _lemma_4(case: Classified) -> Verdict:
 
 
 def _check_max_margin(scale: str, seed: int) -> list[Verdict]:
-    """Checks where Local-GD and projections end on separable classes (Local-GD, Lemmas 2-4, Theorems 2 and 3)."""
+    """Checks the limits of Local-GD on separable classes: Lemmas 2 to 4 and Theorems 2 and 3 of its paper.
+
+    With weak regularisation Local-GD follows repeated projections: each node projects the global model onto the models
+    that separate its examples with margin 1, and the server averages the projections. These averages should end in the
+    intersection of all nodes' sets, and those of Modified Local-GD (eq. (16)) at the support vector machine's model.
+
+    Args:
+        scale: Scale of the check, which sets the sizes of the problem.
+        seed: Seed of the problem.
+    """
     case = _classification(of_scale(scale, *SIZES), seed)
     return [
         *(_simulated_rounds(case, modified) for modified in (False, True)),

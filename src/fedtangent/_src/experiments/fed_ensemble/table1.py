@@ -103,7 +103,11 @@ class Fit(NamedTuple):
     distance: float  # root mean square of all those logarithms
 
     def num_rounds(self, num_models: int) -> int:
-        """Returns the number of rounds of a run with K models: ``length``, or K times as many."""
+        """Returns the number of rounds of a run with K models: ``length``, or K ``length`` if ``length`` counts ages.
+
+        Args:
+            num_models: Number K of models.
+        """
         return self.length * (num_models if self.budget == "ages" else 1)
 
     @property

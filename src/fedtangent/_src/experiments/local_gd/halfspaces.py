@@ -173,7 +173,14 @@ def _falls(rows: list[lab.Row], key: str, name: str) -> lab.Claim:
 
 
 def claims_e(rows: list[lab.Row]) -> tuple[lab.Claim, ...]:
-    """Judges Local-GD's fig. 1(e): distances to the centralised model fall with d, the modification's being larger."""
+    """Judges the two claims of Local-GD's fig. 1(e) about distances in direction from the centralised model.
+
+    The distances of Local-GD and of Modified Local-GD should fall with the dimension d. Averaged over d, Modified
+    Local-GD should be farther away than Local-GD.
+
+    Args:
+        rows: Rows of the table, one for each seed and dimension.
+    """
     falls = [_falls(rows, f"{name} to C", f"{name} to C") for name in METHODS]
     seeds = lab.grouped(rows, "seed").values()
     behind = lab.interval(np.mean([r["G-Mod to C"] - r["G to C"] for r in group]) for group in seeds)

@@ -102,7 +102,11 @@ def check(study: Study) -> None:
 
 
 def _nodes(settings: ParticipationSettings, seed: int, dimension: int) -> problems.Problem:
-    """Draws the regression data: Local-GD's in the wide dimension, nearly equal true models in the narrow one."""
+    """Draws the nodes' regression data in ``dimension`` input dimensions: ``settings.wide`` or ``settings.narrow``.
+
+    In the wide case every node has an independent true model, as in the Local-GD paper. In the narrow case the true
+    models are one common vector plus a spread ``settings.spread``.
+    """
     spread = problems.TRUTH if dimension == settings.wide else settings.spread
     return problems.regression(
         seed, settings.num_nodes, settings.held, dimension, spread, common=dimension == settings.narrow

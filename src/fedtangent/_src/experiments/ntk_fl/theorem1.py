@@ -44,7 +44,16 @@ class EvolutionDecaySettings:
 
 
 class FollowedDescent(NamedTuple):
-    """One network's residuals by step, in the three ways of METHODS, and Theorem 1 of NTK-FL for it."""
+    """Residuals of one two-layer network by step, for the three kinds of training in ``METHODS``, with NTK-FL's Theorem 1.
+
+    Attributes:
+        seed: Seed of the data and the network.
+        width: Width of the network.
+        factor: Step size as a share of the largest, 2 N / lambda_max.
+        theorem: Constants, bounds and assumptions of Theorem 1 of NTK-FL for this network.
+        kernel: Tangent kernel at the initial weights, [N, N].
+        paths: Squared residuals after every step: ``network``, ``linear`` and ``tangent``, and other measurements.
+    """
 
     seed: int
     width: int

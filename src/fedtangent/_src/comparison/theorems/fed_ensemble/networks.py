@@ -373,7 +373,23 @@ class Point(NamedTuple):
 
 
 def _measured(activation: str, width: int, draws: int, seed: int, x: np.ndarray) -> dict[str, np.ndarray]:
-    """Measures C_1 and the quantities of FE-2021 Lemma 9.1 on ``draws`` networks; returns [draws] values by name."""
+    """Measures the constants of FE-2021 Lemma 9.1 and section 9.3 on random networks with one hidden layer.
+
+    The Jacobian J_i at the examples of client i is computed at the initial weights and at two points of a ball about
+    them.
+
+    Args:
+        activation: "erf" or "relu".
+        width: Width l of the networks.
+        draws: Number of networks.
+        seed: Seed of the networks and of the points in the ball.
+        x: Inputs of all clients, [n, d].
+
+    Returns:
+        Arrays [draws] by name. "lipschitz": the largest ``||J_i(w) - J_i(w')|| / ||w - w'||``. "norm" and "last_layer":
+        the relative error of ``sqrt(trace Theta_ii)`` as a prediction of ``||J_i||``, with Theta the tangent kernel or
+        only its last layer's part. "c1": C_1, the bound of the Hessian. "c1_term": ``C_1 / sqrt(l)``.
+    """
     model = one_hidden_layer(x.shape[1], width, activation)
     assert model.kernel is not None
     nngp, ntk = (np.asarray(k) for k in model.kernel(jnp.asarray(x), None))
