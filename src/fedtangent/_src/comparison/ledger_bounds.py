@@ -132,11 +132,12 @@ def predict_path(
 def _local_moves(
     of: Federation, model: int, theta: Float64[np.ndarray, "q q"], steps: np.ndarray
 ) -> Float64[np.ndarray, "R"]:
-    """Computes how far local training moves a client's weights from the server's, for the farthest client of each round.
+    """Computes how far local training moves a client's weights from the server's: the farthest client of each round.
 
-    The flow writes the outputs as the initial function's share plus ``theta @ a`` with coefficients a [q, D]. If a round
-    changes the rows of a that belong to client i by c_i, then that client moved its weights by ``J_i' c_i / (p_i eta)``.
-    J_i is its Jacobian, p_i its share in the round's average, and eta the server's learning rate.
+    The flow writes the outputs as the initial function's share plus ``theta @ a`` with coefficients a [q, D]. If a
+    round changes the rows of a that belong to client i by c_i, then that client moved its weights by
+    ``J_i' c_i / (p_i eta)``. J_i is its Jacobian, p_i its share in the round's average, and eta the server's learning
+    rate.
 
     Args:
         of: Targets, clients, cohorts and rule of the run.

@@ -44,7 +44,7 @@ class EvolutionDecaySettings:
 
 
 class FollowedDescent(NamedTuple):
-    """Residuals of one two-layer network by step, for the three kinds of training in ``METHODS``, with NTK-FL's Theorem 1.
+    """Residuals of one two-layer network by step, for the kinds of training in ``METHODS``, with NTK-FL's Theorem 1.
 
     Attributes:
         seed: Seed of the data and the network.

@@ -291,7 +291,7 @@ def _judged(claim: Claim, margin: float, values: list[np.ndarray], rivals: list[
 
 
 def _decomposition(seed: int, schedules: int, draws: int, num_rounds: int) -> list[Verdict]:
-    """Checks every term of FE-2024, eq. (10), for ``LAST`` models against its closed form under the same schedules."""
+    """Checks every term of FE-2024, eq. (10), against its closed form under the same schedules, for the largest K."""
     problem = sine_problem(seed, local_steps=STEPS, num_clients=CLIENTS)
     schedule, seeds = permutations(CLIENTS, LAST), seeds_of(LAST, schedules, seed)
 
