@@ -153,7 +153,7 @@ def test_kernels_of_ones_own_may_be_plain_pairs():
     found = kernel_blocks(own, x, x_test)
     np.testing.assert_array_equal(found.nngp_train, x @ x.T + 1)
     np.testing.assert_array_equal(found.ntk_test_train, 2 * x_test @ x.T + 1)
-    with pytest.raises(ValueError, match=r"kernel_fn: got a .*, must return the pair"):
+    with pytest.raises(ValueError, match=r"kernel_fn: returned .*, must return the pair"):
         kernel_blocks(lambda x1, x2: x1, x, x_test)
     with pytest.raises(ValueError, match="kernel_fn: got 3, must be a function"):
         kernel_blocks(3, x, x_test)

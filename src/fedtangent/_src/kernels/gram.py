@@ -307,7 +307,7 @@ def _evaluate(
         result = kernel_fn(on_device(x1), None if x2 is None else on_device(x2))
     pair = tuple(getattr(result, name) for name in KERNELS) if hasattr(result, "ntk") else result
     if not isinstance(pair, tuple) or len(pair) != 2:
-        raise ValueError(f"kernel_fn: returned a {type(result).__name__}, must return the pair (nngp, ntk)")
+        raise ValueError(f"kernel_fn: returned {type(result).__name__}, must return the pair (nngp, ntk)")
     shape = (len(x1), len(x1 if x2 is None else x2))
     blocks = []
     for name, kernel in zip(KERNELS, pair, strict=True):
