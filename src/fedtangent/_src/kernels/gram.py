@@ -60,7 +60,7 @@ class KernelBlocks(NamedTuple):
     ntk_test: Float64[np.ndarray, "m m"] | None = None
 
     def at_test(self, a: ArrayLike) -> Float[Array, "m ..."]:
-        """Computes the tangent kernel of test and training points times coefficients a [n, ..]: [m, ..]."""
+        """Multiplies the tangent kernel of test and training points by coefficients a [n, ..]; returns [m, ..]."""
         return product(jnp.asarray(self.ntk_test_train), jnp.asarray(a))
 
 
