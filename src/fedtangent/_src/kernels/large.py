@@ -40,10 +40,7 @@ AXIS = "columns"
 class LargeKernel:
     """Tangent kernel of n training and m test points; built by ``large_kernel``.
 
-    Attributes:
-        kernel: Function that computes the kernel.
-        x_train, x_test: Inputs of the training and the test points.
-        ntk_train: Kernel of the training points [n, p], p >= n; columns beyond n are 0.
+    ``kernel`` computes it from inputs. ``ntk_train`` [n, p] is the kernel of the training points; columns beyond n are 0.
     """
 
     kernel: Kernel

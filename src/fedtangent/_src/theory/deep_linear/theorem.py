@@ -116,12 +116,8 @@ class DeepLinearConstants(NamedTuple):
 class DeepLinearTheorem:
     """Theorem IV.2 of DeepLin for one network and its data; built by ``deep_linear_theorem``.
 
-    Attributes:
-        constants: Constants of the theorem.
-        assumptions: Assumptions of the theorem, measured.
-        initial: Initial weights.
-        reduced: Inputs X in an orthonormal basis of the range of X, [r, d].
-        linear: FedAvg on the same data at infinite width.
+    ``initial`` are the initial weights, ``reduced`` [r, d] the inputs X in an orthonormal basis of the range of X, and
+    ``linear`` is FedAvg on the same data at infinite width.
     """
 
     constants: DeepLinearConstants

@@ -1,7 +1,7 @@
 """The assumptions of FE-2024's Theorem 1 (4.1 and 9.1 of FE-2021), measured on a run.
 
-They are the assumptions of 4.1 (i)-(iv), of Lemma 9.1 and of Theorem 9.1 of FE-2021, and further assumptions that the
-proof uses without naming them (erratum `fe2021.assumptions`). An age is a number of rounds in which every client trains
+They are the assumptions of Theorem 4.1 (i)-(iv), of Lemma 9.1 and of Theorem 9.1 of FE-2021, and further assumptions
+that the proof uses without naming them (erratum `fe2021.assumptions`). An age is a number of rounds in which every client trains
 each model once.
 """
 
@@ -22,7 +22,15 @@ SAME_GRADIENT = 1e-8  # of the initial one: half of float64's digits, as a norm 
 
 
 class AgePlan(NamedTuple):
-    """A run divided into ages of ``rounds_per_age`` rounds, in which every client should train each model once."""
+    """A run divided into ages of ``rounds_per_age`` rounds, in which every client should train each model once.
+
+    Attributes:
+        examples: Number of examples of the clients that train each model in each round.
+        visits: How often each client trains each model in each of the A ages.
+        weight_error: Largest difference of a client's weight from its share of the examples, by round and model.
+        steps, rates: Local steps of each client, step size of each round.
+        trains: Whether each client trains in any round.
+    """
 
     rounds_per_age: int
     num_models: int
@@ -99,7 +107,15 @@ def age_plan(
 
 
 class Theorem1Data(NamedTuple):
-    """Kernel, residual, targets and schedule of a run, on which assumptions of FE-2024's Theorem 1 are measured."""
+    """Kernel, residual, targets and schedule of a run, on which assumptions of FE-2024's Theorem 1 are measured.
+
+    Attributes:
+        theta, eigenvalues, vectors: Kernel of the training points, its eigenvalues, rising, and eigenvectors.
+        residual: Initial residual of each of the K models.
+        y, x: Targets and, if known, inputs.
+        partition, plan: Training rows of each client, and the ages of the schedule.
+        initial_kernel: Kernel of a network at its initial weights, to compare with ``theta``; None for no comparison.
+    """
 
     theta: Float64[np.ndarray, "n n"]
     eigenvalues: Float64[np.ndarray, "n"]  # of theta, rising
@@ -117,8 +133,8 @@ def assumptions(problem: Theorem1Data, kappa_2: float, kappa_3: float) -> tuple[
 
     Args:
         problem: Data of the run.
-        kappa_2: kappa_2 of eq. (19) of FE-2021 at the largest step (``Curvature.kappa_2``).
-        kappa_3: kappa_3 of FE-2021 at the largest step (``Curvature.kappa_3``).
+        kappa_2: Bound of the residual's relative growth inside an age at the largest step (``Curvature.kappa_2``).
+        kappa_3: Bound of the second-order effects of the largest step (``Curvature.kappa_3``).
     """
     return (*_of_the_kernel(problem), *_of_the_rounds(problem), *_of_the_step(problem, kappa_2, kappa_3))
 
@@ -142,7 +158,10 @@ def _of_the_kernel(problem: Theorem1Data) -> list[Assumption]:
 
 
 def _local_gradient(problem: Theorem1Data, zero: float) -> float:
-    """Computes the largest norm of a client's gradient at a global minimum, relative to the largest at the start."""
+    """Computes the largest norm of a client's gradient at a global minimum, relative to the largest at the start.
+
+    Eigenvalues of the kernel up to ``zero`` count as 0.
+    """
     null = problem.vectors[:, problem.eigenvalues <= zero]
     if null.shape[1] == 0:
         return 0.0

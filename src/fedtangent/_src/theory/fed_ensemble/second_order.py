@@ -111,7 +111,15 @@ def _operators(operators: ArrayLike) -> Float64[np.ndarray, "K n n"]:
 
 
 class Age(NamedTuple):
-    """The rounds of one age (every client trains the model once) as matrices of ``A_i = eta tau_i Pi_i``."""
+    """The rounds of one age (every client trains the model once) as matrices of the clients' ``A_i = eta tau_i Pi_i``.
+
+    eta is the step size, tau_i the number of local steps, and Pi_i the Gram operator of client i (see the module).
+
+    Attributes:
+        means: Weighted mean of the A_i over the clients of each round.
+        variances: Their weighted variance (``variance``).
+        discreteness: ``-sum_i p_i A_i^2 / tau_i`` of each round with weights p_i, the effect of finite steps.
+    """
 
     means: Float64[np.ndarray, "K n n"]  # E[A_l] = sum_i p_i A_i over the round's clients
     variances: Float64[np.ndarray, "K n n"]  # Var[A_l] of Lemma 9.3
@@ -119,7 +127,15 @@ class Age(NamedTuple):
 
 
 class Condition15(NamedTuple):
-    """Condition (15) of FE-2021, under which the residual decays in every age; ``condition_15`` explains it."""
+    """Condition (15) of FE-2021, under which the residual decays in every age; ``condition_15`` explains it.
+
+    Attributes:
+        holds: Whether the condition holds.
+        value: Left side of the condition, to be below 1.
+        b1: ``eta^2 tau^2 B_1``, the largest norm of the second-order terms of an age, doubled.
+        decay: Least eigenvalue of the summed mean operators of an age.
+        largest_factor: Multiple of the step in use up to which the condition holds, to leading order.
+    """
 
     holds: bool
     value: float  # (1 + B_1 / 2) e^{-lambda}; B_1 and lambda include the step

@@ -197,7 +197,7 @@ def _draws(
 ) -> tuple[Float[Array, "K S"], Float[Array, "K S"]]:
     """Draws weights w from each component k and returns averages over pairs of draws, [K, S] each.
 
-    The first are of ``function``, the second of the overlap ``ln sum_j N(w; w_j) / N(w; w_k)``.
+    The first result averages ``function`` at w, the second the overlap ``ln sum_j N(w; w_j) / N(w; w_k)``.
     """
     centres, scale = _checked(mixture)
     whole("num_samples", num_samples, 2)

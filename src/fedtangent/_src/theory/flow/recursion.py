@@ -33,7 +33,11 @@ Kept = TypeVar("Kept", Array, tuple[()])
 
 
 class FlowState(NamedTuple):
-    """State of a run after a round, as coefficients of the training features; None for parts that the rule lacks."""
+    """State of a run after a round, as coefficients of the training features; None for parts that the rule lacks.
+
+    ``a`` are the K models and ``past`` the models of earlier rounds. ``memory`` is the server's momentum buffer, FedDyn's
+    h or SCAFFOLD's c, and ``corrections`` are the clients' h_i or c_i on their own examples, one array for each bucket.
+    """
 
     a: Float[Array, "q K D"]  # the models
     memory: Float[Array, "q K D"] | None  # the server's momentum buffer, FedDyn's h or SCAFFOLD's c
@@ -65,7 +69,11 @@ class Program:
 
 
 class Input(NamedTuple):
-    """Initial functions at the training points; under the squared error the recursion is linear in them."""
+    """Initial functions at the training points; under the squared error the recursion is linear in them.
+
+    ``residual`` is ``f_0(X) - Y``, or f_0(X) under another loss. ``along`` is the Jacobian times the initial weights,
+    ``J(X) w_0``; None without weight decay.
+    """
 
     residual: Float[AnyArray, "q _ D"]  # f_0(X) - Y; under another loss f_0(X)
     along: Float[AnyArray, "q _ D"] | None  # J(X) w_0; None without weight decay
@@ -265,7 +273,12 @@ def one_round(
 
 
 class _Sums(NamedTuple):
-    """Weighted sums of the clients' updates in a round, for each model."""
+    """Weighted sums of the clients' updates in a round, for each model.
+
+    ``change`` sums updates, ``corrected`` changes of SCAFFOLD's c_i, and ``pull`` kappa, how far a constant gradient
+    of size 1 moves a client. ``starts`` sums FedAsync's weights by the model from which clients start. Not summed are
+    the clients' ``corrections`` after the round, and the ``norms`` of their updates before clipping.
+    """
 
     change: Float[Array, "q K D"]  # coefficients of their moves
     corrected: Float[Array, "q K D"]  # SCAFFOLD: changes of c_i
@@ -474,7 +487,10 @@ def _server(
 
 
 def _server_momentum(program: Program, change: Array, memory: Momentum, trained: Array) -> tuple[Array, Momentum]:
-    """Applies momentum, ``v = momentum v + change``; returns the step v (Nesterov: ``change + momentum v``) and v."""
+    """Applies momentum, ``v = momentum v + change``; returns the step v (Nesterov: ``change + momentum v``) and v.
+
+    ``trained`` says which models a client trains; the other models do not move and keep their v.
+    """
     if not program.kind.has_server_momentum or memory is None:
         return change, memory
     new = jnp.where(trained, program.numbers.server_momentum * memory + change, memory)

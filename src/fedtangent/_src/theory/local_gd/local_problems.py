@@ -123,7 +123,8 @@ def projected(gram: Gram, across: Vector, mask: Mask, parameters: tuple[Array, .
     predictor (Nocedal and Wright, 2006, algorithm 16.4).
 
     Args:
-        gram, across, mask, parameters: As for every ``LocalSolver``; ``parameters`` is not used.
+        gram, across, mask: ``A A'`` [n, n], ``A w`` [n] and the rows that are examples [n], as in the module.
+        parameters: Not used.
     """
     return _nonnegative(gram, jnp.where(mask, 1 - across, -1.0))
 
@@ -135,7 +136,7 @@ def weak(gram: Gram, across: Vector, mask: Mask, parameters: tuple[Array, ...]) 
     to its largest right-hand side.
 
     Args:
-        gram, across, mask: As for every ``LocalSolver``.
+        gram, across, mask: ``A A'`` [n, n], ``A w`` [n] and the rows that are examples [n], as in the module.
         parameters: The level ``ln(1 / lambda)`` for the strength lambda of the proximal term.
     """
     (level,) = parameters
@@ -182,7 +183,7 @@ def descended(gram: Gram, across: Vector, mask: Mask, parameters: tuple[Array, .
     These are eq. (12) and algorithm 2 of Local-GD. The returned error is 0, or NaN if the steps diverge.
 
     Args:
-        gram, across, mask: As for every ``LocalSolver``.
+        gram, across, mask: ``A A'`` [n, n], ``A w`` [n] and the rows that are examples [n], as in the module.
         parameters: The level ``ln(1 / lambda)``, the step size eta and the number of steps.
     """
     level, rate, steps = parameters

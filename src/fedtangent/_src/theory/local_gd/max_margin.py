@@ -45,7 +45,13 @@ class DivergenceError(ValueError):
 
 
 class FeasibleSets(NamedTuple):
-    """Sets C_i of the models that classify all of node i's examples with margin 1; built by ``feasible_sets``."""
+    """Sets C_i of the models that classify all of node i's examples with margin 1; built by ``feasible_sets``.
+
+    Attributes:
+        signed: Examples times labels, ``y_ij x_ij``; rows beyond a node's examples are 0.
+        gram: Inner products of the rows of ``signed`` of each node.
+        held: Which rows are examples.
+    """
 
     signed: Float64[np.ndarray, "N n d"]  # y_ij x_ij; rows beyond a node's examples are 0
     gram: Float64[np.ndarray, "N n n"]  # their inner products
@@ -67,7 +73,10 @@ class FeasibleSets(NamedTuple):
 
 
 class Projection(NamedTuple):
-    """The point of each of N feasible sets that is nearest to a given point, and bounds of the errors."""
+    """The point of each of N feasible sets that is nearest to a given point.
+
+    ``dual`` are the dual variables, above 0 for support vectors; ``residual`` bounds the error of each point.
+    """
 
     point: Float[Array, "N d"]
     dual: Float[Array, "N n"]  # at least 0; above 0 for support vectors

@@ -158,7 +158,8 @@ def weight_gap_bound(
         width: Number n of neurons.
         input_size: Dimension d of inputs of norm 1.
         radius: R, the largest distance that a neuron moves in these steps.
-        alpha, delta: As for ``undecided_bound``.
+        alpha: Root of the least eigenvalue of the neurons' covariance.
+        delta: Probability with which the bound may fail.
     """
     sums = _sums(gamma)
     undecided = undecided_bound(radius, alpha, delta, width)
