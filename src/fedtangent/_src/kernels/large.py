@@ -40,7 +40,8 @@ AXIS = "columns"
 class LargeKernel:
     """Tangent kernel of n training and m test points; built by ``large_kernel``.
 
-    ``kernel`` computes it from inputs. ``ntk_train`` [n, p] is the kernel of the training points; columns beyond n are 0.
+    ``kernel`` computes it from inputs. ``ntk_train`` [n, p] is the kernel of the training points; columns beyond n are
+    0.
     """
 
     kernel: Kernel

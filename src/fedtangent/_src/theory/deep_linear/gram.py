@@ -35,11 +35,8 @@ Layers = tuple[Matrix, ...]  # W^1 .. W^L, [fan_out, fan_in] each
 class Products(NamedTuple):
     """Products of a network's layers below and above each layer, and its outputs, at n inputs, float64.
 
-    Attributes:
-        below: A_i [n, fan_in] of each layer i, its inputs; A_1 is X.
-        above: B_i [C, fan_out] of each layer i, the product of the layers above it; the last is the identity.
-        scale: Factor ``(m^(L-1) C)^(-1/2)`` of the network, m its hidden width.
-        outputs: Outputs of the network.
+    ``below`` are the inputs A_i [n, fan_in] of each layer i, and ``above`` the products B_i [C, fan_out] of the layers
+    above it. ``scale`` is the network's factor ``(m^(L-1) C)^(-1/2)``, m the hidden width.
     """
 
     below: tuple[Float64[np.ndarray, "n _"], ...]  # A_i [n, fan_in], i = 1 .. L; A_1 is X

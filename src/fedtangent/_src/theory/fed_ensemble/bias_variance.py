@@ -49,12 +49,9 @@ class Estimate(NamedTuple):
 class Decomposition(NamedTuple):
     """Terms of an ensemble's mean squared error (FE-2024, eq. 10): ``total = noise + bias + variance``.
 
-    Attributes:
-        noise: Variance of the targets, the mean over points x of Var[y | x].
-        bias: Squared bias ``E_x (ybar - hbar)^2`` (the module defines ybar and hbar).
-        initialisation, schedules: Parts of the variance from the initial functions and from the schedules.
-        variance: Sum of the two parts.
-        total: Expected squared error.
+    ``noise`` is the variance of the targets, ``bias`` the squared bias, and ``total`` the mean squared error.
+    ``variance`` is ``initialisation``, its part from the initial functions, plus ``schedules``, its part from the
+    schedules.
     """
 
     noise: float  # data uncertainty, E_x Var[y | x]
@@ -75,12 +72,9 @@ class EnsembleLaw(NamedTuple):
 class Corollary1(NamedTuple):
     """Expected squared distance of an ensemble from the mean of ``gp_limit`` at m test points (FE-2024, Corollary 1).
 
-    Attributes:
-        mean: m(x), the mean of ``gp_limit``; None if Theta has no inverse in float64.
-        limit: k(x, x) / K, the corollary's value after many rounds; None without ``mean``.
-        at_round: Exact value after the requested number of rounds.
-        variance: Variance of the ensemble after these rounds.
-        assumptions: Assumptions of the corollary, measured.
+    ``mean`` is m(x) of ``gp_limit`` and ``limit`` the corollary's value k(x, x) / K after many rounds; both are None if
+    Theta has no inverse in float64. ``at_round`` is the exact value after a requested number of rounds, ``variance``
+    the ensemble's variance there.
     """
 
     mean: Float64[np.ndarray, "m C"] | None  # m(x) of Theorem 2; None if Theta has no inverse in float64

@@ -1,8 +1,8 @@
 """The assumptions of FE-2024's Theorem 1 (4.1 and 9.1 of FE-2021), measured on a run.
 
 They are the assumptions of Theorem 4.1 (i)-(iv), of Lemma 9.1 and of Theorem 9.1 of FE-2021, and further assumptions
-that the proof uses without naming them (erratum `fe2021.assumptions`). An age is a number of rounds in which every client trains
-each model once.
+that the proof uses without naming them (erratum `fe2021.assumptions`). An age is a number of rounds in which every
+client trains each model once.
 """
 
 from __future__ import annotations
@@ -24,12 +24,9 @@ SAME_GRADIENT = 1e-8  # of the initial one: half of float64's digits, as a norm 
 class AgePlan(NamedTuple):
     """A run divided into ages of ``rounds_per_age`` rounds, in which every client should train each model once.
 
-    Attributes:
-        examples: Number of examples of the clients that train each model in each round.
-        visits: How often each client trains each model in each of the A ages.
-        weight_error: Largest difference of a client's weight from its share of the examples, by round and model.
-        steps, rates: Local steps of each client, step size of each round.
-        trains: Whether each client trains in any round.
+    ``examples`` counts the examples of the clients that train each model in each round, ``visits`` how often each
+    client trains each model in each of the A ages. ``weight_error`` is the largest difference of a client's weight from
+    its share of the examples. ``steps`` are local steps of the clients, ``rates`` step sizes of the rounds.
     """
 
     rounds_per_age: int
@@ -109,12 +106,9 @@ def age_plan(
 class Theorem1Data(NamedTuple):
     """Kernel, residual, targets and schedule of a run, on which assumptions of FE-2024's Theorem 1 are measured.
 
-    Attributes:
-        theta, eigenvalues, vectors: Kernel of the training points, its eigenvalues, rising, and eigenvectors.
-        residual: Initial residual of each of the K models.
-        y, x: Targets and, if known, inputs.
-        partition, plan: Training rows of each client, and the ages of the schedule.
-        initial_kernel: Kernel of a network at its initial weights, to compare with ``theta``; None for no comparison.
+    ``theta`` is the kernel of the training points with its ``eigenvalues``, rising, and eigenvectors ``vectors``.
+    ``residual`` is the initial residual, ``y`` the targets and ``x`` the inputs, if known. ``plan`` divides the rounds
+    into ages, and ``initial_kernel`` is a network's kernel that is compared with ``theta``.
     """
 
     theta: Float64[np.ndarray, "n n"]

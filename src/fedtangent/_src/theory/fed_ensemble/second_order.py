@@ -129,12 +129,9 @@ class Age(NamedTuple):
 class Condition15(NamedTuple):
     """Condition (15) of FE-2021, under which the residual decays in every age; ``condition_15`` explains it.
 
-    Attributes:
-        holds: Whether the condition holds.
-        value: Left side of the condition, to be below 1.
-        b1: ``eta^2 tau^2 B_1``, the largest norm of the second-order terms of an age, doubled.
-        decay: Least eigenvalue of the summed mean operators of an age.
-        largest_factor: Multiple of the step in use up to which the condition holds, to leading order.
+    ``value`` is its left side, to be below 1. ``b1`` is ``eta^2 tau^2 B_1``, the largest norm of twice an age's
+    second-order terms, and ``decay`` the least eigenvalue of an age's summed mean operators. ``largest_factor`` is the
+    multiple of the step in use up to which the condition holds, to leading order.
     """
 
     holds: bool

@@ -363,12 +363,11 @@ def end_of_stable(
 class Stability(NamedTuple):
     """A sufficient condition for stable FedAvg: no round expands the residual, whichever clients train.
 
-    Client i shrinks its residual if ``0 < eta (lambda_max(Theta_ii) / n_i + mu + decay) < 2`` at its step size eta, with
-    the proximal strength mu and weight decay;
-    with minibatches every minibatch must fulfil this. With T local steps and server rate s the average of such clients
-    expands nothing in the norm of Theta^-1 if also ``s (1 - (1 - x)^T) < 2`` for every eigenvalue x of
-    ``eta Theta_ii / n_i``. Other clients may stabilise an unstable client, so a condition that fails means "not
-    guaranteed", not "diverges".
+    Client i shrinks its residual if ``0 < eta (lambda_max(Theta_ii) / n_i + mu + decay) < 2`` at its step size eta,
+    with the proximal strength mu and weight decay; with minibatches every minibatch must fulfil this. With T local
+    steps and server rate s the average of such clients expands nothing in the norm of Theta^-1 if also ``s (1 - (1 -
+    x)^T) < 2`` for every eigenvalue x of ``eta Theta_ii / n_i``. Other clients may stabilise an unstable client, so a
+    condition that fails means "not guaranteed", not "diverges".
 
     Attributes:
         condition: The comparison of the largest step size in use with the least of ``client_bounds``.

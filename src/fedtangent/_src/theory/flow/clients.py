@@ -47,11 +47,8 @@ class Bucket(NamedTuple):
     A padding row has ``rows`` equal to the number of kernel rows q, which is out of range: it reads 0 and writes
     nothing. Its eigenvalue and eigenvector are 0, like those of an eigenvalue lost in rounding.
 
-    Attributes:
-        rows: Each client's rows of the kernel Theta.
-        eigenvalues, eigenvectors: Decomposition of each client's kernel block Theta_ii; empty for a large kernel.
-        num_examples, local_steps: Each client's numbers of examples n_i and of local steps T_i.
-        block: Theta_ii, if local steps are taken one by one.
+    ``rows`` are each client's rows of the kernel Theta. The eigenvalues and eigenvectors are those of its kernel block
+    Theta_ii (empty for a large kernel), which is ``block`` if local steps are taken one by one.
     """
 
     rows: Int[AnyArray, "b s"]  # the client's rows of Theta

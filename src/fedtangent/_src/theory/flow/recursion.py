@@ -35,8 +35,9 @@ Kept = TypeVar("Kept", Array, tuple[()])
 class FlowState(NamedTuple):
     """State of a run after a round, as coefficients of the training features; None for parts that the rule lacks.
 
-    ``a`` are the K models and ``past`` the models of earlier rounds. ``memory`` is the server's momentum buffer, FedDyn's
-    h or SCAFFOLD's c, and ``corrections`` are the clients' h_i or c_i on their own examples, one array for each bucket.
+    ``a`` are the K models and ``past`` the models of earlier rounds. ``memory`` is the server's momentum buffer,
+    FedDyn's h or SCAFFOLD's c, and ``corrections`` are the clients' h_i or c_i on their own examples, one array for
+    each bucket.
     """
 
     a: Float[Array, "q K D"]  # the models

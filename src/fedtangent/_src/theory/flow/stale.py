@@ -30,8 +30,8 @@ class Answers(NamedTuple):
 
     A model is a vector m of d coefficients, without directions that no function depends on. At server rate g the answer
     of a slot with delay d adds ``-g w(d) X m_d`` to the server's model m, where m_d is the model of d rounds ago. If
-    the server mixes models, the answer adds ``g w(d) (p (m_d - m) - X m_d)``. ``moves`` are the X, ``shares`` the p (0 without
-    mixing), ``law`` the probabilities of the delays, and ``weights`` the w.
+    the server mixes models, the answer adds ``g w(d) (p (m_d - m) - X m_d)``. ``moves`` are the X, ``shares`` the p (0
+    without mixing), ``law`` the probabilities of the delays, and ``weights`` the w.
     """
 
     moves: Float64[np.ndarray, "S d d"]  # X

@@ -72,11 +72,8 @@ def predicted_loss(
 class BestRate(NamedTuple):
     """The step size with the least predicted loss.
 
-    Attributes:
-        rate, loss: The best rate and its loss.
-        slope: ``d loss / d log rate`` there, 0 inside the interval.
-        at_edge: Whether the best rate is an end of the interval.
-        rates, losses: All rates at which the loss was evaluated, and their losses.
+    ``slope`` is ``d loss / d log rate`` there, 0 inside the interval; ``at_edge`` says whether the best rate is an end
+    of it. ``rates`` and ``losses`` list all evaluations of the loss.
     """
 
     rate: float

@@ -47,10 +47,7 @@ class DivergenceError(ValueError):
 class FeasibleSets(NamedTuple):
     """Sets C_i of the models that classify all of node i's examples with margin 1; built by ``feasible_sets``.
 
-    Attributes:
-        signed: Examples times labels, ``y_ij x_ij``; rows beyond a node's examples are 0.
-        gram: Inner products of the rows of ``signed`` of each node.
-        held: Which rows are examples.
+    ``signed`` has the examples times their labels, ``gram`` their inner products; ``held`` is False for padding rows.
     """
 
     signed: Float64[np.ndarray, "N n d"]  # y_ij x_ij; rows beyond a node's examples are 0

@@ -104,13 +104,9 @@ class LocalRegression:
 
     A model is [d], or [d, C] for targets [n, C]. ``r`` in the shapes is the largest rank that an X_i can have.
 
-    Attributes:
-        nodes: Inputs and targets of each node.
-        weights: Weights of the nodes in the mean, with sum 1.
-        bases: Orthonormal rows V_i' that span the row space of X_i.
-        answers: Value of V_i' w at which local work converges.
-        kept, gone: Share of the distance to ``answers`` that local work leaves, and 1 minus this share.
-        known: Which rows of ``bases`` are within the rank of X_i.
+    The rows V_i' of ``bases`` span the row space of X_i; ``known`` tells them from padding. ``answers`` is the value of
+    V_i' w at which local work converges, ``kept`` the share of the distance to it that local work leaves, and ``gone``
+    is 1 - kept.
     """
 
     nodes: Nodes
