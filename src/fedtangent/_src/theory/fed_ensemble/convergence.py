@@ -171,7 +171,7 @@ class Theorem1:
         """Computes the bound of the weights' movement ``||w(t) - w(0)||`` after each age, [A + 1, K] (FE-2021, eq. 18).
 
         In an age every client trains each model once. The bound is ``R_0 (1 + kappa_2) C_2 width^-1/2`` times a factor
-        that depends on ``form``; the module defines u.
+        that depends on ``form``, with t the number of ages and ``u = eta_0 tau lambda_m / nbar`` (see the module).
 
         Args:
             form: "summed", the result of the proof: the geometric sum of the movements of all ages,

@@ -222,7 +222,8 @@ def expansion(age: Age, dynamics: str = "gradient_flow") -> Expansion:
     examples and each client takes part once, it is ``e^{-eta tau Theta / nbar}``, as for training on all data at once.
 
     Args:
-        age, dynamics: As for ``second_order_terms``.
+        age: Operators of the age, the rounds in which every client trains the model once.
+        dynamics: "gradient_flow" or "gradient_descent".
     """
     return Expansion(scipy.linalg.expm(-age.means.sum(axis=0)), second_order_terms(age, dynamics))
 
@@ -260,7 +261,8 @@ def operator_u(age: Age, dynamics: str = "gradient_flow") -> Operator:
     ``f_{w((t+1) K tau)}`` (erratum `fe2021.14`).
 
     Args:
-        age, dynamics: As for ``second_order_terms``.
+        age: Operators of the age, the rounds in which every client trains the model once.
+        dynamics: "gradient_flow" or "gradient_descent".
     """
     return (np.eye(age.means.shape[1]) + second_order_terms(age, dynamics)) @ scipy.linalg.expm(-age.means.sum(axis=0))
 

@@ -79,7 +79,8 @@ def runs(
 
     Args:
         flow: Flow to follow.
-        f0_train, f0_test, model: As for ``Flow.runs``.
+        f0_train, f0_test: Initial functions, [E, K, n, C] and [E, K, m, C]; of one model without the axis K.
+        model: Index of one model, or None for all.
         rounds: Numbers of finished rounds, in any order.
         points: Indices of the training points in the result; None for all.
     """

@@ -114,7 +114,10 @@ def decay_map(program: Program) -> Float[Array, "s s"]:
 def _decay(
     program: Program, beta: Float[Array, "K"], memory: Float[Array, "K"]
 ) -> tuple[Float[Array, "rounds K"], Float[Array, "K"]]:
-    """Computes ``shares_of_start``, and the last momentum [K], from a first share ``beta`` and momentum ``memory``."""
+    """Computes the share of the initial weights before each round and at the end, and the last momentum [K].
+
+    ``beta`` [K] is the share before the first round, and ``memory`` [K] its momentum.
+    """
     rounds = program.rounds
 
     def step(carry: tuple[Array, Array], j: Array) -> tuple[tuple[Array, Array], Array]:
@@ -208,7 +211,9 @@ def influences(
     """Computes how the last model depends on a function that is added before each of the R rounds: B, [R, K, m, q].
 
     Args:
-        program, theta_x, beta: As for ``influence``; all rounds take place.
+        program: Rule, kernel, clients and rounds.
+        theta_x: Kernel Theta(x, X) of the m points of the prediction, [m, q].
+        beta: Share of w_0, the initial weights, before each round, [R + 1, K].
     """
     active = jnp.ones(len(beta) - 1, bool)
     return _influenced(program, theta_x, beta, active, lambda b: b.transpose(1, 2, 0))[1]
@@ -394,7 +399,8 @@ def _answers(
 ) -> _Answers:
     """Trains the clients of one bucket in round ``j`` and returns their updates.
 
-    They start from ``drive``, with the coefficients ``correction`` of their h_i (FedDyn) or c_i (SCAFFOLD).
+    ``drive`` has the residuals and tilts at the start, ``correction`` the coefficients of the clients' h_i (FedDyn) or
+    c_i (SCAFFOLD).
     """
     place = slots.place[j]
     at = bucket.rows[place], _start_of(program, slots, j)[:, None]
@@ -429,7 +435,8 @@ def _train(
 ) -> Float[Array, "s D"]:
     """Trains a bucket's client ``i`` in round ``j`` and returns the coefficients of its update, z [s, D].
 
-    It starts from ``drive`` on its rows, with the coefficients ``e`` of its h_i (FedDyn) or c_i (SCAFFOLD).
+    ``drive`` has the residual and tilt on the client's rows, ``e`` the coefficients of the client's h_i (FedDyn) or c_i
+    (SCAFFOLD), and ``batches`` its minibatches; None for full batches.
     """
     kind, numbers, steps, rate = program.kind, program.numbers, bucket.local_steps[i], program.rounds.learning_rate[j]
     if kind.stepwise:

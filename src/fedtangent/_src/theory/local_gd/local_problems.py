@@ -222,7 +222,10 @@ def _nonnegative(gram: Gram, linear: Vector) -> tuple[Vector, Float[Array, ""]]:
 
 
 def _on_active(g: Gram, h: Vector, b: Vector, active: Mask) -> Vector:
-    """Improves the minimiser b of ``1/2 b'gb - h'b``: solves for slope 0 where ``active``, and is 0 elsewhere."""
+    """Improves b, the minimiser of ``1/2 b'gb - h'b`` over b >= 0, and returns it.
+
+    The result has slope 0 at the entries that are ``active`` and is 0 at the others.
+    """
     both = active[:, None] & active[None, :]
     gram = jnp.where(both, g, 0.0)
     factor = jax.scipy.linalg.cho_factor(gram + jnp.diag(jnp.where(active, RIDGE, 1.0)), lower=True)

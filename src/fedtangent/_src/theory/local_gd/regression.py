@@ -299,7 +299,7 @@ def local_theorem_1(run: LocalRegression, start: ArrayLike | None = None) -> Loc
 
     Returns:
         The ``assumptions`` and whether the theorem ``applies``, the ``centralised`` model, and the ``contraction``: a
-        bound of the factor of the distance to it in a round. As a string it is a report.
+        bound of the factor by which a round shrinks the distance to that model. ``str`` of the result is a report.
 
     Raises:
         ValueError: Local work diverges.
