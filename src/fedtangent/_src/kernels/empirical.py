@@ -28,7 +28,13 @@ SYMMETRIC_BLOCK = 512  # examples: large enough for a fast product, small enough
 
 
 class _Form(NamedTuple):
-    """Two functions that compute the kernel of one kind of model: one prepares all examples, one computes a block."""
+    """Two functions that compute the kernel of one kind of model: one prepares all examples, one computes a block.
+
+    Attributes:
+        prepare: Maps (params, x) to the rows that ``block`` needs, one for each example in x [n, ...].
+        block: Maps (params, rows1, rows2, trace) to a block [n1, n2], or [n1, C, n2, C] without ``trace``.
+        is_cheap: Whether smaller blocks take no more time.
+    """
 
     prepare: Callable[[PyTree, Shaped[AnyArray, "n ..."]], PyTree]  # (params, x [n, ...]) -> rows [n, ...]
     block: Callable[[PyTree, PyTree, PyTree | None, bool], AnyArray]
@@ -149,7 +155,10 @@ def _by_blocks(
     trace: bool,
     block_size: int,
 ) -> Float[Array, "n1 n2"] | Float[Array, "n1 C n2 C"]:
-    """Computes the tangent kernel block by block; without ``x2`` blocks above the diagonal are mirrored below it."""
+    """Computes the tangent kernel in blocks of at most ``block_size`` examples, with the functions of ``form``.
+
+    Without ``x2`` it computes the blocks on and above the diagonal and mirrors them.
+    """
     n1, n2 = x1.shape[0], x1.shape[0] if x2 is None else x2.shape[0]
     (size1, blocks1), (size2, blocks2) = _balanced(n1, block_size), _balanced(n2, block_size)
     rows1, rows2 = form.prepare(params, x1), None if x2 is None else form.prepare(params, x2)
@@ -190,7 +199,10 @@ def _dense_block(
     rows2: tuple[list[Float[AnyArray, "n2 _"]], list[Float[Array, "n2 _"]]] | None,
     trace: bool,
 ) -> Float[AnyArray, "n1 n2"] | Float[AnyArray, "n1 C n2 C"]:
-    """Computes a kernel block of a dense network from its layers' inputs and pre-activations (``forward``)."""
+    """Computes a kernel block of a dense network; if ``trace``, its mean over outputs.
+
+    ``rows1`` and ``rows2`` are the inputs and the pre-activations of every layer; without ``rows2`` both are ``rows1``.
+    """
     inputs1, outputs1 = rows1
     inputs2, outputs2 = rows1 if rows2 is None else rows2
     grams = []

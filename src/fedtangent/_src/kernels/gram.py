@@ -60,7 +60,7 @@ class KernelBlocks(NamedTuple):
     ntk_test: Float64[np.ndarray, "m m"] | None = None
 
     def at_test(self, a: ArrayLike) -> Float[Array, "m ..."]:
-        """Computes the tangent kernel of test and training points times coefficients a [n, ..]: [m, ..]."""
+        """Multiplies the tangent kernel of test and training points by coefficients a [n, ..]; returns [m, ..]."""
         return product(jnp.asarray(self.ntk_test_train), jnp.asarray(a))
 
 
@@ -219,8 +219,9 @@ def jittered_cholesky(theta: ArrayLike, max_relative_jitter: float = 1e-10) -> C
 def check_covariance(kernels: KernelBlocks) -> None:
     """Raises ``ValueError`` unless the nngp blocks form one covariance, positive semidefinite up to rounding.
 
-    The blocks are checked together by a Cholesky factorisation, shifted by sqrt(eps) of the largest variance, at
-    ``MOST_CHECKED`` points at most: test points and evenly spaced training points.
+    A Cholesky factorisation checks the blocks together, with sqrt(eps) times the largest variance on the diagonal. If
+    there are more points than ``MOST_CHECKED``, it takes some test points and evenly spaced training points. Without
+    the block between test and training points it checks the two square blocks one by one.
     """
     train, cross, test = kernels.nngp_train, kernels.nngp_test_train, kernels.nngp_test
     if train is not None and cross is not None and test is not None:

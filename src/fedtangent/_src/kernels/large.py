@@ -38,7 +38,11 @@ AXIS = "columns"
 
 @dataclass(frozen=True, eq=False)
 class LargeKernel:
-    """Tangent kernel of n training and m test points; built by ``large_kernel``."""
+    """Tangent kernel of n training and m test points; built by ``large_kernel``.
+
+    ``kernel`` computes it from inputs. ``ntk_train`` [n, p] is the kernel of the training points; columns beyond n are
+    0.
+    """
 
     kernel: Kernel
     x_train: Float32[np.ndarray, "n ..."]
@@ -49,7 +53,7 @@ class LargeKernel:
         return len(self.x_train)
 
     def at_test(self, a: ArrayLike) -> Float64[np.ndarray, "m ..."]:
-        """Computes the kernel of test and training points times coefficients a [n, ..]: [m, ..] float64."""
+        """Multiplies the kernel of test and training points by coefficients a [n, ..]; returns [m, ..] float64."""
         shape = np.shape(a)
         a = np.asarray(a, np.float32).reshape(len(self), -1)
         products = np.zeros((len(self.x_test), a.shape[1]))
@@ -285,7 +289,7 @@ def _digest_of(path: Path, size: int, changed: int) -> str:
 
 
 def _key(kernel_fn: Kernel, x: Float32[np.ndarray, "n ..."]) -> str:
-    """Returns a hash that identifies a kernel: from the examples and the kernel between ``PROBED`` of them."""
+    """Returns a hash of the examples and of the kernel between a few of them, which identifies a kernel."""
     probe = x[spaced(len(x), PROBED)]
     return sha256(str(x.shape), x, _square(kernel_fn, probe))[:16]
 

@@ -29,7 +29,14 @@ SMALLEST_STRIP = 128  # examples
 
 
 class _Layer(NamedTuple):
-    """A layer with all its calls in a forward pass, whose positions (such as pixels) are concatenated."""
+    """A layer with all its calls in a forward pass, whose positions (such as pixels) are concatenated.
+
+    Attributes:
+        calls: Indices of the layer's calls among all layer calls of the network.
+        positions: Number of positions in all its calls together.
+        fan_in: Inputs at one position, plus 1 for a bias.
+        channels: Outputs at one position.
+    """
 
     calls: tuple[int, ...]
     positions: int
@@ -38,7 +45,12 @@ class _Layer(NamedTuple):
 
 
 class _Rows(NamedTuple):
-    """A batch of examples: the input of each layer call, and a function from an output's index k to its derivatives."""
+    """The forward pass of a batch of examples, with a function that computes derivatives of a network output.
+
+    Attributes:
+        inputs: Input of each layer call.
+        pull: Maps k to the derivatives of output k by each call's output and by the parameters outside layers.
+    """
 
     inputs: list[Array]
     pull: Callable[[Array], tuple[list[Array], list[Array]]]  # k -> (by call [n, ...], gradients of others [n, ...])
@@ -113,7 +125,7 @@ def _prefers_gradients(layer: _Layer, n1: int, n2: int, blocks: int, num_outputs
 def _rows(
     structure: LayeredStructure, plan: Plan, num_outputs: int, params: PyTree, x: Shaped[AnyArray, "n ..."]
 ) -> _Rows:
-    """Runs the forward pass on ``x`` [n, ...] and linearises it at the layers' outputs and at the other parameters."""
+    """Runs the network on ``x`` [n, ...]; returns the layers' inputs and a function for an output's derivatives."""
     leaves, tree = jax.tree.flatten(params)
     dtype = jnp.result_type(*leaves)
     n = x.shape[0]
@@ -144,7 +156,10 @@ def _rows(
 
 
 def _signals(layer: _Layer, by_call: list[Array]) -> Float[Array, "n P channels"]:
-    """Returns a layer's signals [n, P, channels], the derivatives of a network output by the layer's outputs."""
+    """Joins a layer's signals, the derivatives of a network output by the layer's outputs, to [n, P, channels].
+
+    ``by_call`` has the derivatives for each layer call; the layer's P positions are those of all its calls.
+    """
     parts = [by_call[c].reshape((by_call[c].shape[0], -1, layer.channels)) for c in layer.calls]
     return parts[0] if len(parts) == 1 else jnp.concatenate(parts, axis=1)
 
@@ -199,7 +214,10 @@ def _channels(d: Float[Array, "C n P channels"]) -> Float[Array, "n 1 P C*channe
 def _full(
     plan: Plan, layers: list[_Layer], by_gradients: list[bool], rows1: _Rows, rows2: _Rows | None, num_outputs: int
 ) -> Float[Array, "n1 C n2 C"]:
-    """Computes the tangent kernel of all outputs, [n1, C, n2, C]; arguments as for ``_trace``."""
+    """Computes the tangent kernel of all outputs, [n1, C, n2, C], as the sum over ``layers`` and other parameters.
+
+    ``by_gradients`` says for each layer whether to multiply its gradients or to sum over pairs of positions.
+    """
 
     def every_output(rows: _Rows | None) -> tuple[list[Array], Array] | None:
         if rows is None:
@@ -242,7 +260,7 @@ def _gradient_product(
 ) -> Float[Array, "n1*K _"]:
     """Computes a layer's part of the kernel [n1 K, n2 K] as a product of gradients, by groups of channels.
 
-    ``d1`` and ``d2`` are the layer's signals [n, K, P, channels] for K outputs; without ``d2`` both are ``d1``.
+    ``d1`` and ``d2`` are the derivatives of K network outputs by the layer's outputs; without ``d2`` both are ``d1``.
     """
     rows = max(d1.shape[0], 0 if d2 is None else d2.shape[0]) * d1.shape[1]
     most = max(1, HELD // (rows * layer.fan_in))
@@ -278,7 +296,10 @@ def _position_product(
     rows2: _Rows | None,
     d2: Float[Array, "n2 K P channels"] | None,
 ) -> Float[Array, "n1 K _ K"]:
-    """Computes a layer's part of the kernel [n1, K, n2, K] over pairs of positions; ``d1``, ``d2`` are signals."""
+    """Computes a layer's part of the kernel [n1, K, n2, K] as a sum over pairs of positions.
+
+    ``d1`` and ``d2`` are the derivatives of K network outputs by the layer's outputs; without ``d2`` both are ``d1``.
+    """
     if layer.positions == 1:
         a1 = _features(calls, layer, rows1.inputs)[:, 0]
         a2 = None if rows2 is None else _features(calls, layer, rows2.inputs)[:, 0]

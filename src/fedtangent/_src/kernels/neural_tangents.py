@@ -72,9 +72,10 @@ def _flatten_fun(fun: _Function, in_tree: PyTreeDef) -> tuple[_Function, Callabl
 def _linearize(
     fun: _Function, *primals: AnyArray, has_aux: bool = False
 ) -> tuple[PyTree, list[types.SimpleNamespace], Jaxpr, list[AnyArray]]:
-    """Returns outputs, partial values, jaxpr of the linear map and its constants, as ``ad.linearize`` once did.
+    """Linearises ``fun`` at ``primals`` and returns the result of ``ad.linearize`` in older versions of JAX.
 
-    The linear map is recorded on a tape, a list of its equations without nested calls, and then traced from it.
+    These are the outputs, partial values, the jaxpr of the linear map and its constants. The linear map is recorded on
+    a tape, a list of its equations without nested calls, and then traced from it.
     """
     outputs, tangent_map = jax.linearize(fun, *primals)
     nested = jax.make_jaxpr(tangent_map)(*primals)
@@ -160,7 +161,7 @@ def _split(x: AnyArray, *, sizes: Sequence[int], axis: int) -> list[jax.Array]:
 def _eqn_vjp(eqn: JaxprEqn | None, cotangent: PyTree, *inputs: PyTree) -> Sequence[PyTree | None]:
     """Returns the cotangents of an equation's linear inputs (``UndefinedPrimal``), and None for its other inputs.
 
-    ``cotangent`` is that of the equation's output; ``eqn`` None stands for the identity.
+    ``cotangent`` is the cotangent of the equation's output; ``eqn`` None stands for the identity.
     """
     from jax.interpreters import ad
 

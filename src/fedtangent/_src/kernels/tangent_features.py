@@ -25,9 +25,8 @@ def tangent_features(
 
     TCT (train, convexify, train) uses them to replace a network by a linear model. A network of C outputs is trained,
     its last layer is replaced by a random one of a single output, and the gradient of that output, at randomly chosen
-    parameters, is the input of a linear model of C outputs, ``ft.models.linear(p, C)``, which starts at zero. The
-    kernel ``phi phi'`` is the network's empirical tangent kernel of one output, and with all parameters it is exactly
-    that.
+    parameters, is the input of a linear model of C outputs, ``ft.models.linear(p, C)``, which starts at zero. With
+    all parameters ``phi phi'`` is exactly the empirical tangent kernel of the network with one output.
 
     Source: Yu et al., 2022 (arXiv 2207.06343); definition as in the authors' code (github.com/yaodongyu/TCT,
     ``compute_eNTK``), whose features are neither centred nor normalised.

@@ -255,7 +255,10 @@ def check_shares(name: str, share: ArrayLike, num_rounds: int) -> None:
 
 
 def _each_round(name: str, numbers: ArrayLike, num_rounds: int) -> np.ndarray | None:
-    """Returns a number, or one per round [R], as an array, None if traced; raises ``ValueError`` for another shape."""
+    """Returns ``numbers``, one number or one per round [R], as an array; None if they are traced.
+
+    Raises ``ValueError`` for another shape.
+    """
     value = real_array(name, numbers) if is_concrete(numbers) else None
     shape = np.shape(numbers) if value is None else value.shape
     if shape not in ((), (num_rounds,)):

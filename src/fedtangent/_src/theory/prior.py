@@ -19,7 +19,9 @@ PriorBlocks = tuple[Float[AnyArray, "n n"], Float[AnyArray, "m n"], Float[AnyArr
 class CovarianceTerms(NamedTuple):
     """Terms of the covariance of trained functions at m test points, ``prior + propagated - cross``, float64.
 
-    ``covariance_terms`` computes them and explains B; K is the nngp kernel. Theorem 2 of FE-2024 has the same terms.
+    Without weight decay ``prior`` is K(x, x), ``propagated`` is ``B K(X, X) B'``, and ``cross`` is
+    ``B K(X, x) + K(x, X) B'``. K is the nngp kernel; ``covariance_terms`` explains B. Theorem 2 of FE-2024 has the
+    same terms.
     """
 
     prior: Float[AnyArray, "m m"]  # K(x, x)

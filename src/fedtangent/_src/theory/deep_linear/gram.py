@@ -33,7 +33,11 @@ Layers = tuple[Matrix, ...]  # W^1 .. W^L, [fan_out, fan_in] each
 
 
 class Products(NamedTuple):
-    """Products of a network's layers below and above each layer, and its outputs, at n inputs, float64."""
+    """Products of a network's layers below and above each layer, and its outputs, at n inputs, float64.
+
+    ``below`` are the inputs A_i [n, fan_in] of each layer i, and ``above`` the products B_i [C, fan_out] of the layers
+    above it. ``scale`` is the network's factor ``(m^(L-1) C)^(-1/2)``, m the hidden width.
+    """
 
     below: tuple[Float64[np.ndarray, "n _"], ...]  # A_i [n, fan_in], i = 1 .. L; A_1 is X
     above: tuple[Float64[np.ndarray, "C _"], ...]  # B_i [C, fan_out], i = 1 .. L; B_L is the identity
@@ -106,7 +110,8 @@ def dense(of: Products, local: Products | None = None) -> Float64[np.ndarray, "n
     """Returns the operator of ``applied`` as a matrix [n C, n_c C], example-major: for tests and small problems.
 
     Args:
-        of, local: As for ``applied``.
+        of: Products of the server's network at n examples.
+        local: Products of a client's network at its n_c examples; by default ``of``.
     """
     client = of if local is None else local
     layers = zip(of.below, of.above, client.below, client.above, strict=True)

@@ -132,6 +132,12 @@ class ResidualTerms(NamedTuple):
 
     xi is the residual and U the outputs before the round, xi_k and U_k those of the clients before step k. P is the
     tangent kernel, E the products of two or more layers' changes.
+
+    Attributes:
+        first: ``(I - eta K/N P(0)) xi``, the residual of the linear model.
+        second: ``-eta/N sum_k (P(t, k) - P(0)) xi_k``, from the change of the kernel.
+        third: ``-eta/N sum_k P(0) (U_k - U)``, from the changes of the clients' outputs within the round.
+        fourth: ``s E(t) X``, from products of several layers' changes.
     """
 
     first: Float64[np.ndarray, "n C"]  # (I - eta K/N P(0)) xi: the linear model's

@@ -44,7 +44,17 @@ SPREAD = 2.0  # of hypothesis B's O(sqrt(L)): a square Gaussian matrix alone has
 
 
 class DeepLinearConstants(NamedTuple):
-    """Constants of Theorem IV.2 of DeepLin for one network, its data and its training."""
+    """Constants of Theorem IV.2 of DeepLin for one network, its data and its training.
+
+    Attributes:
+        depth, width, outputs: Layers L, hidden width m and outputs d_out of the network.
+        rank, largest, least: Rank of X, its largest singular value, and the least that is not 0.
+        lambda_min, lambda_max: Least and largest eigenvalue of the initial tangent kernel P(0) on the range of X.
+        truth: Norm ``|W*|`` of the matrix of the targets ``Y = W* X``.
+        residual: Norm of the initial residual.
+        num_clients, learning_rate, local_steps: Clients N, step size eta and local steps K of a round.
+        delta: Probability with which the theorem may fail.
+    """
 
     depth: int  # L
     width: int  # m
@@ -87,21 +97,28 @@ class DeepLinearConstants(NamedTuple):
         return RADIUS * spread * self.residual * self.largest / (self.depth * self.least**2)
 
     def drift_bound(self, steps: int) -> float:
-        """Computes Lemma VII.7's bound of the relative change of a client's outputs, ``|U_k - U| / |U - Y|``.
+        """Computes the bound of a client's relative change of outputs ``|U_k - U| / |U - Y|`` (Lemma VII.7, DeepLin).
 
-        U are the outputs before the round, U_k after k = ``steps`` local steps, Y the targets. The factor L is the one
-        that eq. (33) loses.
+        U are the outputs before the round, U_k after k = ``steps`` local steps, Y the targets. The bound has the factor
+        L, the depth, which eq. (33) of DeepLin leaves out (erratum `deep_linear.33`).
         """
         return 57 * steps * self.learning_rate * self.depth * self.largest**2 / (10 * self.outputs)
 
     def kernel_bound(self) -> float:
-        """Computes Lemma VII.5's bound of the change of a client's tangent kernel, ``|P(t, k) - P(0)|``."""
+        """Computes the bound of the change of a client's tangent kernel, ``|P(t, k) - P(0)|`` (Lemma VII.5 of DeepLin).
+
+        P(t, k) is the kernel after t rounds and k local steps.
+        """
         return 0.109 * self.depth * self.largest**2 / (self.outputs * self.kappa)
 
 
 @dataclass(frozen=True, repr=False)
 class DeepLinearTheorem:
-    """Theorem IV.2 of DeepLin for one network and its data; built by ``deep_linear_theorem``."""
+    """Theorem IV.2 of DeepLin for one network and its data; built by ``deep_linear_theorem``.
+
+    ``initial`` are the initial weights, ``reduced`` [r, d] the inputs X in an orthonormal basis of the range of X, and
+    ``linear`` is FedAvg on the same data at infinite width.
+    """
 
     constants: DeepLinearConstants
     assumptions: tuple[Assumption, ...]

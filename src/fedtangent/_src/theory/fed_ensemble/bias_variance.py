@@ -47,7 +47,12 @@ class Estimate(NamedTuple):
 
 
 class Decomposition(NamedTuple):
-    """Terms of an ensemble's mean squared error (FE-2024, eq. 10): ``total = noise + bias + variance``."""
+    """Terms of an ensemble's mean squared error (FE-2024, eq. 10): ``total = noise + bias + variance``.
+
+    ``noise`` is the variance of the targets, ``bias`` the squared bias, and ``total`` the mean squared error.
+    ``variance`` is ``initialisation``, its part from the initial functions, plus ``schedules``, its part from the
+    schedules.
+    """
 
     noise: float  # data uncertainty, E_x Var[y | x]
     bias: Estimate  # squared, E_x (ybar - hbar)^2
@@ -58,7 +63,7 @@ class Decomposition(NamedTuple):
 
 
 class EnsembleLaw(NamedTuple):
-    """Mean and variance over initial functions of the average of K models after a round of one schedule."""
+    """Mean and variance over initial functions of the average of K models after some rounds of one schedule."""
 
     mean: Float64[np.ndarray, "m C"]
     variance: Variance  # sum_k k_k(x, x) / K^2
@@ -67,7 +72,9 @@ class EnsembleLaw(NamedTuple):
 class Corollary1(NamedTuple):
     """Expected squared distance of an ensemble from the mean of ``gp_limit`` at m test points (FE-2024, Corollary 1).
 
-    ``limit`` is the corollary's value, for many rounds, ``at_round`` the exact value after finitely many rounds.
+    ``mean`` is m(x) of ``gp_limit`` and ``limit`` the corollary's value k(x, x) / K after many rounds; both are None if
+    Theta has no inverse in float64. ``at_round`` is the exact value after a requested number of rounds, ``variance``
+    the ensemble's variance there.
     """
 
     mean: Float64[np.ndarray, "m C"] | None  # m(x) of Theorem 2; None if Theta has no inverse in float64
@@ -134,7 +141,7 @@ def ensemble_laws(
     rounds: Sequence[int],
     num_models: int,
 ) -> list[tuple[EnsembleLaw, ...]]:
-    """Computes ``ensemble_law`` for several schedules and rounds in few passes: a list of laws for each schedule.
+    """Computes ``ensemble_law`` for several schedules and rounds in few passes: for each schedule a tuple over rounds.
 
     The initial function is ``f0 = G z`` for a factor G of its covariance at all points, with as many columns q as the
     covariance has numerical rank. The flow moves the columns like initial functions with targets 0, so that one forward

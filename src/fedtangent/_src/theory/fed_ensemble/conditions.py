@@ -1,8 +1,8 @@
 """The assumptions of FE-2024's Theorem 1 (4.1 and 9.1 of FE-2021), measured on a run.
 
-They are the assumptions of 4.1 (i)-(iv), of Lemma 9.1 and of Theorem 9.1 of FE-2021, and further assumptions that the
-proof uses without naming them (erratum `fe2021.assumptions`). An age is a number of rounds in which every client trains
-each model once.
+They are the assumptions of Theorem 4.1 (i)-(iv), of Lemma 9.1 and of Theorem 9.1 of FE-2021, and further assumptions
+that the proof uses without naming them (erratum `fe2021.assumptions`). An age is a number of rounds in which every
+client trains each model once.
 """
 
 from __future__ import annotations
@@ -22,7 +22,12 @@ SAME_GRADIENT = 1e-8  # of the initial one: half of float64's digits, as a norm 
 
 
 class AgePlan(NamedTuple):
-    """A run divided into ages of ``rounds_per_age`` rounds, in which every client should train each model once."""
+    """A run divided into ages of ``rounds_per_age`` rounds, in which every client should train each model once.
+
+    ``examples`` counts the examples of the clients that train each model in each round, ``visits`` how often each
+    client trains each model in each of the A ages. ``weight_error`` is the largest difference of a client's weight from
+    its share of the examples. ``steps`` are local steps of the clients, ``rates`` step sizes of the rounds.
+    """
 
     rounds_per_age: int
     num_models: int
@@ -99,7 +104,12 @@ def age_plan(
 
 
 class Theorem1Data(NamedTuple):
-    """Kernel, residual, targets and schedule of a run, on which assumptions of FE-2024's Theorem 1 are measured."""
+    """Kernel, residual, targets and schedule of a run, on which assumptions of FE-2024's Theorem 1 are measured.
+
+    ``theta`` is the kernel of the training points with its ``eigenvalues``, rising, and eigenvectors ``vectors``.
+    ``residual`` is the initial residual, ``y`` the targets and ``x`` the inputs, if known. ``plan`` divides the rounds
+    into ages, and ``initial_kernel`` is a network's kernel that is compared with ``theta``.
+    """
 
     theta: Float64[np.ndarray, "n n"]
     eigenvalues: Float64[np.ndarray, "n"]  # of theta, rising
@@ -117,8 +127,8 @@ def assumptions(problem: Theorem1Data, kappa_2: float, kappa_3: float) -> tuple[
 
     Args:
         problem: Data of the run.
-        kappa_2: kappa_2 of eq. (19) of FE-2021 at the largest step (``Curvature.kappa_2``).
-        kappa_3: kappa_3 of FE-2021 at the largest step (``Curvature.kappa_3``).
+        kappa_2: Bound of the residual's relative growth inside an age at the largest step (``Curvature.kappa_2``).
+        kappa_3: Bound of the second-order effects of the largest step (``Curvature.kappa_3``).
     """
     return (*_of_the_kernel(problem), *_of_the_rounds(problem), *_of_the_step(problem, kappa_2, kappa_3))
 
@@ -142,7 +152,10 @@ def _of_the_kernel(problem: Theorem1Data) -> list[Assumption]:
 
 
 def _local_gradient(problem: Theorem1Data, zero: float) -> float:
-    """Computes the largest norm of a client's gradient at a global minimum, relative to the largest at the start."""
+    """Computes the largest norm of a client's gradient at a global minimum, relative to the largest at the start.
+
+    Eigenvalues of the kernel up to ``zero`` count as 0.
+    """
     null = problem.vectors[:, problem.eigenvalues <= zero]
     if null.shape[1] == 0:
         return 0.0

@@ -47,7 +47,20 @@ MOVEMENTS = ("summed", "proof", "equation_18")
 
 
 class Constants(NamedTuple):
-    """Constants of Theorem 9.1 of FE-2021, from the kernel, the clients and the initial residual."""
+    """Constants of Theorem 9.1 of FE-2021, from the kernel, the clients and the initial residual.
+
+    Attributes:
+        lambda_min, lambda_max: Least and largest eigenvalue of the kernel Theta.
+        examples_per_round, least_examples_per_round: Largest and smallest nbar, the number of examples of the clients
+            that train one model in a round.
+        client_norms: C_i, the root of the trace of Theta_ii; 0 for a client that never trains.
+        c1: C_1, a bound of the network's Hessian times l^-1/2; 0 for a model linear in its weights.
+        c2: C_2, the sum of the C_i.
+        r0: R_0, the norm of each model's initial residual.
+        width: Width l of the network.
+        kappa_2, kappa_3: Bounds for the largest step (see ``Curvature``).
+        largest_progress: Step size times local steps at which kappa_2 is 1.
+    """
 
     lambda_min: float  # lambda_m, of Theta; 0 where rounding makes it negative
     lambda_max: float
@@ -64,7 +77,14 @@ class Constants(NamedTuple):
 
 
 class Curvature(NamedTuple):
-    """Constants of FE-2021's Theorem 9.1 that limit the step, by default of a linear model and a residual of norm 1."""
+    """Constants of FE-2021's Theorem 9.1 that limit the step, by default of a linear model and a residual of norm 1.
+
+    Attributes:
+        c2: C_2, the sum of the clients' norms C_i, each the root of the trace of Theta_ii.
+        c1: C_1, a bound of the network's Hessian times l^-1/2; 0 for a linear model.
+        r0: R_0, the norm of the initial residual.
+        width: Width l of the network.
+    """
 
     c2: float  # sum of the clients' norms C_i
     c1: float = 0.0  # bound of l^-1/2 ||Hessian||
@@ -151,7 +171,7 @@ class Theorem1:
         """Computes the bound of the weights' movement ``||w(t) - w(0)||`` after each age, [A + 1, K] (FE-2021, eq. 18).
 
         In an age every client trains each model once. The bound is ``R_0 (1 + kappa_2) C_2 width^-1/2`` times a factor
-        that depends on ``form``; the module defines u.
+        that depends on ``form``, with t the number of ages and ``u = eta_0 tau lambda_m / nbar`` (see the module).
 
         Args:
             form: "summed", the result of the proof: the geometric sum of the movements of all ages,
@@ -174,7 +194,15 @@ class Theorem1:
 
 
 class Networks(NamedTuple):
-    """Optional facts about the trained networks for ``theorem_1``, such as their width and initial functions."""
+    """Optional facts about the trained networks for ``theorem_1``, such as their width and initial functions.
+
+    Attributes:
+        f0_train: Initial functions at the training points; zero by default.
+        x_train: Inputs; without them the assumptions about inputs are left out.
+        initial_kernel: Kernel of a network at its initial weights, to compare with Theta.
+        c1: Bound of the network's Hessian times l^-1/2; 0 for a model linear in its weights.
+        width: Width l of the network.
+    """
 
     f0_train: ArrayLike | None = None  # initial functions at the training points; None: zero, their mean
     x_train: ArrayLike | None = None  # inputs; if None, their assumptions are left out

@@ -111,7 +111,15 @@ def _operators(operators: ArrayLike) -> Float64[np.ndarray, "K n n"]:
 
 
 class Age(NamedTuple):
-    """The rounds of one age (every client trains the model once) as matrices of ``A_i = eta tau_i Pi_i``."""
+    """The rounds of one age (every client trains the model once) as matrices of the clients' ``A_i = eta tau_i Pi_i``.
+
+    eta is the step size, tau_i the number of local steps, and Pi_i the Gram operator of client i (see the module).
+
+    Attributes:
+        means: Weighted mean of the A_i over the clients of each round.
+        variances: Their weighted variance (``variance``).
+        discreteness: ``-sum_i p_i A_i^2 / tau_i`` of each round with weights p_i, the effect of finite steps.
+    """
 
     means: Float64[np.ndarray, "K n n"]  # E[A_l] = sum_i p_i A_i over the round's clients
     variances: Float64[np.ndarray, "K n n"]  # Var[A_l] of Lemma 9.3
@@ -119,7 +127,12 @@ class Age(NamedTuple):
 
 
 class Condition15(NamedTuple):
-    """Condition (15) of FE-2021, under which the residual decays in every age; ``condition_15`` explains it."""
+    """Condition (15) of FE-2021, under which the residual decays in every age; ``condition_15`` explains it.
+
+    ``value`` is its left side, to be below 1. ``b1`` is ``eta^2 tau^2 B_1``, the largest norm of twice an age's
+    second-order terms, and ``decay`` the least eigenvalue of an age's summed mean operators. ``largest_factor`` is the
+    multiple of the step in use up to which the condition holds, to leading order.
+    """
 
     holds: bool
     value: float  # (1 + B_1 / 2) e^{-lambda}; B_1 and lambda include the step
@@ -209,7 +222,8 @@ def expansion(age: Age, dynamics: str = "gradient_flow") -> Expansion:
     examples and each client takes part once, it is ``e^{-eta tau Theta / nbar}``, as for training on all data at once.
 
     Args:
-        age, dynamics: As for ``second_order_terms``.
+        age: Operators of the age, the rounds in which every client trains the model once.
+        dynamics: "gradient_flow" or "gradient_descent".
     """
     return Expansion(scipy.linalg.expm(-age.means.sum(axis=0)), second_order_terms(age, dynamics))
 
@@ -247,7 +261,8 @@ def operator_u(age: Age, dynamics: str = "gradient_flow") -> Operator:
     ``f_{w((t+1) K tau)}`` (erratum `fe2021.14`).
 
     Args:
-        age, dynamics: As for ``second_order_terms``.
+        age: Operators of the age, the rounds in which every client trains the model once.
+        dynamics: "gradient_flow" or "gradient_descent".
     """
     return (np.eye(age.means.shape[1]) + second_order_terms(age, dynamics)) @ scipy.linalg.expm(-age.means.sum(axis=0))
 

@@ -70,9 +70,9 @@ def evidence_bound(
 ) -> EvidenceBound:
     """Estimates the evidence lower bound of ln p(D) for a Gaussian mixture of K models' weights.
 
-    Its maximum is the minimum of the divergence (2) of FE-2021, (5) of FE-2024. Draws come in pairs ``w_k + sigma e``
-    and ``w_k - sigma e``, in which the first-order term of the papers' Taylor expansion cancels. The prior is
-    ``N(0, prior_scale^2 I)``. The dtype is that of the centres.
+    Its maximum is the minimum of the mixture's KL divergence from the posterior, (2) of FE-2021 and (5) of FE-2024.
+    Draws come in pairs ``w_k + sigma e`` and ``w_k - sigma e``, in which the first-order term of the papers' Taylor
+    expansion cancels. The prior is ``N(0, prior_scale^2 I)``. The dtype is that of the centres.
 
     Args:
         log_likelihood: Function from weights [d] to ln p(D | w), traceable by JAX.
@@ -197,7 +197,7 @@ def _draws(
 ) -> tuple[Float[Array, "K S"], Float[Array, "K S"]]:
     """Draws weights w from each component k and returns averages over pairs of draws, [K, S] each.
 
-    The first are of ``function``, the second of the overlap ``ln sum_j N(w; w_j) / N(w; w_k)``.
+    The first result averages ``function`` at w, the second the overlap ``ln sum_j N(w; w_j) / N(w; w_k)``.
     """
     centres, scale = _checked(mixture)
     whole("num_samples", num_samples, 2)

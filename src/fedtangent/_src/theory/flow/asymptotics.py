@@ -37,7 +37,10 @@ MAXIMUM = 4  # halvings of the distance to a maximum of the growth
 
 
 class PassSpectrum(NamedTuple):
-    """Eigenvalues of a pass over all rounds, a linear map of the state of a model's run."""
+    """Eigenvalues of a pass over all rounds, a linear map of the state of a model's run.
+
+    ``constants`` is the number of directions that no pass changes; ``eigenvalues`` leaves out their eigenvalues, 1.
+    """
 
     eigenvalues: Inexact[np.ndarray, "d"]  # complex, without those of directions that never change (exactly 1)
     constants: int  # number of directions that never change
@@ -49,7 +52,11 @@ class PassSpectrum(NamedTuple):
 
 
 class _Frame(NamedTuple):
-    """Matrices that convert the recursion's state to coordinates without null directions of the kernel, and back."""
+    """Matrices that convert the recursion's state to coordinates without null directions of the kernel, and back.
+
+    With ``Theta = V Lambda V'`` ``down`` is ``Lambda^(1/2) V'`` and ``up`` is ``V Lambda^(-1/2)``. ``of_clients`` has
+    such matrices for the clients' kernel blocks in each bucket, and which of their rows are coordinates.
+    """
 
     down: Float64[np.ndarray, "rank q"]  # Lambda^(1/2) V'
     up: Float64[np.ndarray, "q rank"]  # V Lambda^(-1/2)
@@ -151,7 +158,8 @@ class Pass:
     def _influence(self) -> tuple[Float64[np.ndarray, "m q"], Float64[np.ndarray, "m q"], float]:
         """Computes how the fixed point depends on the initial residual and on ``J(X) w_0``, a matrix [m, q] each.
 
-        The third result is the share of the initial function that weight decay removes.
+        J is the Jacobian, w_0 the initial weights. The third result is the share of the initial function that weight
+        decay removes.
         """
         matrix, decays = self._matrix(), self._decay() is not None
         change = np.eye(len(matrix)) - matrix
@@ -181,7 +189,10 @@ class Pass:
 
     @in_float64
     def _drives(self, decayed: bool) -> tuple[Float64[np.ndarray, "d q"], Float64[np.ndarray, "d q"]]:
-        """Computes d of a pass ``s -> L s + d`` for unit residuals and, if ``decayed``, unit ``J(X) w_0``: [d, q]."""
+        """Computes the offset d of the pass ``s -> L s + d`` for unit initial residuals, [d, q].
+
+        The second result is d for unit values of ``J(X) w_0``, Jacobian times initial weights; 0 unless ``decayed``.
+        """
         eye = np.eye(len(self.flow.theta))[:, None, :]
         zeros = np.zeros_like(eye)
         start = zero_state(self.flow.program(self.model, 1), len(self.flow.theta))
@@ -190,7 +201,7 @@ class Pass:
 
     @in_float64
     def _decay(self) -> np.ndarray | None:
-        """Returns ``decay_map`` of the pass; None if weight decay does not reach the model."""
+        """Returns how a pass maps the share of the initial weights that is left (``decay_map``); None without decay."""
         if not self.flow.kind.decays:
             return None
         of_pass = np.asarray(decay_map(self.flow.program(self.model, 1)))
@@ -352,11 +363,15 @@ def end_of_stable(
 class Stability(NamedTuple):
     """A sufficient condition for stable FedAvg: no round expands the residual, whichever clients train.
 
-    Client i shrinks its residual if ``0 < eta (lambda_max(Theta_ii) / n_i + mu + decay) < 2`` at its step size eta;
-    with minibatches every minibatch must fulfil this. With T local steps and server rate s the average of such clients
-    expands nothing in the norm of Theta^-1 if also ``s (1 - (1 - x)^T) < 2`` for every eigenvalue x of
-    ``eta Theta_ii / n_i``. Other clients may stabilise an unstable client, so a condition that fails means "not
-    guaranteed", not "diverges".
+    Client i shrinks its residual if ``0 < eta (lambda_max(Theta_ii) / n_i + mu + decay) < 2`` at its step size eta,
+    with the proximal strength mu and weight decay; with minibatches every minibatch must fulfil this. With T local
+    steps and server rate s the average of such clients expands nothing in the norm of Theta^-1 if also ``s (1 - (1 -
+    x)^T) < 2`` for every eigenvalue x of ``eta Theta_ii / n_i``. Other clients may stabilise an unstable client, so a
+    condition that fails means "not guaranteed", not "diverges".
+
+    Attributes:
+        condition: The comparison of the largest step size in use with the least of ``client_bounds``.
+        client_bounds: Largest stable step size of each client; inf for a client that never trains.
     """
 
     condition: Assumption  # the largest step in use is below the least of the clients' bounds

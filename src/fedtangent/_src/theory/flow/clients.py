@@ -46,6 +46,9 @@ class Bucket(NamedTuple):
 
     A padding row has ``rows`` equal to the number of kernel rows q, which is out of range: it reads 0 and writes
     nothing. Its eigenvalue and eigenvector are 0, like those of an eigenvalue lost in rounding.
+
+    ``rows`` are each client's rows of the kernel Theta. The eigenvalues and eigenvectors are those of its kernel block
+    Theta_ii (empty for a large kernel), which is ``block`` if local steps are taken one by one.
     """
 
     rows: Int[AnyArray, "b s"]  # the client's rows of Theta
@@ -57,7 +60,11 @@ class Bucket(NamedTuple):
 
 
 class ClientBlocks(NamedTuple):
-    """All clients with at least one example, grouped into buckets, with extreme eigenvalues of their kernel blocks."""
+    """All clients with at least one example, grouped into buckets, with extreme eigenvalues of their kernel blocks.
+
+    ``bucket_of`` and ``place_in_bucket`` say in which bucket each client is (-1: no examples), and at which index.
+    A least eigenvalue above 0 is recorded as 0.
+    """
 
     buckets: tuple[Bucket, ...]
     bucket_of: Int32[np.ndarray, "N"]  # -1 for a client with no examples
@@ -183,9 +190,11 @@ def lengths(bucket: Bucket, place: Int[Array, "S"], moves: Float[Array, "S s D"]
 
 
 class Gains(NamedTuple):
-    """Factors A and C of a client's update ``z = A g - C b_i``, one number for each eigenvalue of its kernel block.
+    """Factors A (``residual``) and C (``tilt``) of a client's update ``z = A g - C b_i``, one for each eigenvalue.
 
-    g is the client's residual. b_i are the values on its examples of the tilt b, a linear term of its local objective.
+    The eigenvalues are those of the client's kernel block and g is the client's residual. b_i are the values on its
+    examples of the tilt b, a linear term of its local objective. ``kappa`` is how far a constant gradient of size 1
+    moves the client.
     """
 
     residual: Float[Array, "s"]  # A, the factor of the residual
@@ -275,9 +284,10 @@ def kappas(
 
 
 class Drive(NamedTuple):
-    """Input of local training: values of the server's models on all training rows or on one client's rows.
+    """Input of local training on all training rows or on one client's rows.
 
-    The tilt b is a linear term that all local objectives share, such as weight decay.
+    ``values`` are residuals of the server's models, or under a loss other than the squared error their outputs, with
+    ``targets``. The tilt b is a linear term that all local objectives share, such as weight decay.
     """
 
     values: Float[Array, "s *K D"]  # the residual; f under a loss other than the squared error
@@ -286,7 +296,7 @@ class Drive(NamedTuple):
 
 
 class Batch(NamedTuple):
-    """A minibatch of a client's rows."""
+    """A minibatch: positions among a client's rows, and for each whether it counts (False for padding)."""
 
     rows: Int[Array, "b"]  # places among the client's rows; padding lies beyond the last row
     counts: Bool[Array, "b"]  # False for padding
@@ -379,7 +389,10 @@ def _of_gradient_flow(
     num_examples: Float[Array, ""],
     steps: Int[Array, ""],
 ) -> Gains:
-    """Computes ``gains`` of gradient flow, for a time equal to the sum of the step sizes; ``x`` is lambda / n_i."""
+    """Computes the factors A, C and kappa of a client's update (``Gains``) under gradient flow.
+
+    The time is the sum of the step sizes; ``x`` is lambda / n_i for each eigenvalue lambda of the kernel block.
+    """
     nu = numbers.nu
     time = jnp.sum(sizes_of_steps(kind, numbers, rate, steps)) if kind.weighs_steps else rate * steps
 

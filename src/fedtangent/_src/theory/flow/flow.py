@@ -40,7 +40,7 @@ READ, GATHER = 40, 120
 
 
 class LimitDistance(NamedTuple):
-    """Relative Frobenius distances of a round's mean and covariance from those of a limit, such as ``gp_limit``."""
+    """Relative Frobenius distances of a round's mean and covariance from the mean and covariance of a limit."""
 
     mean: float
     cov: float
@@ -416,7 +416,10 @@ class Flow:
         return Program(self.kind, self.theta, self.clients.buckets, rounds, self.numbers, targets)
 
     def shares(self, model: int | None) -> Float[AnyArray, "rounds K"]:
-        """Computes the share of the initial weights that weight decay leaves before each round and at the end."""
+        """Computes the share of the initial weights that weight decay leaves before each round and at the end.
+
+        The result is [R + 1, K]; with an index ``model`` it is [R + 1, 1].
+        """
         if not self.kind.decays:
             return np.ones((self.num_rounds + 1, self.num_models if model is None else 1))
         return shares_of_start(self.program(model, 1))

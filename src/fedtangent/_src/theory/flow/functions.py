@@ -79,7 +79,8 @@ def runs(
 
     Args:
         flow: Flow to follow.
-        f0_train, f0_test, model: As for ``Flow.runs``.
+        f0_train, f0_test: Initial functions, [E, K, n, C] and [E, K, m, C]; of one model without the axis K.
+        model: Index of one model, or None for all.
         rounds: Numbers of finished rounds, in any order.
         points: Indices of the training points in the result; None for all.
     """
@@ -102,7 +103,11 @@ def stacked(*parts: AnyArray) -> AnyArray:
 
 
 class _Request(NamedTuple):
-    """Rounds and training points of the requested functions, with targets and ``Flow.shares`` for the recursion."""
+    """Rounds and training points of the requested functions, with targets and ``Flow.shares`` for the recursion.
+
+    ``distinct`` lists each requested round once, increasing; ``places`` has the index in it of each round of the
+    result. ``rows`` are kernel rows of the training points in the result; None for all.
+    """
 
     targets: Float[AnyArray, "q D"] | None  # None under another loss than the squared error
     shares: Float[AnyArray, "rounds K"]  # of w_0 (``Flow.shares``)

@@ -296,7 +296,8 @@ def _noise(
 ) -> Float[Array, "m m"]:
     """Computes the covariance of the last function at m test points over the noise of all rounds.
 
-    ``theta_x`` and ``theta_test`` are kernel blocks, ``deviations`` the noise's standard deviation in each round.
+    ``theta_x`` and ``theta_test`` are the kernel between test and training points and among test points. ``shares`` are
+    the shares of the initial weights before each round, ``deviations`` the noise's standard deviation in each round.
     """
     b = influences(program, jnp.asarray(theta_x), jnp.asarray(shares))[:, 0]
     b = jnp.concatenate([b[1:], jnp.zeros_like(b[:1])])  # a round's noise is there from the next round on

@@ -33,7 +33,12 @@ Kept = TypeVar("Kept", Array, tuple[()])
 
 
 class FlowState(NamedTuple):
-    """State of a run after a round, as coefficients of the training features; None for parts that the rule lacks."""
+    """State of a run after a round, as coefficients of the training features; None for parts that the rule lacks.
+
+    ``a`` are the K models and ``past`` the models of earlier rounds. ``memory`` is the server's momentum buffer,
+    FedDyn's h or SCAFFOLD's c, and ``corrections`` are the clients' h_i or c_i on their own examples, one array for
+    each bucket.
+    """
 
     a: Float[Array, "q K D"]  # the models
     memory: Float[Array, "q K D"] | None  # the server's momentum buffer, FedDyn's h or SCAFFOLD's c
@@ -65,7 +70,11 @@ class Program:
 
 
 class Input(NamedTuple):
-    """Initial functions at the training points; under the squared error the recursion is linear in them."""
+    """Initial functions at the training points; under the squared error the recursion is linear in them.
+
+    ``residual`` is ``f_0(X) - Y``, or f_0(X) under another loss. ``along`` is the Jacobian times the initial weights,
+    ``J(X) w_0``; None without weight decay.
+    """
 
     residual: Float[AnyArray, "q _ D"]  # f_0(X) - Y; under another loss f_0(X)
     along: Float[AnyArray, "q _ D"] | None  # J(X) w_0; None without weight decay
@@ -105,7 +114,10 @@ def decay_map(program: Program) -> Float[Array, "s s"]:
 def _decay(
     program: Program, beta: Float[Array, "K"], memory: Float[Array, "K"]
 ) -> tuple[Float[Array, "rounds K"], Float[Array, "K"]]:
-    """Computes ``shares_of_start``, and the last momentum [K], from a first share ``beta`` and momentum ``memory``."""
+    """Computes the share of the initial weights before each round and at the end, and the last momentum [K].
+
+    ``beta`` [K] is the share before the first round, and ``memory`` [K] its momentum.
+    """
     rounds = program.rounds
 
     def step(carry: tuple[Array, Array], j: Array) -> tuple[tuple[Array, Array], Array]:
@@ -199,7 +211,9 @@ def influences(
     """Computes how the last model depends on a function that is added before each of the R rounds: B, [R, K, m, q].
 
     Args:
-        program, theta_x, beta: As for ``influence``; all rounds take place.
+        program: Rule, kernel, clients and rounds.
+        theta_x: Kernel Theta(x, X) of the m points of the prediction, [m, q].
+        beta: Share of w_0, the initial weights, before each round, [R + 1, K].
     """
     active = jnp.ones(len(beta) - 1, bool)
     return _influenced(program, theta_x, beta, active, lambda b: b.transpose(1, 2, 0))[1]
@@ -265,7 +279,12 @@ def one_round(
 
 
 class _Sums(NamedTuple):
-    """Weighted sums of the clients' updates in a round, for each model."""
+    """Weighted sums of the clients' updates in a round, for each model.
+
+    ``change`` sums updates, ``corrected`` changes of SCAFFOLD's c_i, and ``pull`` kappa, how far a constant gradient
+    of size 1 moves a client. ``starts`` sums FedAsync's weights by the model from which clients start. Not summed are
+    the clients' ``corrections`` after the round, and the ``norms`` of their updates before clipping.
+    """
 
     change: Float[Array, "q K D"]  # coefficients of their moves
     corrected: Float[Array, "q K D"]  # SCAFFOLD: changes of c_i
@@ -380,7 +399,8 @@ def _answers(
 ) -> _Answers:
     """Trains the clients of one bucket in round ``j`` and returns their updates.
 
-    They start from ``drive``, with the coefficients ``correction`` of their h_i (FedDyn) or c_i (SCAFFOLD).
+    ``drive`` has the residuals and tilts at the start, ``correction`` the coefficients of the clients' h_i (FedDyn) or
+    c_i (SCAFFOLD).
     """
     place = slots.place[j]
     at = bucket.rows[place], _start_of(program, slots, j)[:, None]
@@ -415,7 +435,8 @@ def _train(
 ) -> Float[Array, "s D"]:
     """Trains a bucket's client ``i`` in round ``j`` and returns the coefficients of its update, z [s, D].
 
-    It starts from ``drive`` on its rows, with the coefficients ``e`` of its h_i (FedDyn) or c_i (SCAFFOLD).
+    ``drive`` has the residual and tilt on the client's rows, ``e`` the coefficients of the client's h_i (FedDyn) or c_i
+    (SCAFFOLD), and ``batches`` its minibatches; None for full batches.
     """
     kind, numbers, steps, rate = program.kind, program.numbers, bucket.local_steps[i], program.rounds.learning_rate[j]
     if kind.stepwise:
@@ -474,7 +495,10 @@ def _server(
 
 
 def _server_momentum(program: Program, change: Array, memory: Momentum, trained: Array) -> tuple[Array, Momentum]:
-    """Applies momentum, ``v = momentum v + change``; returns the step v (Nesterov: ``change + momentum v``) and v."""
+    """Applies momentum, ``v = momentum v + change``; returns the step v (Nesterov: ``change + momentum v``) and v.
+
+    ``trained`` says which models a client trains; the other models do not move and keep their v.
+    """
     if not program.kind.has_server_momentum or memory is None:
         return change, memory
     new = jnp.where(trained, program.numbers.server_momentum * memory + change, memory)

@@ -34,7 +34,11 @@ class RunSlots(NamedTuple):
 
 
 class BucketSlots(NamedTuple):
-    """Slots of every round whose client is in one bucket; filled entries come first in each row."""
+    """Slots of every round whose client is in one bucket; filled entries come first in each row.
+
+    ``slot`` is the index among the round's slots, ``place`` the client's index in the bucket; padding is not
+    ``present``.
+    """
 
     slot: Int32[AnyArray, "R s"]  # index among the round's slots
     place: Int32[AnyArray, "R s"]  # the client's place in the bucket
@@ -42,7 +46,14 @@ class BucketSlots(NamedTuple):
 
 
 class Rounds(NamedTuple):
-    """Arrays that describe all R rounds: model and weight of every slot, step sizes, batches and delays."""
+    """Arrays that describe all R rounds: model and weight of every slot, step sizes, batches and delays.
+
+    ``weight`` is relative to the sum over the model's slots in the round, ``fraction`` the share of the N clients that
+    train a model, and ``anchoring`` the alpha of Modified Local-GD. ``slots`` lists the slots of each bucket.
+    ``batches`` are positions among a client's examples, and ``needed`` the kernel rows of each model's clients (None
+    for all). ``delay`` counts rounds; ``oldest`` is the largest delay in each round, at which an answer starts from the
+    initial model.
+    """
 
     model: Int32[Array, "R S"]
     weight: Float[Array, "R S"]  # relative to its model's total in the round

@@ -96,7 +96,12 @@ class Rule:
 
 
 class Kind(NamedTuple):
-    """Static, hashable part of a rule; every different value is another compiled program."""
+    """Static, hashable part of a rule; every different value is another compiled program.
+
+    ``decays`` and ``weighs_steps`` say whether there are weight decay and weights of local steps; ``stepwise``, whether
+    local steps are computed one by one. ``rows_per_example`` counts kernel rows of an example; ``most_steps`` and
+    ``most_delay`` are the largest number of local steps and the largest delay.
+    """
 
     algorithm: str = "fed_avg"  # one of ALGORITHMS
     dynamics: str = "gradient_descent"  # one of DYNAMICS
@@ -128,7 +133,7 @@ class Kind(NamedTuple):
 
 
 class Numbers(NamedTuple):
-    """Numbers of a rule, float64; each may be traced."""
+    """Numbers of a rule, float64; each may be traced. Their names and meanings are those of the options of ``Rule``."""
 
     mu: Float[Array, ""]
     weight_decay: Float[Array, ""]

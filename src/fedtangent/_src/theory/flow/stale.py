@@ -30,7 +30,8 @@ class Answers(NamedTuple):
 
     A model is a vector m of d coefficients, without directions that no function depends on. At server rate g the answer
     of a slot with delay d adds ``-g w(d) X m_d`` to the server's model m, where m_d is the model of d rounds ago. If
-    the server mixes models, the answer adds ``g w(d) (p (m_d - m) - X m_d)``.
+    the server mixes models, the answer adds ``g w(d) (p (m_d - m) - X m_d)``. ``moves`` are the X, ``shares`` the p (0
+    without mixing), ``law`` the probabilities of the delays, and ``weights`` the w.
     """
 
     moves: Float64[np.ndarray, "S d d"]  # X
@@ -65,7 +66,10 @@ def largest_stable(flow: Flow, delays: ArrayLike, model: int, tolerance: float) 
     """Computes the largest server rate at which training with random delays is stable.
 
     Args:
-        flow, delays, model, tolerance: As for ``Flow.largest_stable_server_rate``, of ``flow``.
+        flow: Flow of a run with "fed_buff" or "fed_async".
+        delays: Probabilities of the delays 0 to D, [D + 1], or for each client [N, D + 1].
+        model: Index of the model.
+        tolerance: Relative tolerance of the result.
     """
     flow.check_law("largest stable server rate")
     choice("algorithm", flow.kind.algorithm, STALE)

@@ -20,7 +20,10 @@ from fedtangent._src.types import Array, ArrayLike
 
 
 class PredictedLoss(NamedTuple):
-    """Expected squared error of an ensemble's weighted prediction, averaged over test points and outputs."""
+    """Expected squared error of an ensemble's weighted prediction, averaged over test points and outputs.
+
+    ``total`` is ``bias``, the squared error of the mean over initial functions, plus ``variance`` over them.
+    """
 
     total: Float[Array, ""]
     bias: Float[Array, ""]  # mean squared error of the mean over initial functions
@@ -67,7 +70,11 @@ def predicted_loss(
 
 
 class BestRate(NamedTuple):
-    """The step size with the least predicted loss."""
+    """The step size with the least predicted loss.
+
+    ``slope`` is ``d loss / d log rate`` there, 0 inside the interval; ``at_edge`` says whether the best rate is an end
+    of it. ``rates`` and ``losses`` list all evaluations of the loss.
+    """
 
     rate: float
     loss: float
@@ -174,7 +181,15 @@ STEP = 1.25  # factor between the rates that are tried for the largest stable on
 
 
 class Rates(NamedTuple):
-    """Client learning rates found by ``searched_rates``; of a learning-rate schedule, its largest rate."""
+    """Client learning rates found by ``searched_rates``; of a learning-rate schedule, its largest rate.
+
+    Attributes:
+        stable: Largest rate up to which the final training loss is not above the initial one; 0 if there is none.
+        guaranteed: Rate below which no round can diverge (``Flow.stability``); None if no such bound is known.
+        best: Rate of the least test loss after the last round.
+        at_edge: Whether the test loss still falls at an end of the rates that were tried.
+        tried, losses: Rates that were tried, rising, and the test loss of each.
+    """
 
     stable: float  # up to it, from 0, the final training loss is not above the first; inf, or 0 for none
     guaranteed: float | None  # below it no round can diverge (``Flow.stability``); None without a closed bound

@@ -123,7 +123,8 @@ def projected(gram: Gram, across: Vector, mask: Mask, parameters: tuple[Array, .
     predictor (Nocedal and Wright, 2006, algorithm 16.4).
 
     Args:
-        gram, across, mask, parameters: As for every ``LocalSolver``; ``parameters`` is not used.
+        gram, across, mask: ``A A'`` [n, n], ``A w`` [n] and the rows that are examples [n], as in the module.
+        parameters: Not used.
     """
     return _nonnegative(gram, jnp.where(mask, 1 - across, -1.0))
 
@@ -135,7 +136,7 @@ def weak(gram: Gram, across: Vector, mask: Mask, parameters: tuple[Array, ...]) 
     to its largest right-hand side.
 
     Args:
-        gram, across, mask: As for every ``LocalSolver``.
+        gram, across, mask: ``A A'`` [n, n], ``A w`` [n] and the rows that are examples [n], as in the module.
         parameters: The level ``ln(1 / lambda)`` for the strength lambda of the proximal term.
     """
     (level,) = parameters
@@ -182,7 +183,7 @@ def descended(gram: Gram, across: Vector, mask: Mask, parameters: tuple[Array, .
     These are eq. (12) and algorithm 2 of Local-GD. The returned error is 0, or NaN if the steps diverge.
 
     Args:
-        gram, across, mask: As for every ``LocalSolver``.
+        gram, across, mask: ``A A'`` [n, n], ``A w`` [n] and the rows that are examples [n], as in the module.
         parameters: The level ``ln(1 / lambda)``, the step size eta and the number of steps.
     """
     level, rate, steps = parameters
@@ -221,7 +222,10 @@ def _nonnegative(gram: Gram, linear: Vector) -> tuple[Vector, Float[Array, ""]]:
 
 
 def _on_active(g: Gram, h: Vector, b: Vector, active: Mask) -> Vector:
-    """Improves the minimiser b of ``1/2 b'gb - h'b``: solves for slope 0 where ``active``, and is 0 elsewhere."""
+    """Improves b, the minimiser of ``1/2 b'gb - h'b`` over b >= 0, and returns it.
+
+    The result has slope 0 at the entries that are ``active`` and is 0 at the others.
+    """
     both = active[:, None] & active[None, :]
     gram = jnp.where(both, g, 0.0)
     factor = jax.scipy.linalg.cho_factor(gram + jnp.diag(jnp.where(active, RIDGE, 1.0)), lower=True)

@@ -45,7 +45,10 @@ class DivergenceError(ValueError):
 
 
 class FeasibleSets(NamedTuple):
-    """Sets C_i of the models that classify all of node i's examples with margin 1; built by ``feasible_sets``."""
+    """Sets C_i of the models that classify all of node i's examples with margin 1; built by ``feasible_sets``.
+
+    ``signed`` has the examples times their labels, ``gram`` their inner products; ``held`` is False for padding rows.
+    """
 
     signed: Float64[np.ndarray, "N n d"]  # y_ij x_ij; rows beyond a node's examples are 0
     gram: Float64[np.ndarray, "N n n"]  # their inner products
@@ -67,7 +70,10 @@ class FeasibleSets(NamedTuple):
 
 
 class Projection(NamedTuple):
-    """The point of each of N feasible sets that is nearest to a given point, and bounds of the errors."""
+    """The point of each of N feasible sets that is nearest to a given point.
+
+    ``dual`` are the dual variables, above 0 for support vectors; ``residual`` bounds the error of each point.
+    """
 
     point: Float[Array, "N d"]
     dual: Float[Array, "N n"]  # at least 0; above 0 for support vectors

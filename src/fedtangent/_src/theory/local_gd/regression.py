@@ -103,6 +103,10 @@ class LocalRegression:
     """A run of Local-GD on a linear regression; built by ``local_regression``.
 
     A model is [d], or [d, C] for targets [n, C]. ``r`` in the shapes is the largest rank that an X_i can have.
+
+    The rows V_i' of ``bases`` span the row space of X_i; ``known`` tells them from padding. ``answers`` is the value of
+    V_i' w at which local work converges, ``kept`` the share of the distance to it that local work leaves, and ``gone``
+    is 1 - kept.
     """
 
     nodes: Nodes
@@ -295,7 +299,7 @@ def local_theorem_1(run: LocalRegression, start: ArrayLike | None = None) -> Loc
 
     Returns:
         The ``assumptions`` and whether the theorem ``applies``, the ``centralised`` model, and the ``contraction``: a
-        bound of the factor of the distance to it in a round. As a string it is a report.
+        bound of the factor by which a round shrinks the distance to that model. ``str`` of the result is a report.
 
     Raises:
         ValueError: Local work diverges.

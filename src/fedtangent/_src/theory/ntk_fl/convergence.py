@@ -53,7 +53,13 @@ from fedtangent._src.types import AnyArray, Array, ArrayLike, Partition
 
 
 class TwoLayerStart(NamedTuple):
-    """Two-layer ReLU network (eq. 12 of NTK-FL) before training: the properties on which the theorems depend."""
+    """Two-layer ReLU network (eq. 12 of NTK-FL) before training: the properties on which the theorems depend.
+
+    Attributes:
+        width: Number n of neurons.
+        covariance: Covariance of a neuron's weights, [d, d]; or a number times the identity.
+        kernel: Tangent kernel at the start, to compare with Lemma 4's bound; None for no comparison.
+    """
 
     width: int  # n
     covariance: ArrayLike = 1.0  # covariance of a neuron's weights, [d, d]; a number times the identity
@@ -61,7 +67,16 @@ class TwoLayerStart(NamedTuple):
 
 
 class NtkConstants(NamedTuple):
-    """Constants of Theorems 1 and 2 of NTK-FL for one network, its data and its training."""
+    """Constants of Theorems 1 and 2 of NTK-FL for one network, its data and its training.
+
+    Attributes:
+        num_examples, width: Number N of examples, number n of neurons.
+        lambda_min, lambda_max: Least (lambda) and largest eigenvalue of the infinite-width kernel.
+        alpha: Root of the least eigenvalue of the covariance of a neuron's initial weights.
+        delta: Probability with which the theorem may fail.
+        residual: Norm of the initial residual f_0 - y.
+        learning_rate, local_steps, num_clients: Step size eta, local steps tau and number M of clients.
+    """
 
     num_examples: int  # N
     width: int  # n
@@ -93,7 +108,10 @@ class NtkConstants(NamedTuple):
 
 @dataclass(frozen=True, repr=False)
 class NtkTheorem:
-    """Theorem 1 (gradient descent) or 2 (FedAvg) of NTK-FL for one network and its data; see ``ntk_theorem_1``."""
+    """Theorem 1 (gradient descent) or 2 (FedAvg) of NTK-FL for one network and its data; see ``ntk_theorem_1``.
+
+    ``radius`` is R, the largest distance that a neuron moves: measured, or a bound of it (``movement_bound``).
+    """
 
     name: str
     constants: NtkConstants

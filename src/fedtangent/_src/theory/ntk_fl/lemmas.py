@@ -101,7 +101,10 @@ def drift_bound(
     """Bounds the tangent kernel's change in operator norm when neurons move by at most R (Lemma 3 of NTK-FL).
 
     Args:
-        radius, alpha, delta, width, num_examples: As for ``undecided_bound``.
+        radius: R, the largest distance that a neuron moves.
+        alpha: Root of the least eigenvalue of the neurons' covariance.
+        delta: Probability with which the bound may fail.
+        width, num_examples: Number n of neurons and number N of examples.
         form: "printed", the paper's lemma: ``2 sqrt(2 / pi) N R / (delta alpha)``. "union": N times that, by Markov's
             inequality for the sum over entries. "concentration": ``2 N / n`` times Lemma 1's bound, because an entry of
             the kernel changes by at most ``(|S_i| + |S_j|) / n``, S_i the neurons that switch at example i.
@@ -116,7 +119,9 @@ def sampling_bound(width: float, num_examples: int, delta: float) -> float:
     It is ``N sqrt(ln(2 N^2 / delta) / (2 n))``, Lemma 4 of NTK-FL.
 
     Args:
-        width, num_examples, delta: As for ``undecided_bound``; the neurons are independently drawn.
+        width: Number n of neurons, which are drawn independently.
+        num_examples: Number N of examples.
+        delta: Probability with which the bound may fail.
     """
     _check_lemma(0.0, 1.0, delta, width, num_examples, "printed")
     return num_examples * math.sqrt(math.log(2 * num_examples**2 / delta) / (2 * width))
@@ -158,7 +163,8 @@ def weight_gap_bound(
         width: Number n of neurons.
         input_size: Dimension d of inputs of norm 1.
         radius: R, the largest distance that a neuron moves in these steps.
-        alpha, delta: As for ``undecided_bound``.
+        alpha: Root of the least eigenvalue of the neurons' covariance.
+        delta: Probability with which the bound may fail.
     """
     sums = _sums(gamma)
     undecided = undecided_bound(radius, alpha, delta, width)
