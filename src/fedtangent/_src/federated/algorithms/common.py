@@ -218,7 +218,10 @@ def train_and_average(
 
 
 def _followed(training: Training, averaging: Averaging, rule: Mapping[str, object] | str) -> Mapping[str, object] | str:
-    """Returns ``rule`` with the loss, optimisers and server rate as fields, or a sentence why theory cannot follow."""
+    """Completes an algorithm's ``rule``, by which theory follows it, with the run's loss, optimisers and server rate.
+
+    Returns a sentence instead if theory cannot follow the algorithm with these options.
+    """
     if isinstance(rule, str) or not isinstance(rule, Mapping):
         return rule
     if averaging.channel is not None:

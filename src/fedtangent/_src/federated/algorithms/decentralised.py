@@ -225,9 +225,9 @@ def ntk_dfl(
     Args:
         model: Network whose kernel is evolved.
         schedule: Client i must be among the clients of model i, as in ``schedules.neighbourhoods(graph)``.
-        learning_rate: As of ``ntk_fl``.
+        learning_rate: Step size of gradient descent on the linearised network, a number or a schedule of the round.
         loss: squared_error or cross_entropy (default: the loss of ``evolution``).
-        evolution: Times, kernel and method of the evolution.
+        evolution: Candidate numbers of gradient steps, which kernel, and how gradient descent is computed.
         pooling: Sizes of a neighbourhood's pool, without validation examples.
 
     Raises:
@@ -276,7 +276,10 @@ def ntk_dfl(
 
 
 def _from_neighbours(update: ServerUpdate) -> ServerUpdate:
-    """Maps NTK-DFL's update over the clients' models; each model starts at the mean of its neighbours' models."""
+    """Turns NTK-DFL's update of one model into an update of all clients' models, computed one at a time.
+
+    The update of each model starts at the mean of this client's and its neighbours' models.
+    """
     evolve = sequentially(update)
 
     def updated(before: PyTree, aggregated: Stacked, info: types.RoundInfo) -> tuple[PyTree, dict[str, Array]]:

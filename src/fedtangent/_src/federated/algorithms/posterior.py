@@ -20,7 +20,13 @@ MEMBERS = ("samples", "clients", "mean")
 
 
 class Clients(NamedTuple):
-    """The models that clients trained from one global model in a round, sorted by client id, with empty places last."""
+    """The models that clients trained from one global model in a round, sorted by client id, with empty places last.
+
+    Attributes:
+        params: The clients' models [M, ...].
+        weight: Weight of each model, [M] float; 0 where a place is empty.
+        client: Id of each client, [M] int32; -1 where a place is empty.
+    """
 
     params: PyTree  # [M, ...]
     weight: Array  # [M] float, 0 where a place is empty
@@ -28,7 +34,14 @@ class Clients(NamedTuple):
 
 
 class Teacher(NamedTuple):
-    """The ensemble from which FedBE's student learns: its distribution over models, and the kinds of its members."""
+    """The ensemble from which FedBE's student learns: its distribution over models, and the kinds of its members.
+
+    Attributes:
+        posterior: Name of the distribution, "gaussian" or "dirichlet".
+        num_samples: Number of models drawn from the distribution.
+        concentration: Concentration of the Dirichlet distribution.
+        members: Kinds of members, names in ``MEMBERS``: drawn models, the clients' models, their mean.
+    """
 
     posterior: str  # one of POSTERIORS
     num_samples: int

@@ -88,7 +88,8 @@ def ntk_evolve(
         - ``losses`` [Psi]: loss of the real network after each of the Psi ``times`` (infinite if not finite, NaN after
           the end of the search);
         - ``loss_before`` [] the round, and ``learning_rate`` [] taken;
-        - ``status``: 0 fine, 1 every candidate diverged, 2 no examples, 3 refused; with 1 to 3 the parameters are kept;
+        - ``status``: 0 fine, 1 every candidate diverged, 2 no examples, 3 the learning rate
+          was refused as unstable; with 1 to 3 the parameters are kept;
         - ``refused`` [] bool, ``lambda_max`` [] of the kernel in use, and ``stable_learning_rate`` [] = 2 N C /
           lambda_max (for the cross entropy 4 N / lambda_max);
         - ``products`` [] int32: number of products with the kernel;
@@ -165,7 +166,13 @@ def _evolve(
 
 
 class Choice(NamedTuple):
-    """The chosen number of gradient steps: its weights, and the losses of all candidates."""
+    """The chosen number of gradient steps: its weights, and the losses of all candidates.
+
+    Attributes:
+        params: Parameters of the best candidate; if all diverged, the parameters before the round.
+        best: Index of the best candidate, [] int32; -1 if all diverged.
+        losses: Loss of every candidate, [Psi]; infinite if not finite, NaN after the end of the search.
+    """
 
     params: PyTree  # parameters of the best candidate; without one, the parameters before the round
     best: Array  # [] int32, number of the best candidate, -1 if all diverged
@@ -252,7 +259,7 @@ def choose_time(
 
 
 def _errors(pool: Pool, tangent: Tangent, dynamics: Dynamics, chosen: Array, together: int) -> dict[str, Array]:
-    """Returns the report's ``kernel_error`` and ``function_gap`` (``ntk_evolve``), by ``together`` probes at once.
+    """Computes ``kernel_error`` and ``function_gap`` of ``ntk_evolve``'s info, with ``together`` random probes at once.
 
     ``chosen`` is the dual R_t [n, C] at the chosen number of steps t. For ``together=0``, which means the exact kernel,
     both are 0.
