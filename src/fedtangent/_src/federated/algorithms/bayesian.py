@@ -53,7 +53,7 @@ class EnsembleOfClients:
     """The most clients whose messages a model keeps in a round (default: all); ``info["dropped"]`` counts the rest."""
 
     def teacher(self) -> Teacher:
-        """Checks the options (``ValueError`` if out of range); returns the distribution and the members as a ``Teacher``."""
+        """Returns the distribution and the members as a ``Teacher``; raises ``ValueError`` for options out of range."""
         number = whole("num_samples", self.num_samples)
         teacher = Teacher(self.posterior, number, self.concentration, tuple(self.members))
         check_teacher(teacher)
@@ -196,8 +196,8 @@ def fed_be_no_distillation(
     ``slots_per_model`` clients' models for each of the K models.
 
     With ``loss="cross_entropy"`` the prediction's mean is the log of the members' mean probability. ``members`` of the
-    prediction are the E members of each of the K ensembles, [K E, n, C]; the place of an absent member has its
-    ensemble's mean.
+    prediction are the E members of each of the K ensembles, [K E, n, C]; an absent member is replaced by
+    the mean of its ensemble.
 
     Args:
         ensemble: Members of the ensemble.

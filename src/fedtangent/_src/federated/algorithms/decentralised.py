@@ -83,7 +83,10 @@ def _no_server(name: str, averaging: Averaging | None) -> None:
 
 
 def _walks(schedule: Schedule, same_client: bool = False) -> bool:
-    """Returns whether at most one client trains each model in a round (with ``same_client``, client k model k)."""
+    """Returns whether at most one client trains each model in a round, so that models can walk without a server.
+
+    With ``same_client`` client k must train model k.
+    """
     client, model = _first_round(schedule)
     return len(np.unique(model)) == len(model) and (not same_client or np.array_equal(client, model))
 
@@ -340,6 +343,6 @@ def _mix(matrix: Array, present: Array, params: PyTree) -> PyTree:
 
 
 def _between_clients(cost: Cost, messages: float) -> Cost:
-    """Returns ``cost`` for clients that send each other ``messages`` messages in a round, and receive no broadcast."""
+    """Returns ``cost`` for clients without a server: in a round each sends ``messages`` messages and receives no broadcast."""
     uplink, per_example = (int(np.ceil(messages * num_bytes)) for num_bytes in cost[:2])
     return cost._replace(uplink=uplink, uplink_per_example=per_example, downlink=0)

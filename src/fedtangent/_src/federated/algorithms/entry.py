@@ -457,7 +457,7 @@ class _Layout:
         ]
 
     def _fields(self, function: Recipe, record: Record) -> list[str]:
-        """Returns the names of a record's fields that take several command-line options each, or that the run supplies."""
+        """Returns the names of a record's fields that take several options each, or that the run supplies."""
         parameters = _parameters_of(function)
         names = [f.name for f in dataclasses.fields(record) if f.name not in self.unused and f.name not in parameters]
         return [name for name in names if name in WRITTEN or name in OF_RUN]
@@ -625,7 +625,7 @@ def options_of(entry: AlgorithmEntry, base: str | None = None) -> type[Any]:
 
 @functools.cache
 def _joined(classes: tuple[type[Any], ...]) -> type[Any]:
-    """Returns a dataclass with the fields of all classes; it is cached, so that equal options compare equal."""
+    """Returns a dataclass with the fields of all ``classes``; the same classes give the same dataclass (cached)."""
     joined = type("Around".join(cls.__name__ for cls in classes), classes, {})
     return dataclasses.dataclass(frozen=True)(joined)
 

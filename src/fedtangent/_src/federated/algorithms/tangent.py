@@ -52,7 +52,7 @@ class Pooling:
 
 @dataclasses.dataclass(frozen=True)
 class Compression:
-    """Options of CP-NTK-FL; each works without the others, and all are off by default."""
+    """Options by which CP-NTK-FL sends and reveals less; each works without the others, and all are off by default."""
 
     beta: float = 1.0
     """Share of its examples that a client uses in a round."""

@@ -8,8 +8,8 @@ and
 
 (NTK-FL, Yue et al., ICML 2022, eq. 9b and 10, in discrete time). ``R_t`` is called the dual here. It is computed by one
 eigendecomposition (``spectral_dual``), by a Chebyshev series in products with the kernel (``chebyshev_dual``), or by
-taking the steps (``descend_dual``). For a loss whose derivative is not linear, the methods are the steps, and the steps
-with fewer products (``multirate``). ``dynamics_of`` chooses the method.
+taking the steps (``descend_dual``). For a loss whose derivative is not linear, there is no such sum: the steps
+are taken, either one by one or with fewer products (``multirate``). ``dynamics_of`` chooses the method.
 """
 
 from __future__ import annotations
@@ -62,10 +62,11 @@ def spectral_dual(
     rounding errors and count as zero. A step beyond ``2 / lambda_max`` diverges, as the descent does.
 
     Args:
-        eigenvalues: Eigenvalues of the kernel, [m]; m is the number of examples, or n C for the whole kernel (then C = 1).
+        eigenvalues: Eigenvalues of the kernel, [m]; m is its number of rows.
         vectors: Its eigenvectors, [m, m].
         residual: ``y - f_0`` [m, C]; every column evolves under the same kernel.
-        step: s, which is ``learning_rate / (N C)`` for the loss ``1/(2 N C) sum |f - y|^2``.
+        step: s, the step in function space: ``learning_rate / (N C)`` for the loss ``1/(2 N C) sum |f - y|^2`` of N
+            examples with C outputs.
         times: The Psi numbers of steps.
     """
     coefficients = vectors.T @ residual
@@ -147,9 +148,9 @@ def chebyshev_degree(time: int) -> int:
 def chebyshev_series(top: Array | float, times: tuple[int, ...]) -> tuple[Array, Array]:
     """Computes Chebyshev coefficients [Psi, D + 1] of ``p_t(z) = sum_{u < t} (1 - z)^u`` on [0, top], and a degree [].
 
-    The Chebyshev polynomials have the argument 1 - 2 z / top, and D = ``chebyshev_degree(max(times))``. The coefficients beyond the returned degree
-    can be left out: they add up to at most ``CUT`` times t for every t. They come from interpolation at Chebyshev
-    nodes.
+    The Chebyshev polynomials have the argument 1 - 2 z / top, and D = ``chebyshev_degree(max(times))``. They
+    interpolate at Chebyshev nodes. The coefficients beyond the returned degree can be left out: they add up to at most
+    ``CUT`` times t for every t.
 
     Args:
         top: End of the interval, 0 < top <= 2; may be traced.

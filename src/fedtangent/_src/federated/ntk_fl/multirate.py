@@ -154,7 +154,10 @@ def multirate_dual(
         return outputs.reshape((-1, columns)).T
 
     def stretch(now: _Descent, last: Array) -> _Descent:
-        """Takes gradient steps up to step ``last`` at most, with one product with the kernel at their end."""
+        """Takes one stretch of at most ``now.length`` gradient steps, not beyond step ``last``; then one kernel product.
+
+        If the extrapolation was too inaccurate, the result is the old state with a shorter next stretch.
+        """
         end = jnp.minimum(now.time + now.length, last)
         length = end - now.time
 
