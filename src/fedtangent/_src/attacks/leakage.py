@@ -219,7 +219,10 @@ def _weight(messages: Observed, attack: Attack) -> Array:
 
 
 def _limits(attack: Attack) -> Attack:
-    """Returns ``attack`` with fixed values for options that the compiled search does not use, so that it compiles once."""
+    """Returns ``attack`` with fixed values of the options that the compiled ``_search`` does not use.
+
+    So attacks that differ only in these options share one compilation.
+    """
     return replace(attack, compare="all", init_scale=1.0, num_restarts=1)
 
 

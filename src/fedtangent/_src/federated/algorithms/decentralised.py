@@ -343,6 +343,6 @@ def _mix(matrix: Array, present: Array, params: PyTree) -> PyTree:
 
 
 def _between_clients(cost: Cost, messages: float) -> Cost:
-    """Returns ``cost`` for clients without a server: in a round each sends ``messages`` messages and receives no broadcast."""
+    """Returns ``cost`` without a server: a round has ``messages`` messages between clients and no broadcast."""
     uplink, per_example = (int(np.ceil(messages * num_bytes)) for num_bytes in cost[:2])
     return cost._replace(uplink=uplink, uplink_per_example=per_example, downlink=0)

@@ -471,7 +471,7 @@ class _Layout:
 def _parameters_of(function: Recipe) -> Mapping[str, inspect.Parameter]:
     """Returns the parameters of a recipe by name.
 
-    If the recipe has ``**options`` and no ``base``, FedAvg's parameters take the place of ``**options``.
+    A recipe with ``**options`` and no ``base`` passes them on to FedAvg, so FedAvg's parameters are returned for them.
     """
     parameters = dict(inspect.signature(function).parameters)
     collects = any(p.kind is p.VAR_KEYWORD for p in parameters.values())

@@ -40,7 +40,7 @@ class Teacher(NamedTuple):
         posterior: Name of the distribution, "gaussian" or "dirichlet".
         num_samples: Number of models drawn from the distribution.
         concentration: Concentration of the Dirichlet distribution.
-        members: Kinds of members, names in ``MEMBERS``: drawn models, the clients' models, their mean.
+        members: Kinds of members: "samples" from the distribution, "clients" (their models), "mean" (of these models).
     """
 
     posterior: str  # one of POSTERIORS
@@ -74,7 +74,7 @@ def no_clients(params: PyTree, places: int) -> Clients:
 
 
 def _combined(clients: Clients, share: Array) -> PyTree:
-    """Returns the sum of the clients' models, each times its number in ``share`` [M]; empty places do not count."""
+    """Returns the linear combination of the clients' models with coefficients ``share`` [M]; empty places do not count."""
 
     def leaf(models: Array) -> Array:
         present_models = jnp.where((clients.weight > 0).reshape((-1,) + (1,) * (models.ndim - 1)), models, 0)

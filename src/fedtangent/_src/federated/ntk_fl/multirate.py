@@ -154,7 +154,7 @@ def multirate_dual(
         return outputs.reshape((-1, columns)).T
 
     def stretch(now: _Descent, last: Array) -> _Descent:
-        """Takes one stretch of at most ``now.length`` gradient steps, not beyond step ``last``; then one kernel product.
+        """Takes up to ``now.length`` gradient steps, not beyond step ``last``, and then one product with the kernel.
 
         If the extrapolation was too inaccurate, the result is the old state with a shorter next stretch.
         """

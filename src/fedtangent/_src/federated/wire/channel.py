@@ -219,7 +219,7 @@ def clip(norm: float | Array) -> Channel:
 
 
 def _in_units(values: Array) -> tuple[Array, Array, Array]:
-    """Divides each row of ``values`` by a scale near its largest magnitude, so that squares neither overflow nor underflow.
+    """Divides each row of ``values`` by a scale, so that the squares neither overflow nor underflow the dtype.
 
     Returns:
         The divided rows; the scales, which are powers of two; the norms of the divided rows, where 0 is replaced by 1.
