@@ -573,7 +573,7 @@ class EnsembleOptions:
 
 @dataclasses.dataclass(frozen=True)
 class StrataOptions(EnsembleOptions):
-    """Options of the schedule ``strata``: the number of models, the number of strata, and how many of their clients train."""
+    """Options of the schedule ``strata``: numbers of models, of strata, and of clients that train in each stratum."""
 
     num_strata: int = 5
     """Number Q of strata: groups of clients."""
@@ -591,7 +591,7 @@ class GraphOptions:
 
 @dataclasses.dataclass(frozen=True)
 class CandidatesOptions(SampledOptions):
-    """Options of the schedule ``power_of_choice``: how many clients report their losses, and how many of these train."""
+    """Options of the schedule ``power_of_choice``: how many clients report their losses, and how many train."""
 
     candidates: int | None = None
     """Clients that are asked for their losses in a round (default: everyone)."""

@@ -210,7 +210,10 @@ def scaffold(
 
 
 def halpern(index: Array) -> Array:
-    """Returns ``alpha^k = 1 - 1 / (k + 1)`` for the index k, Halpern's anchoring (Local-GD, below eq. 16)."""
+    """Returns ``1 - 1 / (k + 1)`` for the index k: the weight of the clients' mean in Halpern's anchoring.
+
+    Source: Local-GD, below eq. (16). The rest of the weight is on the model at the start of the run.
+    """
     return 1 - 1 / (jnp.asarray(index, float) + 1)
 
 

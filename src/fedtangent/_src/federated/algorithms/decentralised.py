@@ -136,7 +136,7 @@ def gossip(
     With ``W`` the mixing matrix, ``x_k`` the models and ``d_k`` the update that local training subtracts from model k:
     ``x_k <- sum_j W_kj (x_j - d_j)`` for ``"train_then_mix"`` (Koloskova et al., ICML 2020, algorithm 1), and ``x_k <-
     sum_j W_kj x_j - d_k`` for ``"mix_then_train"``, where training and sending take place at once. With one local step
-    the latter is D-PSGD (Lian et al., NeurIPS 2017, algorithm 1, whose footnote allows the former too).
+    ``"mix_then_train"`` is D-PSGD (Lian et al., NeurIPS 2017, algorithm 1; its footnote allows the other order too).
 
     A client that drops out, or whose message is rejected, neither trains nor exchanges: its model stays unchanged, and
     its neighbours add its weight to their own models' weights. So every round mixes by a symmetric, doubly stochastic

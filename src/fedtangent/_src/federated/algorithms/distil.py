@@ -103,7 +103,7 @@ class Averaged(NamedTuple):
 
 
 def averaged(inner: optax.GradientTransformation, start: int, cycle: int, total: int) -> optax.GradientTransformation:
-    """Returns an optimiser that follows ``inner`` and whose last step sets the weights to their mean over the cycles (SWA).
+    """Returns an optimiser that steps as ``inner`` and whose last step sets the weights to their mean (SWA).
 
     The mean is over the weights at the ends of the cycles, after ``start + cycle``, ``start + 2 cycle``, ... steps.
 

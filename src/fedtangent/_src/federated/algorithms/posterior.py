@@ -74,7 +74,7 @@ def no_clients(params: PyTree, places: int) -> Clients:
 
 
 def _combined(clients: Clients, share: Array) -> PyTree:
-    """Returns the linear combination of the clients' models with coefficients ``share`` [M]; empty places do not count."""
+    """Returns the sum of the clients' models, each times its entry in ``share`` [M]; empty places do not count."""
 
     def leaf(models: Array) -> Array:
         present_models = jnp.where((clients.weight > 0).reshape((-1,) + (1,) * (models.ndim - 1)), models, 0)

@@ -148,9 +148,9 @@ def chebyshev_degree(time: int) -> int:
 def chebyshev_series(top: Array | float, times: tuple[int, ...]) -> tuple[Array, Array]:
     """Computes Chebyshev coefficients [Psi, D + 1] of ``p_t(z) = sum_{u < t} (1 - z)^u`` on [0, top], and a degree [].
 
-    The Chebyshev polynomials have the argument 1 - 2 z / top, and D = ``chebyshev_degree(max(times))``. The
-    series interpolates p_t at Chebyshev nodes. The coefficients beyond the returned degree can be left out: they add up to at most
-    ``CUT`` times t for every t.
+    The Chebyshev polynomials have the argument 1 - 2 z / top, and D = ``chebyshev_degree(max(times))``. The series
+    interpolates p_t at Chebyshev nodes. The coefficients beyond the returned degree can be left out: they add up to at
+    most ``CUT`` times t for every t.
 
     Args:
         top: End of the interval, 0 < top <= 2; may be traced.

@@ -152,10 +152,10 @@ def num_together(tangent: Tangent, params: PyTree, count: int, least: int = 1) -
 
 
 def signs(shape: tuple[int, ...], i: Array | int = 0) -> Array:
-    """Draws random signs, +1 or -1 in float64, from a fixed seed, so that they do not depend on the run's seed.
+    """Draws random signs, +1 or -1 in float64, from a fixed seed, whatever the seed of the run.
 
     Args:
         shape: Shape of the result.
-        i: Number of the draw.
+        i: Number of the draw; each number gives other signs.
     """
     return jax.random.rademacher(jax.random.fold_in(jax.random.key(0), i), shape, jnp.float64)

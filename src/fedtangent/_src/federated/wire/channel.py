@@ -270,7 +270,8 @@ def random_k(
         shared_seed: Whether the server draws the same places from the client's seed, so that no places are sent.
 
     Raises:
-        ValueError: As ``top_k`` raises.
+        ValueError: Both or neither of ``k`` and ``fraction``, or a fraction outside (0, 1]. When a message is sent: k
+            outside 1 .. P.
     """
     _check_share(k, fraction)
 
