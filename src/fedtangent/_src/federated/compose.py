@@ -490,7 +490,11 @@ def _settle(composed: _Composed, state: State, cohort: Cohort, trained: TrainedS
 
 
 def _heard(composed: _Composed, state: State, cohort: Cohort, trained: TrainedSlots) -> tuple[RoundInfo, Array]:
-    """Returns the ``RoundInfo`` of each model [K], and for each slot whether its message was rejected, [S] int32."""
+    """Returns the facts for each model's server about the round, and for each slot whether its message was rejected.
+
+    The facts are a ``RoundInfo`` with arrays [K]: round, total weight, number of accepted messages, key. The rejections
+    are [S] int32.
+    """
     num_models = composed.schedule.num_models
     weight = jnp.zeros((num_models,), cohort.weight.dtype).at[cohort.model].add(trained.weight)
     count = jnp.zeros((num_models,), jnp.int32).at[cohort.model].add((trained.weight > 0).astype(jnp.int32))

@@ -272,7 +272,7 @@ def _server(name: str, averaging: Averaging, server: Server | Callable[[Rate], S
 
 
 def _check_secure(name: str, averaging: Averaging, parts: Parts) -> None:
-    """Raises ``ValueError`` if an option or the algorithm's parts need single messages, which secure aggregation hides."""
+    """Raises ``ValueError`` if an option or a part needs single messages, which secure aggregation hides."""
     if parts.aggregate is not None:
         raise ValueError(f"secure_aggregation: {name} needs single messages, but the server sees only their sum")
     if parts.accept is not None:

@@ -471,7 +471,7 @@ class _Layout:
 def _parameters_of(function: Recipe) -> Mapping[str, inspect.Parameter]:
     """Returns the parameters of a recipe by name.
 
-    A recipe with ``**options`` and no ``base`` is taken to pass these on to ``fed_avg``: its parameters take their place.
+    A recipe with ``**options`` and no ``base`` is taken to pass these on to ``fed_avg``, whose parameters are returned.
     """
     parameters = dict(inspect.signature(function).parameters)
     collects = any(p.kind is p.VAR_KEYWORD for p in parameters.values())

@@ -149,8 +149,8 @@ def check_teacher(teacher: Teacher) -> None:
 def members_of(teacher: Teacher, key: Key, mean: PyTree, clients: Clients) -> tuple[PyTree, Array]:
     """Returns the parameters of the E members of an ensemble, [E, ...], and whether each member is present, [E] bool.
 
-    Depending on ``teacher.members`` they are draws from the distribution, the clients' models, and their mean. Draw m
-    has the key ``fold_in(key, m)``. Without any client (before the first round) only the mean is present.
+    Depending on ``teacher.members`` the members are draws from the distribution, the clients' models, and their mean.
+    Draw m has the key ``fold_in(key, m)``. Without any client (before the first round) only the mean is present.
 
     Args:
         teacher: The distribution and the kinds of members.

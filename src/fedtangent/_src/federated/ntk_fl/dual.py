@@ -360,7 +360,7 @@ def _flat_product(kernel: Array) -> Product:
 def _by_eigh(kernel: Array | None, residual: Array, times: tuple[int, ...]) -> tuple[Array, Dual]:
     """Returns a kernel's largest eigenvalue, and the function ``(step, active) -> (dual R_t, 0 products)``.
 
-    It computes the dual by ``spectral_dual``. The kernel is [n, n], or [n C, n C] for all outputs.
+    The function computes the dual by ``spectral_dual``. The kernel is [n, n], or [n C, n C] for all outputs.
     """
     assert kernel is not None
     eigenvalues, vectors = jnp.linalg.eigh(kernel)
