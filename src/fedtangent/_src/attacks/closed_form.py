@@ -94,7 +94,7 @@ def back_project(
     """Computes the shortest ``x`` [n, input_size] with ``x matrix = z``: the least-squares inverse of a projection.
 
     With the matrix by which the clients projected their inputs, x is the input projected onto the ``size`` directions
-    that were sent. With any other matrix it looks like noise.
+    that were sent. With any other matrix x looks like noise.
 
     Args:
         z: Projected inputs [n, size].

@@ -82,7 +82,16 @@ class Batch:
 
 
 class Leak(NamedTuple):
-    """Result of an attack on m messages; each one is from the restart with the smallest mismatch."""
+    """Result of an attack on m messages; each one is from the restart with the smallest mismatch.
+
+    Attributes:
+        x: Reconstructed inputs, [m, ...] from Jacobians and [m, B, ...] from gradients of batches of B examples.
+        labels: Reconstructed or known labels of batches, as probabilities (cross entropy) or targets (squared error).
+        mismatch: Squared distance of the compared entries, relative to the message's squared norm, [m].
+        history: Lowest mismatch before each step and after the last, [m, num_steps + 1].
+        steps: Number of steps taken, [m].
+        finite: Whether any restart found a finite mismatch, [m].
+    """
 
     x: Float[Array, "m ..."]  # from a Jacobian, [m, B, ...] from a gradient
     labels: Float[Array, "m B C"] | None  # from a gradient: probabilities (cross entropy) or targets (squared error)
@@ -93,7 +102,14 @@ class Leak(NamedTuple):
 
 
 class Minimum(NamedTuple):
-    """Best point of a search, with its value and the number of steps."""
+    """Result of a search for the smallest value of an objective.
+
+    Attributes:
+        point: The best point.
+        value: The objective at this point, [].
+        history: Lowest value before each step and after the last, [num_steps + 1].
+        steps: Number of steps taken, [].
+    """
 
     point: PyTree
     value: Float[Array, ""]
@@ -203,7 +219,10 @@ def _weight(messages: Observed, attack: Attack) -> Array:
 
 
 def _limits(attack: Attack) -> Attack:
-    """Returns ``attack`` without the options that the search does not use, so that they cause no new compilation."""
+    """Returns ``attack`` with fixed values of the options that the compiled ``_search`` does not use.
+
+    So attacks that differ only in these options share one compilation.
+    """
     return replace(attack, compare="all", init_scale=1.0, num_restarts=1)
 
 
@@ -213,8 +232,8 @@ def _search(
 ) -> Minimum:
     """Searches for the input behind each message, from each start in turn.
 
-    Messages (in ``sight``, with the weights of their entries and known outputs or labels) are gradients of ``loss``, or
-    Jacobians if it is None. ``starts`` are inputs and labels, all restarts of a message in a row.
+    ``sight`` has the messages, the weights of their entries, and known outputs or labels. Messages are gradients of
+    ``loss``, or Jacobians if ``loss`` is None. ``starts`` are inputs and labels, all restarts of a message in a row.
     """
     flat, unravel = ravel_pytree(params)
     restarts = len(starts[0]) // len(sight[0])

@@ -28,8 +28,8 @@ def lenet(
     """Builds the LeNet of deep leakage (Zhu et al., 2019): three 5 x 5 convolutions of 12 channels and a dense layer.
 
     Strides are 2, 2 and 1 and edges are padded by 2. There is no pooling, and the activation is the sigmoid, because
-    the attack needs second derivatives, which are 0 for ``"relu"``. Weights and biases start uniform in [-0.5, 0.5].
-    There is no analytic kernel.
+    the attack needs second derivatives, which are 0 for "relu". Weights and biases start uniform in [-0.5, 0.5].
+    The model has no analytic tangent kernel.
 
     Args:
         input_shape: (H, W, channels).
@@ -87,7 +87,7 @@ def ssim(
 
     Args:
         images: [n, H, W] or [n, H, W, channels]. Clip values outside the range of the originals before the call.
-        originals: As ``images``.
+        originals: The images to compare with, shaped like ``images``.
         data_range: Value of white minus value of black.
         window: Side of the sliding window in pixels, an odd number from 3 to the side of the image. None for 7, as in
             scikit-image; for images of a side below 14, for the largest odd number up to half the side (3 for 8 x 8).

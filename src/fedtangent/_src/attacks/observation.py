@@ -16,7 +16,12 @@ from fedtangent._src.types import AnyArray, Array, Model, PyTree
 
 
 class Observed(NamedTuple):
-    """The messages that a server receives; ``kept`` is True for the entries that were sent, and the others are 0."""
+    """The messages that a server receives.
+
+    Attributes:
+        values: Jacobians [m, C, P] or gradients [m, P] of m messages; entries that were not sent are 0.
+        kept: Whether each entry was sent, shaped like ``values``.
+    """
 
     values: Float[Array, "m ..."]
     kept: Bool[Array, "m ..."]
@@ -60,7 +65,7 @@ def gradient(
         model: The clients' network.
         params: Its parameters.
         x: Inputs [B, ...].
-        y: Targets of the kind that ``loss`` takes (``losses.targets_of``), by default integer classes [B].
+        y: Targets of the kind that ``loss`` takes; for the default, integer classes [B].
         loss: Name of a loss.
 
     Raises:
@@ -113,8 +118,8 @@ def shuffle_rows(seen: Observed, order: Int[AnyArray, "m"]) -> Observed:
     CP-NTK-FL permutes "rows and columns in synchronization" (Yue et al., 2022, section 4.2). Its update ``sum_j
     J_{:j:}' R_{:j}`` (eq. 9b), with the Jacobian J [m, C, P] and the dual R [m, C], does not change if the examples are
     permuted (rows of every ``J_{:j:}``, of the outputs f and the targets Y), or the outputs ``j`` with the columns of
-    ``f`` and ``Y``. Neither hides an image, only its owner: each row is reconstructed as before, and the derivatives by
-    the last layer's biases reveal the order of the outputs.
+    ``f`` and ``Y``. Neither permutation hides an image, only its owner: each row is reconstructed as before, and the
+    derivatives by the last layer's biases reveal the order of the outputs.
 
     Args:
         seen: Messages of m examples.
@@ -128,8 +133,8 @@ def shuffle_weights(seen: Observed, order: Int[AnyArray, "P"]) -> Observed:
 
     The paper (Yue et al., 2022) claims that "considering the high dimensionality of the neural network weight" the
     attack becomes infeasible, which fits this permutation of the columns of the Jacobians. The kernel does not change,
-    but someone who knows the order must undo the permutation of the update. It hides to which weight, and so to which
-    pixel, a column belongs, until a client reveals examples to the server: ``order_from_known``.
+    but someone who knows the order must undo the permutation of the update. The permutation hides to which weight, and
+    so to which pixel, a column belongs, until a client reveals examples to the server: ``order_from_known``.
 
     Args:
         seen: Messages of P weights.

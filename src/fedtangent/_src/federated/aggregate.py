@@ -22,7 +22,7 @@ class _Sum(NamedTuple):
 def _add_weighted(
     total: Float[Array, "K *shape"], rows: Slots, messages: Num[Array, "B *shape"]
 ) -> Float[Array, "K *shape"]:
-    """Computes ``total[model] += weight * message`` for a batch of slots, in the dtype of ``total``."""
+    """Adds each slot's message, times its weight, to its model's row of ``total``; ``rows`` are the B slots."""
     weight = rows.weight.astype(total.dtype)
     shape = (-1,) + (1,) * (messages.ndim - 1)
     # A slot of weight 0 must not count even when its message is not finite.
@@ -60,14 +60,14 @@ def weighted_mean() -> Aggregate:
 
 
 def slots_of(cohort: Cohort, num_models: int, offsets: Int[Array, "offsets"]) -> Slots:
-    """Returns a cohort as ``Slots``: with each client's number of examples, and each slot's rank within its model.
+    """Returns a cohort as ``Slots``, which adds each client's number of examples and each slot's rank within its model.
 
     The rank of a slot counts, from 0, the filled slots of the same model before it.
 
     Args:
         cohort: The cohort.
         num_models: Models K.
-        offsets: Offsets of the clients in the partition, [N + 1] int32.
+        offsets: Client i has the examples from ``offsets[i]`` up to ``offsets[i + 1]``, [N + 1] int32.
     """
     mine = (cohort.model[:, None] == jnp.arange(num_models)[None]) & (cohort.weight > 0)[:, None]
     before = jnp.cumsum(mine, axis=0, dtype=jnp.int32) - 1
@@ -76,7 +76,15 @@ def slots_of(cohort: Cohort, num_models: int, offsets: Int[Array, "offsets"]) ->
 
 
 class Stacked(NamedTuple):
-    """All messages of each model's clients, stacked in an array with room for M messages."""
+    """All messages of each model's clients, stacked in an array with room for M messages.
+
+    Attributes:
+        messages: Messages [K, M, ...]; the rows of empty places are zeros.
+        filled: How many messages each model has, [K].
+        beyond: How many messages of each model were dropped because all M places were filled, [K].
+        weight: Weight of each message, [K, M]; 0 where a place is empty.
+        client: Id of the client that sent each message, [K, M]; 0 where a place is empty.
+    """
 
     messages: PyTree  # [K, M, ...]; rows beyond ``filled`` are zeros
     filled: Int32[Array, "K"]

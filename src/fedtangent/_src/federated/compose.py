@@ -52,7 +52,17 @@ from fedtangent._src.types import (
 
 
 class State(NamedTuple):
-    """The state that a run carries from round to round: round, keys, and the states of schedule, server and clients."""
+    """The state that a run carries from round to round: round, keys, and the states of schedule, server and clients.
+
+    Attributes:
+        round: Number of rounds so far, [] int32.
+        key: Key of local training and of the server's random numbers.
+        schedule_key: Key from which the schedule draws cohorts.
+        schedule: State of the schedule.
+        server: The server's state for each model, [K, ...].
+        client: State of each client for each model, [K, N, ...].
+        channel: The channel's memory of each client (error feedback), [K, N, ...].
+    """
 
     round: Array  # [] int32
     key: Key  # training key, see ``streams``
@@ -114,7 +124,13 @@ class _Composed(NamedTuple):
 
 
 class TrainedSlots(NamedTuple):
-    """The results of local training in each slot of a cohort, with leading axis S, apart from the messages."""
+    """The results of local training in each slot of a cohort, with leading axis S, apart from the messages.
+
+    Attributes:
+        kept: The client's new state, and the channel's memory of the client.
+        weight: Weight of the message in its model's average; 0 if the server rejects it.
+        info: Numbers for the history, such as the training loss, by name.
+    """
 
     kept: PyTree  # each client's state, and the channel's memory of the client
     weight: Array  # weight of the message in its model's average; 0 if the server rejects it
@@ -384,7 +400,7 @@ def _draw(
 def _train(
     composed: _Composed, state: State, data: FederatedData, engine: Engine, cohort: Cohort
 ) -> tuple[PyTree, TrainedSlots]:
-    """Trains every slot of the cohort; returns the accumulated messages (of ``Aggregate``) and each slot's results."""
+    """Trains every slot of the cohort; returns the accumulator of the ``Aggregate`` and each slot's results."""
     message, broadcast = composed.shapes(data, largest=engine.max_client_size)
     broadcasts = pytrees.cast_like(jax.vmap(composed.server.broadcast)(state.server), broadcast)
     acc = composed.aggregate.init(message, composed.schedule.num_models)
@@ -474,7 +490,11 @@ def _settle(composed: _Composed, state: State, cohort: Cohort, trained: TrainedS
 
 
 def _heard(composed: _Composed, state: State, cohort: Cohort, trained: TrainedSlots) -> tuple[RoundInfo, Array]:
-    """Returns the ``RoundInfo`` of each model [K], and for each slot whether its message was rejected, [S] int32."""
+    """Returns the facts for each model's server about the round, and for each slot whether its message was rejected.
+
+    The facts are a ``RoundInfo`` with arrays [K]: round, total weight, number of accepted messages, key. The rejections
+    are [S] int32.
+    """
     num_models = composed.schedule.num_models
     weight = jnp.zeros((num_models,), cohort.weight.dtype).at[cohort.model].add(trained.weight)
     count = jnp.zeros((num_models,), jnp.int32).at[cohort.model].add((trained.weight > 0).astype(jnp.int32))

@@ -29,9 +29,12 @@ MOST_DELAY = 1000  # rounds: a server keeps so many models, and one more
 
 
 class Contacted(NamedTuple):
-    """The state of a schedule with faults, around the state of the schedule inside.
+    """The state of a schedule with faults.
 
-    It has the number of clients contacted in the last round, and how long the server waited for their answers.
+    Attributes:
+        inner: State of the schedule to which the fault was added.
+        contacted: Number of clients that the server contacted in the last round.
+        waited: How long the server waited for answers in the last round; 0 if no completion times are drawn.
     """
 
     inner: PyTree

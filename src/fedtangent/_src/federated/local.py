@@ -83,7 +83,13 @@ def validate_work(work: Work) -> None:
 class LocalProblem(NamedTuple):
     """The objective ``F_i(w) + <tilt, w> + prox / 2 |w - anchor|^2`` that client i minimises over the parameters w.
 
-    F_i is the client's mean loss. Without a tilt, or without an anchor, that term is left out.
+    F_i is the client's mean loss.
+
+    Attributes:
+        start: Parameters before the first step.
+        anchor: Parameters to which the proximal term pulls; None for no such term.
+        tilt: Coefficients of the linear term, shaped like the parameters; None for no such term.
+        prox: Strength of the proximal term.
     """
 
     start: PyTree  # parameters before the first step
@@ -163,9 +169,10 @@ def drawn_batches(work: Work, key: Key, size: Int[Array, ""], largest: int, most
 
 
 def _all_examples(work: Work, client: Client) -> tuple[tuple[Array, Array, Array], int | Array, Array]:
-    """Returns a client's examples, (inputs, targets, mask), and two numbers of steps for full-batch training.
+    """Returns a client's examples, (inputs, targets, mask), and two numbers of full-batch steps.
 
-    The first is the number that ``work`` asks for, maybe traced; the second is that number, or 0 without examples.
+    The first is the number that ``work`` asks for, maybe traced. The second is the number that the client takes: the
+    same, or 0 for a client without examples.
     """
     mask = jnp.arange(client.rows.shape[0]) < client.size
     most = (work.epochs or 0) if work.steps is None else work.steps

@@ -1,4 +1,4 @@
-"""Predictions of an ensemble and of single clients (personal predictions), and metrics of them."""
+"""Predictions of an ensemble and of single clients (personal predictions), and the metrics of these predictions."""
 
 from __future__ import annotations
 
@@ -182,7 +182,14 @@ _OF_LABELS = ("accuracy", *(name for name in LOSSES if targets_of(name) == "clas
 
 
 class ClientMetrics(NamedTuple):
-    """A metric of each client on its test examples, and the means over clients."""
+    """A metric of each client on its test examples, and the means over clients.
+
+    Attributes:
+        values: The metric of each client, [N]; NaN for a client without test examples.
+        sizes: Number of test examples of each client, [N].
+        mean: Mean over the clients that have test examples, each counting alike.
+        weighted_mean: Mean weighted by the clients' numbers of test examples.
+    """
 
     values: Float[Array, "N"]  # NaN for a client without test examples
     sizes: Int32[Array, "N"]  # test examples

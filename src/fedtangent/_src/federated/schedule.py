@@ -160,8 +160,8 @@ def mixed_permutations(num_clients: int, num_models: int) -> Schedule:
     """Builds the schedule of the code published with FE-2024: permutations, but only for the first K clients.
 
     Clients 0 .. K - 1 train the K models in random orders; every other client trains a model drawn uniformly, as in
-    ``random_models``. Orders are drawn again after the rounds 0, K, 2K, ..., so that the first order serves only round
-    0. All clients take part in every round: S = N. The paper's schedule is ``per_client_permutations`` (erratum
+    ``random_models``. Orders are drawn again after the rounds 0, K, 2K, ..., so the first order serves only round 0.
+    All clients take part in every round: S = N. The paper's schedule is ``per_client_permutations`` (erratum
     `fe2024.code`).
 
     Args:
@@ -573,7 +573,7 @@ class EnsembleOptions:
 
 @dataclasses.dataclass(frozen=True)
 class StrataOptions(EnsembleOptions):
-    """Options of the schedule ``strata``."""
+    """Options of the schedule ``strata``: numbers of models, of strata, and of clients that train in each stratum."""
 
     num_strata: int = 5
     """Number Q of strata: groups of clients."""
@@ -591,7 +591,7 @@ class GraphOptions:
 
 @dataclasses.dataclass(frozen=True)
 class CandidatesOptions(SampledOptions):
-    """Options of the schedule ``power_of_choice``."""
+    """Options of the schedule ``power_of_choice``: how many clients report their losses, and how many train."""
 
     candidates: int | None = None
     """Clients that are asked for their losses in a round (default: everyone)."""
@@ -599,12 +599,12 @@ class CandidatesOptions(SampledOptions):
 
 @dataclasses.dataclass(frozen=True)
 class SampledEnsembleOptions(EnsembleOptions, SampledOptions):
-    """Options of the schedule ``best_fitting``."""
+    """Options of the schedule ``best_fitting``: the number of models, and of clients in a round."""
 
 
 @dataclasses.dataclass(frozen=True)
 class AssignedOptions(SampledEnsembleOptions):
-    """Options of the schedule ``assigned_by_loss``."""
+    """Options of the schedule ``assigned_by_loss``: numbers of models and clients, and which clients a model picks."""
 
     fit: str = "worst"
     """worst or best: the client that a model takes in its turn."""
@@ -612,12 +612,12 @@ class AssignedOptions(SampledEnsembleOptions):
 
 @dataclasses.dataclass(frozen=True)
 class WalkOptions(GraphOptions, EnsembleOptions):
-    """Options of the schedule ``random_walk``."""
+    """Options of the schedule ``random_walk``: the graph of the clients and the number of models."""
 
 
 @dataclasses.dataclass(frozen=True)
 class NeighbourhoodOptions(GraphOptions):
-    """Options of the schedule ``neighbourhoods``."""
+    """Options of the schedule ``neighbourhoods``: the graph of the clients, and whether they change places on it."""
 
     dynamic: bool = False
     """Clients take other places in the graph in every round."""

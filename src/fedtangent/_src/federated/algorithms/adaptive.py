@@ -179,7 +179,10 @@ WITH_MOMENTS: dict[str, Any] = {  # marks of the recipes whose server keeps mome
 
 
 def _stepping(make: Callable[[Number], optax.GradientTransformation]) -> common.AveragingParts:
-    """Returns parts with a server that steps with the optimiser ``make(rate)``; the rest is as in FedAvg."""
+    """Returns the parts by which an algorithm differs from FedAvg: a server that steps with an optimiser.
+
+    ``make`` builds the optimiser from the server's learning rate.
+    """
 
     def server(rate: Rate) -> Server:
         return optax_server(at_rate(make, rate))
@@ -191,7 +194,10 @@ _Make = Callable[[Number, Number, Number, Number, Number | None], optax.Gradient
 
 
 def _with_moments(make: _Make, adaptivity: Adaptivity) -> common.AveragingParts:
-    """Returns parts with a server that steps with ``make``, which is ``adam`` or ``yogi``; the rest is as in FedAvg."""
+    """Returns the parts by which an algorithm differs from FedAvg: a server that steps with ``adam`` or ``yogi``.
+
+    ``make`` is that function, and ``adaptivity`` has its arguments besides the learning rate.
+    """
     numbers = (adaptivity.beta_1, adaptivity.beta_2, adaptivity.tau, adaptivity.initial_second_moment)
     return _stepping(lambda rate: make(rate, *numbers))
 

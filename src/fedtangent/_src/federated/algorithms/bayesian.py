@@ -53,14 +53,14 @@ class EnsembleOfClients:
     """The most clients whose messages a model keeps in a round (default: all); ``info["dropped"]`` counts the rest."""
 
     def teacher(self) -> Teacher:
-        """Returns the ensemble's distribution and kinds of members; raises ``ValueError`` for options out of range."""
+        """Returns the distribution and the members as a ``Teacher``; raises ``ValueError`` for options out of range."""
         number = whole("num_samples", self.num_samples)
         teacher = Teacher(self.posterior, number, self.concentration, tuple(self.members))
         check_teacher(teacher)
         return teacher
 
     def places(self, schedule: Schedule) -> int:
-        """Returns the most clients whose messages one model keeps in a round."""
+        """Returns for how many clients' messages per model and round the server has room: by default all slots."""
         instance("schedule", schedule, Schedule)
         most = schedule.num_slots
         return most if self.slots_per_model is None else whole("slots_per_model", self.slots_per_model, 1, most)
@@ -80,7 +80,10 @@ class DistilledEnsemble(EnsembleOfClients):
 
 
 def _fitting(examples: int) -> Distillation:
-    """Returns the default ``Distillation`` for a number of examples: FedBE's, which is for 10 000 images, scaled."""
+    """Returns the default ``Distillation`` for a number of examples at the server.
+
+    FedBE's schedule is for 10 000 images; its start and cycle are shortened in proportion to the number of steps.
+    """
     steps = 20 * -(-examples // min(128, examples))
     return Distillation(start=steps // 6, cycle=max(1, steps // 60))
 
@@ -157,7 +160,13 @@ def fed_be(
 
 
 class Posterior(NamedTuple):
-    """The server's state of FedBE without distillation: a model, and what is needed to draw its ensemble."""
+    """The server's state of FedBE without distillation: a model, and what is needed to draw its ensemble.
+
+    Attributes:
+        params: The clients' weighted mean, which is the next round's model.
+        clients: The clients' models of the last round in which any client trained this model.
+        key: Key of the draws.
+    """
 
     params: PyTree  # the clients' weighted mean, the next round's model
     clients: Clients  # of the last round in which any client trained this model
@@ -187,8 +196,8 @@ def fed_be_no_distillation(
     ``slots_per_model`` clients' models for each of the K models.
 
     With ``loss="cross_entropy"`` the prediction's mean is the log of the members' mean probability. ``members`` of the
-    prediction are the E members of each of the K ensembles, [K E, n, C]; the place of an absent member has its
-    ensemble's mean.
+    prediction are the E members of each of the K ensembles, [K E, n, C]; an absent member is replaced by
+    the mean of its ensemble.
 
     Args:
         ensemble: Members of the ensemble.

@@ -218,7 +218,10 @@ def train_and_average(
 
 
 def _followed(training: Training, averaging: Averaging, rule: Mapping[str, object] | str) -> Mapping[str, object] | str:
-    """Returns ``rule`` with the loss, optimisers and server rate as fields, or a sentence why theory cannot follow."""
+    """Completes an algorithm's ``rule``, by which theory follows it, with the run's loss, optimisers and server rate.
+
+    Returns a sentence instead if theory cannot follow the algorithm with these options.
+    """
     if isinstance(rule, str) or not isinstance(rule, Mapping):
         return rule
     if averaging.channel is not None:
@@ -269,7 +272,7 @@ def _server(name: str, averaging: Averaging, server: Server | Callable[[Rate], S
 
 
 def _check_secure(name: str, averaging: Averaging, parts: Parts) -> None:
-    """Raises ``ValueError`` if an option or the algorithm needs single messages, which secure aggregation hides."""
+    """Raises ``ValueError`` if an option or a part needs single messages, which secure aggregation hides."""
     if parts.aggregate is not None:
         raise ValueError(f"secure_aggregation: {name} needs single messages, but the server sees only their sum")
     if parts.accept is not None:

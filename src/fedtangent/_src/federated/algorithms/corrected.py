@@ -103,9 +103,9 @@ def fed_dyn(
     ``h -= mu / N sum_i (w_i - w_server)``, over the participants but divided by the number N of all clients. The new
     model is the participants' mean minus ``h / mu``. Each model of an ensemble has a separate h and separate h_i.
 
-    The mean is uniform by default, as in the paper; ``weighting="examples"`` weighs it, and the server's h too. With a
+    The mean is uniform by default, as in the paper; ``weighting="examples"`` weighs the mean and the server's h. With a
     channel, h_i changes by the message that the server received, so that the server's h stays the mean of all h_i.
-    ``server_learning_rate``, not in the paper, is the share of the way that the server moves.
+    ``server_learning_rate``, not in the paper, is the share of the way to the new model that the server moves.
 
     Args:
         mu: Strength of the dynamic regulariser (the paper's alpha).
@@ -210,7 +210,10 @@ def scaffold(
 
 
 def halpern(index: Array) -> Array:
-    """Returns ``alpha^k = 1 - 1 / (k + 1)`` for the index k, Halpern's anchoring (Local-GD, below eq. 16)."""
+    """Returns ``1 - 1 / (k + 1)`` for the index k: the weight of the clients' mean in Halpern's anchoring.
+
+    Source: Local-GD, below eq. (16). The rest of the weight is on the model at the start of the run.
+    """
     return 1 - 1 / (jnp.asarray(index, float) + 1)
 
 

@@ -83,7 +83,10 @@ def _no_server(name: str, averaging: Averaging | None) -> None:
 
 
 def _walks(schedule: Schedule, same_client: bool = False) -> bool:
-    """Returns whether at most one client trains each model in a round (with ``same_client``, client k model k)."""
+    """Returns whether at most one client trains each model in a round, so that models can walk without a server.
+
+    With ``same_client`` client k must train model k.
+    """
     client, model = _first_round(schedule)
     return len(np.unique(model)) == len(model) and (not same_client or np.array_equal(client, model))
 
@@ -133,7 +136,7 @@ def gossip(
     With ``W`` the mixing matrix, ``x_k`` the models and ``d_k`` the update that local training subtracts from model k:
     ``x_k <- sum_j W_kj (x_j - d_j)`` for ``"train_then_mix"`` (Koloskova et al., ICML 2020, algorithm 1), and ``x_k <-
     sum_j W_kj x_j - d_k`` for ``"mix_then_train"``, where training and sending take place at once. With one local step
-    the latter is D-PSGD (Lian et al., NeurIPS 2017, algorithm 1, whose footnote allows the former too).
+    ``"mix_then_train"`` is D-PSGD (Lian et al., NeurIPS 2017, algorithm 1; its footnote allows the other order too).
 
     A client that drops out, or whose message is rejected, neither trains nor exchanges: its model stays unchanged, and
     its neighbours add its weight to their own models' weights. So every round mixes by a symmetric, doubly stochastic
@@ -225,9 +228,9 @@ def ntk_dfl(
     Args:
         model: Network whose kernel is evolved.
         schedule: Client i must be among the clients of model i, as in ``schedules.neighbourhoods(graph)``.
-        learning_rate: As of ``ntk_fl``.
+        learning_rate: Step size of gradient descent on the linearised network, a number or a schedule of the round.
         loss: squared_error or cross_entropy (default: the loss of ``evolution``).
-        evolution: Times, kernel and method of the evolution.
+        evolution: Candidate numbers of gradient steps, which kernel, and how gradient descent is computed.
         pooling: Sizes of a neighbourhood's pool, without validation examples.
 
     Raises:
@@ -276,7 +279,10 @@ def ntk_dfl(
 
 
 def _from_neighbours(update: ServerUpdate) -> ServerUpdate:
-    """Maps NTK-DFL's update over the clients' models; each model starts at the mean of its neighbours' models."""
+    """Turns NTK-DFL's update of one model into an update of all clients' models, computed one at a time.
+
+    The update of each model starts at the mean of this client's and its neighbours' models.
+    """
     evolve = sequentially(update)
 
     def updated(before: PyTree, aggregated: Stacked, info: types.RoundInfo) -> tuple[PyTree, dict[str, Array]]:
@@ -337,6 +343,6 @@ def _mix(matrix: Array, present: Array, params: PyTree) -> PyTree:
 
 
 def _between_clients(cost: Cost, messages: float) -> Cost:
-    """Returns ``cost`` for clients that send each other ``messages`` messages in a round, and receive no broadcast."""
+    """Returns ``cost`` without a server: a round has ``messages`` messages between clients and no broadcast."""
     uplink, per_example = (int(np.ceil(messages * num_bytes)) for num_bytes in cost[:2])
     return cost._replace(uplink=uplink, uplink_per_example=per_example, downlink=0)

@@ -103,9 +103,9 @@ class Averaged(NamedTuple):
 
 
 def averaged(inner: optax.GradientTransformation, start: int, cycle: int, total: int) -> optax.GradientTransformation:
-    """Returns an optimiser that follows ``inner`` and whose last step sets the weights to a mean along the way (SWA).
+    """Returns an optimiser that steps as ``inner`` and whose last step sets the weights to their mean (SWA).
 
-    The mean is over the weights after ``start + cycle``, ``start + 2 cycle``, ... steps, the ends of the cycles.
+    The mean is over the weights at the ends of the cycles, after ``start + cycle``, ``start + 2 cycle``, ... steps.
 
     Args:
         inner: An optax optimiser.
@@ -143,7 +143,7 @@ def distil(
     Args:
         key: Key from which the order of the examples is drawn in every epoch.
         model: The network.
-        loss: One of ``SOFT_LOSSES``.
+        loss: Loss of outputs and soft labels, such as those in ``SOFT_LOSSES``.
         how: Options of the student's training.
         student: Parameters before the first step.
         x: Inputs [m, ...].

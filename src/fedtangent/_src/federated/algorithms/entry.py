@@ -80,7 +80,15 @@ class Record(Protocol):
 
 
 class FinishedRun(NamedTuple):
-    """The facts about a finished run that a recipe's ``remark`` needs to write its line of text."""
+    """The facts about a finished run that a recipe's ``remark`` needs to write its line of text.
+
+    Attributes:
+        schedule: The run's schedule.
+        schedule_name: Name of the schedule.
+        clients_per_round: Number of clients in a round.
+        only_first: Whether rounds were closed before all clients had answered.
+        num_rounds: Number of rounds R.
+    """
 
     schedule: Schedule
     schedule_name: str
@@ -381,9 +389,12 @@ def _refuse_unused(name: str, unused: Sequence[str], averaging: Averaging | None
 
 @dataclasses.dataclass(frozen=True)
 class _Layout:
-    """The assignment of command-line options to the parameters of a recipe.
+    """The rule by which a recipe's parameters become options of the command line.
 
-    ``unused`` and ``python_only`` are as in ``recipe``; ``extra`` is a record of options that are no parameters.
+    Attributes:
+        unused: Fields of records that have no meaning for the algorithm.
+        python_only: Parameters, or fields of records, that are no options of the command line.
+        extra: A frozen dataclass of further options that are no parameters of the recipe.
     """
 
     unused: tuple[str, ...] = ()
@@ -391,7 +402,10 @@ class _Layout:
     extra: type[Any] = NoOptions
 
     def groups(self, function: Recipe) -> list[type[Any]]:
-        """Returns the records whose fields are command-line options of the recipe, besides the options in ``plain``."""
+        """Returns the dataclasses whose fields are command-line options of the recipe.
+
+        Parameters that are a single option each are not among them: ``plain`` returns their names.
+        """
         takes_base = "base" in _parameters_of(function)
         groups: list[type[Any]] = [BaseOptions] if takes_base else []
         for name, record in self._parameters(function):
@@ -443,7 +457,7 @@ class _Layout:
         ]
 
     def _fields(self, function: Recipe, record: Record) -> list[str]:
-        """Returns the fields of a record that take several options each, or that the run supplies."""
+        """Returns the names of a record's fields that take several options each, or that the run supplies."""
         parameters = _parameters_of(function)
         names = [f.name for f in dataclasses.fields(record) if f.name not in self.unused and f.name not in parameters]
         return [name for name in names if name in WRITTEN or name in OF_RUN]
@@ -457,7 +471,7 @@ class _Layout:
 def _parameters_of(function: Recipe) -> Mapping[str, inspect.Parameter]:
     """Returns the parameters of a recipe by name.
 
-    If the recipe has ``**options`` and no ``base``, FedAvg's parameters take the place of ``**options``.
+    A recipe with ``**options`` and no ``base`` is taken to pass these on to ``fed_avg``, whose parameters are returned.
     """
     parameters = dict(inspect.signature(function).parameters)
     collects = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
@@ -479,11 +493,11 @@ def _plain_options(record: Record, names: tuple[str, ...], prefix: str) -> type[
 
 
 def _value(name: str, chosen: object, supplied: Supplied) -> object:
-    """Returns the value of a recipe's parameter, or of a record's field, that is in ``WRITTEN`` or ``OF_RUN``.
+    """Returns the value of a recipe's parameter, or of a record's field, that is not a single command-line option.
 
-    A value in ``OF_RUN`` comes from the run: it is a field of ``supplied``, except ``pool_size``, which is computed.
-    Any other value is made from the parameter's options in ``WRITTEN``, for example a learning rate from the step size,
-    its decay and the rounds between decays.
+    A name in ``OF_RUN`` is supplied by the run: its value is a field of ``supplied``, except ``pool_size``, which is
+    computed. Any other value is made from the parameter's options in ``WRITTEN``, for example a learning rate from the
+    step size, its decay and the rounds between decays.
 
     Args:
         name: Name of the parameter or field.
@@ -577,9 +591,9 @@ def entry_of_function(name: str, function: Recipe) -> AlgorithmEntry:
 
 
 def _take_optimizer(name: str, arguments: dict[str, Any]) -> None:
-    """Replaces the rate in ``arguments`` by an optax optimiser at this rate; for "sgd" it keeps the rate.
+    """Replaces the learning rate in a recipe's ``arguments`` by an optax optimiser at this rate.
 
-    ``name`` is the name of the optimiser's argument.
+    ``arguments[name]`` is the name of the optimiser, such as "adam". For "sgd" the rate is kept, and the name removed.
     """
     optimizer = choice("client_optimizer", arguments.pop(name), ("sgd", *OPTIMIZERS))
     if optimizer == "sgd":
@@ -611,7 +625,7 @@ def options_of(entry: AlgorithmEntry, base: str | None = None) -> type[Any]:
 
 @functools.cache
 def _joined(classes: tuple[type[Any], ...]) -> type[Any]:
-    """Returns a dataclass with the fields of all classes; it is cached, so that equal options compare equal."""
+    """Returns a dataclass with the fields of all ``classes``; the same classes give the same dataclass (cached)."""
     joined = type("Around".join(cls.__name__ for cls in classes), classes, {})
     return dataclasses.dataclass(frozen=True)(joined)
 

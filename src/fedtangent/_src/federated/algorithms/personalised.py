@@ -121,7 +121,7 @@ def private_mask(model: Model, private: Select) -> PyTree:
         private: Selection of the private parameters, as for ``models.trainable``.
 
     Raises:
-        ValueError: The selection matches no parameter or all of them, or is invalid as for ``models.trainable``.
+        ValueError: The selection matches no parameter or all of them, or ``models.trainable`` does not take it.
     """
     mask = selection("private", model, private)
     if all(jax.tree.leaves(mask)):

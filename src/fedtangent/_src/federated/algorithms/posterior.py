@@ -20,7 +20,13 @@ MEMBERS = ("samples", "clients", "mean")
 
 
 class Clients(NamedTuple):
-    """The models that clients trained from one global model in a round, sorted by client id, with empty places last."""
+    """The models that clients trained from one global model in a round, sorted by client id, with empty places last.
+
+    Attributes:
+        params: The clients' models [M, ...].
+        weight: Weight of each model, [M] float; 0 where a place is empty.
+        client: Id of each client, [M] int32; -1 where a place is empty.
+    """
 
     params: PyTree  # [M, ...]
     weight: Array  # [M] float, 0 where a place is empty
@@ -28,7 +34,14 @@ class Clients(NamedTuple):
 
 
 class Teacher(NamedTuple):
-    """The ensemble from which FedBE's student learns: its distribution over models, and the kinds of its members."""
+    """The ensemble from which FedBE's student learns: its distribution over models, and the kinds of its members.
+
+    Attributes:
+        posterior: Name of the distribution, "gaussian" or "dirichlet".
+        num_samples: Number of models drawn from the distribution.
+        concentration: Concentration of the Dirichlet distribution.
+        members: Kinds of members: "samples" from the distribution, "clients" (their models), "mean" (of these models).
+    """
 
     posterior: str  # one of POSTERIORS
     num_samples: int
@@ -61,7 +74,7 @@ def no_clients(params: PyTree, places: int) -> Clients:
 
 
 def _combined(clients: Clients, share: Array) -> PyTree:
-    """Returns the sum of the clients' models, each times its number in ``share`` [M]; empty places do not count."""
+    """Returns the sum of the clients' models, each times its entry in ``share`` [M]; empty places do not count."""
 
     def leaf(models: Array) -> Array:
         present_models = jnp.where((clients.weight > 0).reshape((-1,) + (1,) * (models.ndim - 1)), models, 0)
@@ -136,8 +149,8 @@ def check_teacher(teacher: Teacher) -> None:
 def members_of(teacher: Teacher, key: Key, mean: PyTree, clients: Clients) -> tuple[PyTree, Array]:
     """Returns the parameters of the E members of an ensemble, [E, ...], and whether each member is present, [E] bool.
 
-    Depending on ``teacher.members`` they are draws from the distribution, the clients' models, and their mean. Draw m
-    has the key ``fold_in(key, m)``. Without any client (before the first round) only the mean is present.
+    Depending on ``teacher.members`` the members are draws from the distribution, the clients' models, and their mean.
+    Draw m has the key ``fold_in(key, m)``. Without any client (before the first round) only the mean is present.
 
     Args:
         teacher: The distribution and the kinds of members.

@@ -29,7 +29,7 @@ NOISY = (
 
 @dataclasses.dataclass(frozen=True)
 class PrivacyReport:
-    """The option of the line about epsilon that is printed after a run of ``dp_fed_avg``: its delta."""
+    """The option of the line that reports (epsilon, delta) after a run of ``dp_fed_avg``."""
 
     delta: float = 1e-5
     """Delta of the reported epsilon."""
@@ -170,7 +170,7 @@ def noisy(server: Server, deviation: float | Array) -> Server:
 
 
 def _fixed_mean(count: float | Array) -> Aggregate:
-    """Builds the aggregate that divides a weighted sum of messages by a fixed ``count`` (McMahan et al., 2018, f_f)."""
+    """Builds the aggregate that divides a weighted sum of messages by a fixed ``count`` (McMahan et al., 2018)."""
 
     def finish(acc: PyTree) -> PyTree:
         return pytrees.scale(1 / count, acc.total)

@@ -52,7 +52,7 @@ class Pooling:
 
 @dataclasses.dataclass(frozen=True)
 class Compression:
-    """Options of CP-NTK-FL; each works without the others, and all are off by default."""
+    """Options by which CP-NTK-FL sends and reveals less; each works without the others, and all are off by default."""
 
     beta: float = 1.0
     """Share of its examples that a client uses in a round."""
@@ -89,11 +89,11 @@ def ntk_fl(
     Args:
         model: Network whose kernel is evolved.
         schedule: Which client sends its Jacobians to which model in which round.
-        learning_rate: eta of the halved squared error averaged over examples and outputs, or of the mean cross entropy,
-            on class labels; a number or a schedule of the round.
+        learning_rate: Step size of gradient descent on the linearised network, a number or a schedule of the round. The
+            loss is half the squared error, averaged over examples and outputs, or the mean cross entropy of labels.
         loss: squared_error or cross_entropy (default: the loss of ``evolution``).
-        evolution: Times, kernel and method of the evolution.
-        pooling: Sizes of the pool, and the examples that choose the time.
+        evolution: Candidate numbers of gradient steps, which kernel, and how gradient descent is computed.
+        pooling: Sizes of the pool, and the examples by whose loss the number of gradient steps is chosen.
 
     Raises:
         ValueError: No rate, or an argument of the wrong type or range.
@@ -126,10 +126,11 @@ def cp_ntk_fl(
     Args:
         model: Network whose kernel is evolved.
         schedule: Which client sends its Jacobians to which model in which round.
-        learning_rate: As of ``ntk_fl``.
+        learning_rate: Step size of gradient descent on the linearised network, a number or a schedule of the round.
         loss: squared_error or cross_entropy (default: the loss of ``evolution``).
-        evolution: Times, kernel and method of the evolution, without a ``linearise``, which sparsity decides.
-        pooling: Sizes of the pool, and the examples that choose the time.
+        evolution: Candidate numbers of gradient steps, which kernel, and how gradient descent is computed. Without a
+            ``linearise``, which the sparsity decides.
+        pooling: Sizes of the pool, and the examples by whose loss the number of gradient steps is chosen.
         compression: Share of examples, sparsity, bits and shuffling.
 
     Raises:
@@ -169,8 +170,12 @@ def evolving(
 
     Args:
         name: Name of the algorithm.
-        model, schedule, learning_rate, evolution, pooling: As of ``ntk_fl``.
-        compression: As of ``cp_ntk_fl``.
+        model: Network whose kernel is evolved.
+        schedule: Which client sends its Jacobians to which model in which round.
+        learning_rate: Step size of gradient descent, a number or a schedule of the round.
+        evolution: Options of the evolution.
+        pooling: Sizes of the pool, and the examples by whose loss the number of gradient steps is chosen.
+        compression: Share of examples, sparsity, bits and shuffling (``cp_ntk_fl``); by default all off.
         changed: ``(server, parts) -> (server, parts)``: changes the server, which updates one model at a time, and the
             further parts; by default nothing.
     """

@@ -6,7 +6,7 @@
     tangent     the network linearised on the pooled examples
     sparse      the network linearised with sparsified Jacobians (CP-NTK-FL)
     dual        the result of t steps of gradient descent, for many t at once
-    multirate   this result for the cross entropy, with fewer products with the kernel
+    multirate   the result of t steps for the cross entropy, with fewer products with the kernel
     evolution   ``ntk_evolve``: one round at the server, with the choice of t; and the parts of an algorithm, whose
                 recipes are in ``federated.algorithms.tangent``
 """

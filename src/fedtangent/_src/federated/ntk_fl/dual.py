@@ -8,8 +8,8 @@ and
 
 (NTK-FL, Yue et al., ICML 2022, eq. 9b and 10, in discrete time). ``R_t`` is called the dual here. It is computed by one
 eigendecomposition (``spectral_dual``), by a Chebyshev series in products with the kernel (``chebyshev_dual``), or by
-taking the steps (``descend_dual``). For a loss whose derivative is not linear, the methods are the steps, and the steps
-with fewer products (``multirate``). ``dynamics_of`` chooses the method.
+taking the steps (``descend_dual``). For a loss whose derivative is not linear, there is no such sum: the steps
+are taken, either one by one or with fewer products (``multirate``). ``dynamics_of`` chooses the method.
 """
 
 from __future__ import annotations
@@ -62,10 +62,11 @@ def spectral_dual(
     rounding errors and count as zero. A step beyond ``2 / lambda_max`` diverges, as the descent does.
 
     Args:
-        eigenvalues: Eigenvalues of the kernel, [m].
+        eigenvalues: Eigenvalues of the kernel, [m]; m is its number of rows.
         vectors: Its eigenvectors, [m, m].
         residual: ``y - f_0`` [m, C]; every column evolves under the same kernel.
-        step: s, which is ``learning_rate / (N C)`` for the loss ``1/(2 N C) sum |f - y|^2``.
+        step: s, the step in function space: ``learning_rate / (N C)`` for the loss ``1/(2 N C) sum |f - y|^2`` of N
+            examples with C outputs.
         times: The Psi numbers of steps.
     """
     coefficients = vectors.T @ residual
@@ -137,16 +138,19 @@ def descend_dual(
 
 
 def chebyshev_degree(time: int) -> int:
-    """Returns a degree at which the Chebyshev series for ``time`` stable steps has an error below ``CUT``."""
+    """Returns a degree that is enough for the Chebyshev series of ``sum_{u < t} (1 - z)^u`` with t = ``time`` steps.
+
+    The omitted terms add up to less than ``CUT`` t.
+    """
     return min(time - 1, math.ceil(math.sqrt(2 * time * math.log(20 / CUT))))
 
 
 def chebyshev_series(top: Array | float, times: tuple[int, ...]) -> tuple[Array, Array]:
     """Computes Chebyshev coefficients [Psi, D + 1] of ``p_t(z) = sum_{u < t} (1 - z)^u`` on [0, top], and a degree [].
 
-    The variable is 1 - 2 z / top, and D = ``chebyshev_degree(max(times))``. The coefficients beyond the returned degree
-    can be left out: they add up to at most ``CUT`` times t for every t. They come from interpolation at Chebyshev
-    nodes.
+    The Chebyshev polynomials have the argument 1 - 2 z / top, and D = ``chebyshev_degree(max(times))``. The series
+    interpolates p_t at Chebyshev nodes. The coefficients beyond the returned degree can be left out: they add up to at
+    most ``CUT`` times t for every t.
 
     Args:
         top: End of the interval, 0 < top <= 2; may be traced.
@@ -291,7 +295,14 @@ def method_of(evolution: Evolution, params: PyTree, shape: tuple[int, ...]) -> s
 
 
 class Dynamics(NamedTuple):
-    """NTK-FL's gradient descent on the linearised network, as functions: products with its kernel, and the dual R_t."""
+    """NTK-FL's gradient descent on the linearised network: products with the kernel, and the dual R_t.
+
+    Attributes:
+        product: ``g -> K g`` for g [n, C], with the kernel K.
+        lambda_max: Largest eigenvalue of K, [].
+        dual: ``(step, active) -> (R_t [Psi, n, C], number of products)``; R_t is zero if ``active`` is False.
+        matrix: The kernel averaged over outputs, [n, n]; None if it is not in memory.
+    """
 
     product: Product
     lambda_max: Array  # [] largest eigenvalue
@@ -347,7 +358,10 @@ def _flat_product(kernel: Array) -> Product:
 
 
 def _by_eigh(kernel: Array | None, residual: Array, times: tuple[int, ...]) -> tuple[Array, Dual]:
-    """Returns a kernel's largest eigenvalue, and the function that computes the dual R_t by ``spectral_dual``."""
+    """Returns a kernel's largest eigenvalue, and the function ``(step, active) -> (dual R_t, 0 products)``.
+
+    The function computes the dual by ``spectral_dual``. The kernel is [n, n], or [n C, n C] for all outputs.
+    """
     assert kernel is not None
     eigenvalues, vectors = jnp.linalg.eigh(kernel)
 

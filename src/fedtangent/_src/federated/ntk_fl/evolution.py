@@ -78,8 +78,8 @@ def ntk_evolve(
             or probabilities [n, C].
         learning_rate: eta of the descent, positive; may be traced.
         evolution: Times, kernel, method and loss of the evolution.
-        validation: Examples x [m, ...] and y [m, C] (or labels as above) at the server, by whose loss the time is
-            chosen; None: by the loss on the pooled examples (eq. 11a).
+        validation: Examples x [m, ...] and y [m, C] (or labels as above) at the server, by whose loss t is chosen;
+            None: by the loss on the pooled examples (eq. 11a).
 
     Returns:
         The new parameters in their dtype, and ``info`` with
@@ -87,15 +87,16 @@ def ntk_evolve(
         - ``time`` [] int32: the chosen number of steps (0 if none);
         - ``losses`` [Psi]: loss of the real network after each of the Psi ``times`` (infinite if not finite, NaN after
           the end of the search);
-        - ``loss_before`` [] the round, and ``learning_rate`` [] taken;
-        - ``status``: 0 fine, 1 every candidate diverged, 2 no examples, 3 refused; with 1 to 3 the parameters are kept;
+        - ``loss_before`` []: loss before the round; ``learning_rate`` []: the rate that was used;
+        - ``status``: 0 fine, 1 every candidate diverged, 2 no examples, 3 the learning rate
+          was refused as unstable; with 1 to 3 the parameters are kept;
         - ``refused`` [] bool, ``lambda_max`` [] of the kernel in use, and ``stable_learning_rate`` [] = 2 N C /
           lambda_max (for the cross entropy 4 N / lambda_max);
         - ``products`` [] int32: number of products with the kernel;
         - ``kernel_error`` [] = |Theta - H (x) I| / |Theta| of the averaged kernel H, in Frobenius norm (estimated by
           random probes if n C > 1024), and ``function_gap`` []: the relative difference, on the pooled examples,
           between the linearised network at the chosen weights and the function that the kernel in use predicts. Both
-          are 0 in exact mode.
+          are 0 with the exact kernel.
 
     Raises:
         ValueError: JAX is not in 64-bit mode, an argument has a wrong shape or range, or ``unstable`` is "stop" and
@@ -165,7 +166,13 @@ def _evolve(
 
 
 class Choice(NamedTuple):
-    """The chosen number of gradient steps: its weights, and the losses of all candidates."""
+    """The chosen number of gradient steps: its weights, and the losses of all candidates.
+
+    Attributes:
+        params: Parameters of the best candidate; if all diverged, the parameters before the round.
+        best: Index of the best candidate, [] int32; -1 if all diverged.
+        losses: Loss of every candidate, [Psi]; infinite if not finite, NaN after the end of the search.
+    """
 
     params: PyTree  # parameters of the best candidate; without one, the parameters before the round
     best: Array  # [] int32, number of the best candidate, -1 if all diverged
@@ -252,7 +259,7 @@ def choose_time(
 
 
 def _errors(pool: Pool, tangent: Tangent, dynamics: Dynamics, chosen: Array, together: int) -> dict[str, Array]:
-    """Returns the report's ``kernel_error`` and ``function_gap`` (``ntk_evolve``), by ``together`` probes at once.
+    """Computes ``kernel_error`` and ``function_gap`` of ``ntk_evolve``'s info, with ``together`` random probes at once.
 
     ``chosen`` is the dual R_t [n, C] at the chosen number of steps t. For ``together=0``, which means the exact kernel,
     both are 0.
@@ -318,7 +325,7 @@ def ntk_server(
         model: The network.
         learning_rate: Step size eta of gradient descent, a number or a schedule of the round.
         evolution: Times, kernel, method and loss of the evolution.
-        validation: Examples that choose the time, as in ``ntk_evolve``.
+        validation: Examples x, y by whose loss the number of steps is chosen; None: by the loss on the pooled examples.
         pool_size: The most examples that are pooled, which is the size of the kernel; ``info["examples_dropped"]``
             counts the others. None: all, padding included. ``largest_sample`` never drops an example.
         shuffle: Whether a server between clients and aggregation permutes the rows of Jacobians, outputs and targets

@@ -71,7 +71,13 @@ def leading_factor(product: Product, shape: tuple[int, ...], rows: int) -> tuple
 
 
 class Nodes(NamedTuple):
-    """The nodes of the polynomial that extrapolates ``(K - F F') R_t``: the latest steps t, and the values there."""
+    """The nodes of the polynomial in t that extrapolates ``(K - F F') R_t``.
+
+    Attributes:
+        times: Numbers of steps t, [NODES], the latest first.
+        values: ``(K - F F') R_t`` at these t, [NODES, columns, rows], with the rows of F and the columns that share F.
+        number: How many nodes count, [] int32; one at the start.
+    """
 
     times: Array  # [NODES]
     values: Array  # [NODES, columns, rows]
@@ -81,7 +87,8 @@ class Nodes(NamedTuple):
 def extrapolated(nodes: Nodes, time: Array) -> Array:
     """Extrapolates ``(K - F F') R_t`` to t = ``time`` by the polynomial in t through the nodes, [columns, rows].
 
-    K is the kernel, ``F F'`` its approximation of low rank, and R_t the dual after t steps.
+    K is the kernel, ``F F'`` its approximation of low rank, and R_t the dual after t steps. Rows are the rows of F; the
+    columns are C if all outputs have one kernel, else 1.
 
     Args:
         nodes: The nodes; only the first ``nodes.number`` count.
@@ -95,7 +102,16 @@ def extrapolated(nodes: Nodes, time: Array) -> Array:
 
 
 class _Descent(NamedTuple):
-    """The state of ``multirate_dual`` between two stretches of steps; examples are last, which is twice as fast."""
+    """The state of ``multirate_dual`` between two stretches of steps; examples are last, which is twice as fast.
+
+    Attributes:
+        time: Number of steps t taken, [] int32.
+        dual: Transposed dual R_t, [columns, rows].
+        moved: Transposed ``F' R_t``, [columns, r], with the low-rank factor F.
+        nodes: Nodes of the extrapolation.
+        length: Steps of the next stretch, [] int32.
+        products: Number of products with the kernel so far, [] int32.
+    """
 
     time: Array  # [] int32
     dual: Array  # R' [columns, rows]
@@ -121,8 +137,13 @@ def multirate_dual(
     shorter ones. A stretch of one step is exact, so a useless factor costs a product in every step, but no accuracy.
 
     Args:
-        product, force, like, step, times, active: As in ``dual.descend_dual``.
-        factor: F, [n, r] or [n C, r].
+        product: ``g -> K g`` for g [n, C].
+        force: Minus the derivative of the loss by the outputs, as a function of their change (``dual.descend_dual``).
+        like: An array with the shape and dtype of the dual.
+        step: s, the step in function space.
+        times: The Psi numbers of steps, increasing.
+        factor: F (``leading_factor``), [n, r] if all outputs have one kernel, else [n C, r].
+        active: If False, no step is taken, and the result is zero.
     """
     columns = like.size // factor.shape[0]
 
@@ -133,7 +154,10 @@ def multirate_dual(
         return outputs.reshape((-1, columns)).T
 
     def stretch(now: _Descent, last: Array) -> _Descent:
-        """Takes gradient steps up to step ``last`` at most, with one product with the kernel at their end."""
+        """Takes up to ``now.length`` gradient steps, not beyond step ``last``, and then one product with the kernel.
+
+        If the extrapolation was too inaccurate, the result is the old state with a shorter next stretch.
+        """
         end = jnp.minimum(now.time + now.length, last)
         length = end - now.time
 
@@ -172,10 +196,15 @@ def multirate_dual(
 
 
 def _next_length(length: Array, off: Array, is_accurate: Array, now: _Descent) -> Array:
-    """Returns the number of gradient steps until the next product with the kernel, from the last error ``off``.
+    """Returns the number of gradient steps until the next product with the kernel.
 
-    ``off`` is the error of the extrapolation. The number is odd: outputs that swing from step to step show only at odd
-    distances.
+    The number is odd: outputs that swing from step to step show only at odd distances.
+
+    Args:
+        length: Steps of the stretch just taken.
+        off: Error of the extrapolation at its end.
+        is_accurate: Whether this error is small enough for the stretch to count.
+        now: The state before the stretch.
     """
     error = jnp.where(jnp.isnan(off), jnp.inf, off) / SLOW_TOLERANCE
     share = CAUTION * jnp.maximum(error, jnp.finfo(error.dtype).tiny) ** (-1 / now.nodes.number)

@@ -22,7 +22,17 @@ UNSTABLE = ("stop", "clip", "allow")
 
 
 class OutputLoss(NamedTuple):
-    """A loss of outputs f [n, C] and targets y [n, C] whose derivative by f is ``predict(f) - y`` over a constant."""
+    """A loss of outputs f [n, C] and targets y [n, C] whose derivative by f is ``predict(f) - y`` over a constant.
+
+    Attributes:
+        predict: Function from f to the prediction that is compared with y, [n, C].
+        examples: Function from (f, y) to the loss of every example, [n], before averaging.
+        averages_outputs: Whether the mean is over examples and outputs (n C), or over examples only (n).
+        curvature: Largest second derivative of an example's loss by its outputs.
+        stable: Text for "the largest stable learning rate times lambda_max of the kernel", such as "4 N".
+        labels: Text for error messages: how to pass class labels.
+        methods: Names of the methods that can compute gradient descent on this loss.
+    """
 
     predict: Callable[[Array], Array]  # f -> the prediction that is compared with y, [n, C]
     examples: Callable[[Array, Array], Array]  # (f, y) -> the loss of every example, [n], before averaging
@@ -33,7 +43,9 @@ class OutputLoss(NamedTuple):
     methods: tuple[str, ...]  # the METHODS that can evolve it
 
     def divisor(self, num_examples: Array | float, num_outputs: int) -> Array | float:
-        """Returns the number that divides the sum of the examples' losses, and by which a learning rate is divided too.
+        """Returns the number by which the sum of the examples' losses is divided to give their mean.
+
+        A learning rate is divided by it too, to give the step in function space.
 
         Args:
             num_examples: Number of real examples.
@@ -103,7 +115,7 @@ def probabilities(name: str, y: Array, num_classes: int, mask: Array | None = No
 
 @dataclasses.dataclass(frozen=True)
 class Evolution:
-    """Options of NTK-FL's training at the server (``ntk_evolve``); raises ``ValueError`` for values not allowed."""
+    """Options of training by the tangent kernel at NTK-FL's server; raises ``ValueError`` for values not allowed."""
 
     times: tuple[int, ...] = tuple(range(100, 2001, 100))
     """Candidate numbers of gradient steps. They increase; the one with the smallest loss is kept (eq. 11a)."""

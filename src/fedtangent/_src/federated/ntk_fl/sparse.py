@@ -69,7 +69,12 @@ def sparse_linearise(sparsity: float, *, value_bits: int | None = None, dtype: D
 
 
 class Keep(NamedTuple):
-    """The rule by which a Jacobian is sparsified: the share of its entries set to 0, and the bits of the others."""
+    """The rule by which a Jacobian [C, P] is sparsified.
+
+    Attributes:
+        sparsity: Share of an example's C P numbers that is set to zero.
+        value_bits: Bits of a kept number, of which 8 are the exponent and 1 the sign; None: the bits of its dtype.
+    """
 
     sparsity: float  # share of an example's C P numbers that is set to zero
     value_bits: int | None  # bits of a kept number: sign, 8 bits of exponent, mantissa; None: the bits of the dtype
@@ -143,7 +148,14 @@ def _dense_tangent(layers: list[_DensePart], outputs: Array, keep: Keep) -> Tang
 
 
 class _Hidden(NamedTuple):
-    """The sparsified Jacobian by the weights of a hidden layer, in groups of g units; padded units have signal 0."""
+    """The sparsified Jacobian by the weights [U, V] of a hidden layer, never in memory as a whole.
+
+    Attributes:
+        inputs: Scaled inputs of the layer, [n, U].
+        signals: Back-propagated signals of its V units in groups of g units, [groups, n, C, g]; 0 for padded units.
+        units: Number V of units.
+        kept: Function that sets the entries of the Jacobian that are not kept to 0.
+    """
 
     inputs: Array  # [n, U]
     signals: Array  # [groups, n, C, g]
@@ -151,11 +163,17 @@ class _Hidden(NamedTuple):
     kept: Callable[[Array], Array]
 
     def entries(self, signals: Array) -> Array:
-        """Returns the Jacobian's entries for a group of units, [n, C, U, g]; entries that are not kept are 0."""
+        """Returns the Jacobian's entries for one group of units, [n, C, U, g]; entries that are not kept are 0.
+
+        ``signals`` [n, C, g] are the signals of this group.
+        """
         return self.kept(self.inputs[:, None, :, None] * signals[:, :, None, :])
 
     def _sum(self, one: Callable[[Array], Array], size: int) -> Array:
-        """Returns the sum of ``A A'`` over groups of units, in float64; ``one`` makes a group's A [size, ...]."""
+        """Returns ``A A'`` [size, size] in float64, where the columns of A are made one group of units at a time.
+
+        ``one`` makes the columns [size, ...] of a group from its signals.
+        """
 
         def add(total: Array, signals: Array) -> tuple[Array, None]:
             return _add_square(total, one(signals)), None
@@ -201,7 +219,7 @@ def _wide(values: Float[Array, "..."]) -> Float[Array, "..."]:
 def _layers(structure: DenseStructure, params: PyTree, x: Array, mask: Array) -> list[_DensePart]:
     """Returns, for each layer, the inputs and back-propagated signals whose products are the entries of the Jacobian.
 
-    They are zero in rows of padding.
+    The entries are zero in rows of padding.
     """
     inputs, before = forward(structure, params, x)
     real = mask.astype(inputs[0].dtype)
@@ -233,7 +251,10 @@ def _thresholds(layers: list[_DensePart], num_outputs: int, sparsity: float) -> 
 
 
 def _num_weights(layer: _DensePart, num_outputs: int) -> int:
-    """Returns the number of weights and biases of a layer (``num_outputs`` counts the units of the last layer)."""
+    """Returns the number of weights and biases of a layer.
+
+    The last layer has ``num_outputs`` units; a hidden layer has one for each of its signals.
+    """
     units = num_outputs if layer.signals is None else layer.signals.shape[2]
     return units * (layer.inputs.shape[1] + (layer.bias is not None))
 
@@ -262,7 +283,10 @@ def _search(layers: list[_DensePart], num_outputs: int, k: int) -> Array:
 
 
 def _add_square(total: Array, rows: Array) -> Array:
-    """Adds ``A A'``, A = ``rows``, to ``total`` on and below the diagonal blocks; entries above them are arbitrary."""
+    """Returns ``total + A A'`` for the matrix A = ``rows``, on the lower triangle.
+
+    Only half of the products are computed: entries above the diagonal blocks are arbitrary.
+    """
     n = rows.shape[0]
     block = _rows_a_block(n)
     for start in range(0, n, block):
@@ -277,7 +301,7 @@ def _rows_a_block(n: int) -> int:
 
 
 def _mirrored(lower: Array) -> Array:
-    """Completes the lower triangle, which ``_add_square`` computed, to a symmetric matrix."""
+    """Copies the lower triangle of a matrix to the upper one, which makes it symmetric."""
     return jnp.tril(lower) + jnp.tril(lower, -1).T
 
 

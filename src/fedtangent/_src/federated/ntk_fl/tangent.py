@@ -17,7 +17,13 @@ CHANGES_BYTES = 2**28  # of changes of weights that are pulled or pushed at once
 
 
 class Examples(NamedTuple):
-    """The examples that a client sends; rows where ``mask`` is False are padding, with arbitrary values."""
+    """The examples that a client sends; rows of padding have arbitrary values.
+
+    Attributes:
+        x: Inputs [n, ...].
+        y: Targets [n, C], or class labels [n].
+        mask: Whether a row is a real example, [n] bool.
+    """
 
     x: Array  # [n, ...]
     y: Array  # [n, C], or class labels [n]
@@ -25,7 +31,14 @@ class Examples(NamedTuple):
 
 
 class Pool(NamedTuple):
-    """The cohort's examples, pooled at the server in float64; rows of padding are zero."""
+    """The cohort's examples, pooled at the server in float64; rows of padding are zero.
+
+    Attributes:
+        x: Inputs [n, ...].
+        y: Targets [n, C].
+        mask: 1 at a real example, 0 at padding, [n, 1].
+        num_examples: Number of real examples, [] (at least 1).
+    """
 
     x: Array  # [n, ...] float64 where it was floating
     y: Array  # [n, C] float64
@@ -37,6 +50,14 @@ class Tangent(NamedTuple):
     """The linearised network on the pooled examples, as functions; rows of padding are zero.
 
     The Jacobian J [n, C, P], in float64, is the derivative of the outputs by the weights, or a sparsified one.
+
+    Attributes:
+        outputs: Outputs f_0 of the network, [n, C].
+        gram: Returns the kernel averaged over outputs, [n, n], ``1/C sum_k <J_ik, J_jk>``.
+        push: J: function from a change of the weights to the change of the outputs, [n, C].
+        pull: The transposed J: function from [n, C] to a change of the weights.
+        whole: Returns the kernel of all outputs, [n C, n C].
+        remade: Whether push and pull recompute the Jacobian, so that many calls at once cost as much as one.
     """
 
     outputs: Array  # f_0 [n, C]
@@ -100,7 +121,7 @@ def averaged_product(tangent: Tangent, shape: tuple[int, ...]) -> Callable[[Arra
     n, outputs = shape
 
     def one(g: Array, c: Array, k: Array) -> Array:
-        """Returns the kernel of output k times column c of g, [n]."""
+        """Returns output k's kernel [n, n] times column c of g [n, C], a vector [n]."""
         at_k = jnp.zeros((n, outputs)).at[:, k].set(g[:, c])
         return tangent.push(tangent.pull(at_k))[:, k]
 
@@ -123,17 +144,18 @@ def num_together(tangent: Tangent, params: PyTree, count: int, least: int = 1) -
         tangent: The linearised network.
         params: Shapes of the parameters.
         count: The number of all vectors.
-        least: The result unless ``tangent.remade``, which allows as many as fit into ``CHANGES_BYTES``.
+        least: The least result, and the result if push and pull are cheap for a single vector (not ``tangent.remade``).
+            Otherwise as many vectors are taken as fit into ``CHANGES_BYTES``.
     """
     num_bytes = 8 * pytrees.size(params)
     return min(count, max(least, CHANGES_BYTES // max(1, num_bytes)) if tangent.remade else least)
 
 
 def signs(shape: tuple[int, ...], i: Array | int = 0) -> Array:
-    """Draws random signs, +1 or -1 in float64, from a fixed seed, so that they do not depend on the run's seed.
+    """Draws random signs, +1 or -1 in float64, from a fixed seed, whatever the seed of the run.
 
     Args:
         shape: Shape of the result.
-        i: Number of the draw.
+        i: Number of the draw; each number gives other signs.
     """
     return jax.random.rademacher(jax.random.fold_in(jax.random.key(0), i), shape, jnp.float64)

@@ -26,16 +26,24 @@ from fedtangent._src.types import Array, Channel, Key, PyTree
 
 
 class Unsent(NamedTuple):
-    """The numbers of a message's vector of P numbers that are still to be sent, after some stages of a channel."""
+    """The numbers of a message, taken as a vector of P numbers, that are to be sent after some stages of a channel.
+
+    Attributes:
+        values: The k numbers, [k].
+        at: Their places among the P numbers, [k] int32; None if all P numbers are sent, in order.
+    """
 
     values: Array  # [k]
     at: Array | None  # [k] int32, their places among the P numbers; None: all P numbers, in order
 
 
 class Stage(NamedTuple):
-    """A stage of a channel: it leaves out or rounds numbers of a message (``apply``) and changes its size (``code``).
+    """A stage of a channel, which leaves out or rounds some of a message's numbers.
 
-    ``clips`` says whether it scales the numbers down; None for a stage that never does.
+    Attributes:
+        apply: Leaves out or rounds some of the numbers, ``(key, Unsent) -> Unsent``.
+        code: Function from the size of the encoded message before the stage to the size after it.
+        clips: Whether the stage scales these numbers down; None for a stage that never does.
     """
 
     apply: Callable[[Key, Unsent], Unsent]
@@ -98,14 +106,17 @@ def lossless() -> Channel:
 
 
 def as_is(uplink: Callable[[PyTree, PyTree], tuple[int, int]]) -> Channel:
-    """Builds the channel that sends messages unchanged and charges the bytes that ``uplink`` counts (``Uplink``)."""
+    """Builds the channel that sends messages unchanged and charges the bytes that ``uplink`` counts.
+
+    ``uplink(message, broadcast)`` returns the bytes of a message, and more bytes for each of the client's examples.
+    """
     return Channel(send=lambda key, message, memory: (message, memory), uplink=uplink)
 
 
 def jacobians(output_size: int, sparsity: float = 0.0, value_bits: int | None = None) -> Channel:
-    """Builds NTK-FL's channel: for each example it is charged a Jacobian [C, P], C outputs and C targets (section 4.1).
+    """Builds NTK-FL's channel: for each example it is charged a Jacobian [C, P], C outputs and C targets.
 
-    A sparsified Jacobian (CP-NTK-FL, section 4.2 of the NTK-FL paper) is sent as its ``num_kept(sparsity, C P)``
+    A sparsified Jacobian (CP-NTK-FL; NTK-FL, section 4.2) is sent as its ``num_kept(sparsity, C P)``
     numbers of largest magnitude and their places. The simulator sends the examples, from which the server computes the
     kernel; the wire ledger charges the Jacobians.
 
@@ -208,7 +219,7 @@ def clip(norm: float | Array) -> Channel:
 
 
 def _in_units(values: Array) -> tuple[Array, Array, Array]:
-    """Divides the rows of ``values`` by a scale, so that squares neither overflow nor underflow the dtype.
+    """Divides each row of ``values`` by a scale, so that the squares neither overflow nor underflow the dtype.
 
     Returns:
         The divided rows; the scales, which are powers of two; the norms of the divided rows, where 0 is replaced by 1.
@@ -259,7 +270,8 @@ def random_k(
         shared_seed: Whether the server draws the same places from the client's seed, so that no places are sent.
 
     Raises:
-        ValueError: As ``top_k`` raises.
+        ValueError: Both or neither of ``k`` and ``fraction``, or a fraction outside (0, 1]. When a message is sent: k
+            outside 1 .. P.
     """
     _check_share(k, fraction)
 
@@ -309,7 +321,7 @@ def _count(k: int | None, fraction: float | None, total: int) -> int:
 
 
 def qsgd(bits: int, *, bucket_size: int | None = None) -> Channel:
-    """Builds QSGD's quantiser: for each number v a sign and a level of ``|v| / norm`` (Alistarh et al., 2017, 3.1).
+    """Builds QSGD's quantiser: for each number v a sign and a level of ``|v| / norm`` (Alistarh et al., 2017).
 
     The norm is the Euclidean norm of the number's bucket. There are 2^(bits - 1) - 1 equidistant levels above 0. A
     number is rounded to one of its two neighbouring levels at random, so that the result is unbiased.

@@ -1,4 +1,4 @@
-"""The trusted key server of CP-NTK-FL: one secret seed, sealed to each client's public key (Yue et al., 2022, 4.2).
+"""The trusted key server of CP-NTK-FL: one secret seed, sealed to each client's public key (Yue et al., 2022).
 
 Each client makes a key pair and publishes the public half; the key server draws the seed of the random projection and
 sends to every client a box that only that client can open (libsodium's sealed boxes: X25519 and XSalsa20-Poly1305, by

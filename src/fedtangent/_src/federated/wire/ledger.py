@@ -31,7 +31,15 @@ SEALED_BYTES = 32 + 48  # a seed of 32 bytes with the one-time public key and th
 
 
 class Code(NamedTuple):
-    """The size of an encoded message; ``bits`` is None if numbers are sent in the dtypes of their leaves."""
+    """The size of an encoded message.
+
+    Attributes:
+        numbers: How many numbers are sent.
+        places: Number of places from which these numbers were chosen, P before any choice.
+        bits: Bits of a number; None if numbers are sent in the dtypes of their leaves.
+        header: Bits of all norms and ranges.
+        scale_bits: Bits of one norm.
+    """
 
     numbers: int  # k, how many numbers are sent
     places: int  # P, the number of places from which the k are chosen
@@ -53,7 +61,7 @@ def dtypes(message: PyTree) -> tuple[np.dtype, np.dtype]:
 
 
 def _place_bits(numbers: int, places: int) -> int:
-    """Returns the bits that encode which ``numbers`` of ``places`` are sent, by indices or a bitmap; 0 if all are."""
+    """Returns the bits that say which ``numbers`` of ``places`` are sent, by indices or a bitmap; 0 if all are sent."""
     return 0 if numbers == places else min(numbers * math.ceil(math.log2(places)), places)
 
 
