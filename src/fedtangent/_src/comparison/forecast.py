@@ -79,7 +79,13 @@ class Forecasting:
 
 
 class Plan(NamedTuple):
-    """A run with checked arguments, ready to be forecast; built by ``plan_of``."""
+    """A run with checked arguments, ready to be forecast; built by ``plan_of``.
+
+    Attributes:
+        setting: Problem, algorithm, rule and sizes of the run.
+        examples: Training and test examples and their clients.
+        forecasting: Target, number of initial functions, and whether rates are searched.
+    """
 
     setting: Setting
     examples: Examples
@@ -150,7 +156,13 @@ class Plan(NamedTuple):
 
 
 class Curve(NamedTuple):
-    """Predicted metrics along a run from each of E initial functions; metrics are named as in ``simulate``."""
+    """Predicted metrics along a run from each of E initial functions; metrics are named as in ``simulate``.
+
+    Attributes:
+        rate: Learning rate of the clients.
+        rounds: The r evaluated rounds.
+        values: Metrics [E, r] by (split, metric), such as ("test", "accuracy").
+    """
 
     rate: float
     rounds: Int[np.ndarray, "r"]
@@ -178,7 +190,13 @@ class Curve(NamedTuple):
 
 
 class Reached(NamedTuple):
-    """The round in which a run reaches a target, on average over its initial functions, and the bytes until then."""
+    """The round in which a run reaches a target, on average over its initial functions, and the bytes until then.
+
+    Attributes:
+        round: First evaluated round at the target; None if there is none.
+        uplink_bytes: Bytes from clients to server until that round; None without it.
+        nearest: Best value of the metric after any round.
+    """
 
     round: int | None  # None: at no evaluated round
     uplink_bytes: int | None
@@ -186,7 +204,17 @@ class Reached(NamedTuple):
 
 
 class Forecast(NamedTuple):
-    """The forecast of a run: learning curves, learning rates, bytes on the wire, and metrics after many rounds."""
+    """The forecast of a run: learning curves, learning rates, bytes on the wire, and metrics after many rounds.
+
+    Attributes:
+        plan: The run.
+        given: Curve at the run's learning rate.
+        best: Curve at the best rate; at the run's rate if none was searched.
+        rates: Result of the search for rates; None without a search.
+        uplink_bytes, downlink_bytes: Bytes from the start to each evaluated round.
+        limit: Test metrics after infinitely many rounds (FE-2024, Theorem 2); None if unknown.
+        fastest: Curve at the tried rate that reaches the target in the fewest rounds; None without one.
+    """
 
     plan: Plan
     given: Curve  # curve at the run's rate
@@ -537,7 +565,14 @@ def _after(rounds: Sequence[int], setting: Setting, outputs: Outputs) -> Outputs
 
 
 class _Runs(NamedTuple):
-    """The initial functions of a plan, and a function that predicts runs from them at any learning rate."""
+    """The initial functions of a plan, and a function that predicts runs from them at any learning rate.
+
+    Attributes:
+        plan: The run.
+        flows: One flow for all models, or one for each model; empty for a run on the features of the kernel.
+        starts: Initial functions.
+        outputs: Function that predicts the runs.
+    """
 
     plan: Plan
     flows: tuple[Flow, ...]  # one for all models, or one for each; none for a run on the features of the kernel
