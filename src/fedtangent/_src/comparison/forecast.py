@@ -212,7 +212,7 @@ class Forecast(NamedTuple):
         best: Curve at the best rate; at the run's rate if none was searched.
         rates: Result of the search for rates; None without a search.
         uplink_bytes, downlink_bytes: Bytes from the start to each evaluated round.
-        limit: Test metrics after infinitely many rounds (FE-2024, Theorem 2); None if unknown.
+        limit: Test metrics after infinitely many rounds, only for a run that misses its target; None if unknown.
         fastest: Curve at the tried rate that reaches the target in the fewest rounds; None without one.
     """
 
@@ -545,7 +545,11 @@ def _flow_outputs(plan: Plan, flows: Sequence[Flow]) -> _OutputsAtRate:
 
 
 def _feature_outputs(setting: Setting, kernels: KernelBlocks, starts: Starts) -> tuple[Starts, _OutputsAtRate]:
-    """Builds a function that trains on the kernel's features, and computes the initial functions that these span."""
+    """Builds a function that predicts a run by training linear models on the kernel's features.
+
+    Returns it after the initial functions, which are ``starts`` projected onto what the features can represent. Raises
+    ``NotFollowed`` if the kernel does not determine the runs.
+    """
     problem, n = setting.problem, len(setting.problem.x_train)
     paths = feature_paths(setting.algorithm, problem.y_train, problem.partition, setting.size.rounds)
     features = kernel_features(kernels, problem.y_train.shape[1])

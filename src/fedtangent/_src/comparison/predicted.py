@@ -261,7 +261,17 @@ PROGRAM = 3 * 2**29  # bytes of JAX, its compiler and the data
 
 
 class KernelPlan(NamedTuple):
-    """The bytes of memory that a flow will need, predicted before it is computed; built by ``plan_kernels``."""
+    """The bytes of memory that a flow will need, predicted before it is computed; built by ``plan_kernels``.
+
+    Attributes:
+        kernel: Bytes of the kernel of all points; if it is large, of the training points only.
+        clients: Bytes of the clients' blocks of the kernel.
+        functions: Bytes of coefficients and functions at the evaluated rounds.
+        work: Bytes of scratch memory.
+        limit: Bytes of memory that may be used.
+        is_large: Whether the kernel is computed as a ``LargeKernel``.
+        folder: Folder of the kernel's file; None if the kernel is kept in memory.
+    """
 
     kernel: int  # of all points; for a large kernel only of the training points
     clients: int  # the clients' blocks

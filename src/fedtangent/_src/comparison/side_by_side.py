@@ -37,7 +37,19 @@ MOST_NUMBERS = 2**24  # of one draw's functions over all rounds
 
 
 class Comparison(NamedTuple):
-    """The result of ``compare`` for an algorithm with a closed form: simulations, predictions and verdicts."""
+    """The result of ``compare`` for an algorithm with a closed form: simulations, predictions and verdicts.
+
+    Attributes:
+        theory: Predictions.
+        simulated: Networks trained by the run's algorithm, one entry for each width, ascending.
+        ntk_fl: Networks trained by NTK-FL, sorted by kernel, then width; empty if it was not run.
+        gaps: Distance of the networks from their prediction, one entry for each width.
+        curve: Prediction of the widest networks by round.
+        rows: Rows of the table.
+        verdicts: Comparisons with their negative controls.
+        laziness: Distances in parts for each width; empty for linear models and too large kernels.
+        times: Seconds of each step of the comparison, by its name.
+    """
 
     theory: Predicted
     simulated: tuple[Simulated, ...]  # by the setting's algorithm, one per width, ascending
@@ -176,10 +188,10 @@ def run(setting: Setting, progress: bool | None = False, say: Report = lambda li
 
 
 def _evolutions(setting: Setting, say: Report) -> list[Training]:
-    """Prepares NTK-FL from the networks' initialisations, with the kernel averaged over outputs.
+    """Prepares runs of NTK-FL from the networks' initialisations, with the kernel averaged over outputs.
 
-    Standard cases also run it with the exact kernel. The list is empty for a loss other than the squared error, or if
-    memory is too small.
+    Standard cases also run NTK-FL with the exact kernel. The list is empty for a loss other than the squared error, or
+    if memory is too small.
     """
     if setting.problem.loss != "squared_error":
         return []

@@ -47,14 +47,32 @@ WATCHED = 256  # training examples that they are measured on, at most
 
 
 class WatchedNetworks(NamedTuple):
-    """Initial weights, and changes of the tangent kernels, of the networks of the first e draws of a simulation."""
+    """Initial weights, and changes of the tangent kernels, of the networks of the first e draws of a simulation.
+
+    Attributes:
+        starts: For each draw, the initial weights of its K networks, [K, ...].
+        drift: Relative change of each network's tangent kernel since the start, in the Frobenius norm, by round.
+    """
 
     starts: list[PyTree]  # [e] initial weights of the K networks of a draw, [K, ...]
     drift: Float[np.ndarray, "r K e"]  # relative change of their tangent kernels, in the Frobenius norm
 
 
 class Simulated(NamedTuple):
-    """Outputs of every network of one method at one width, at the evaluated rounds (0 is the initial function)."""
+    """Outputs of every network of one method at one width, at the evaluated rounds (0 is the initial function).
+
+    Attributes:
+        method: Name of the algorithm.
+        width: Width of the hidden layers; 0 for networks that start from given weights.
+        rounds: The r evaluated rounds.
+        train, test: Outputs of the K models of E draws at the training and the test points.
+        ensemble: The algorithm's prediction from its K models at the test points.
+        seconds: Time of one run of the K models.
+        sent: Bytes on the wire until each evaluated round, of one run.
+        cost: Bytes of one message.
+        info: What the algorithm reports in every round, by name, with one row for each draw.
+        watched: Initial weights and kernel changes of the first draws; None if not recorded.
+    """
 
     method: str
     width: int  # 0: the networks that theory linearises at a start
@@ -189,10 +207,10 @@ def training_of(
     Args:
         setting: Data, rounds and draws.
         algorithm: The algorithm.
-        method: Its name in the results.
+        method: Name of the algorithm in the results.
         width: Width of its networks.
         mapping: How clients are mapped to the device, as in ``simulate``.
-        watches: Diagnostics of the first draws' networks, one for each watched draw.
+        watches: Kernel measurements, one for each of the first draws, whose networks are recorded.
         start: Parameters [K, ...] that all draws begin with; None: each draw has a key.
 
     Raises:

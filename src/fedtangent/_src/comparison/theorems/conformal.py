@@ -33,7 +33,13 @@ QUIET = 0.2  # control: the noise of calibration examples, relative to that of t
 
 
 class Pool(NamedTuple):
-    """Outputs of the models at examples of all clients on which no model was trained."""
+    """Outputs of the models at examples of all clients on which no model was trained.
+
+    Attributes:
+        members: Outputs of the K models.
+        targets: Targets [n, C], or class labels [n].
+        clients: The examples of each client.
+    """
 
     members: Float[np.ndarray, "K n C"]
     targets: Num[np.ndarray, "n *C"]
@@ -45,7 +51,14 @@ class Pool(NamedTuple):
 
 
 class Question(NamedTuple):
-    """A setting of calibration: a score, weights of the clients in calibration and test, and calibration targets."""
+    """A way to calibrate prediction sets, whose coverage is measured.
+
+    Attributes:
+        score: Name of the conformal score.
+        calibration_weights: Weight of each client in the calibration; None: the default of the conformal function.
+        test_weights: Weight of each client in the mixture that is tested; None: the default.
+        calibration_targets: Targets of the calibration; None: the targets of the pool.
+    """
 
     score: str
     calibration_weights: Sequence[float] | None = None

@@ -40,7 +40,18 @@ ToyModel = Callable[[int], ft.types.Model]
 
 
 class ToyProblem(NamedTuple):
-    """The sine toy: data, clients and their training, and a linear model, whose C outputs are independent."""
+    """The sine toy: data, clients and their training, and a linear model, whose C outputs are independent.
+
+    Attributes:
+        x, y: Training inputs and targets.
+        clients: Training examples of each client.
+        x_test: Test inputs, an even grid.
+        expected: Expected target at each test input.
+        noise: Variance of the targets, averaged over the grid.
+        model: Function from a number of outputs to the linear model.
+        blocks: Kernels at the training and test points.
+        learning_rate, local_steps: Local training of the clients.
+    """
 
     x: Float[np.ndarray, "n 1"]
     y: Float[np.ndarray, "n 1"]
@@ -151,7 +162,7 @@ def laws_of(
 ) -> list[tuple[EnsembleLaw, ...]]:
     """Computes mean and variance of the ensemble after each of ``rounds`` in closed form, for each seed's schedule.
 
-    Clients are weighted by their examples.
+    Clients are weighted by their numbers of examples.
 
     Args:
         problem: Data, kernels and training.
@@ -160,7 +171,7 @@ def laws_of(
         seeds: Seeds of the runs.
 
     Returns:
-        A list with one entry for each seed: the results for each of ``rounds``.
+        A list with one entry for each seed: a tuple of mean and variance at each of ``rounds``.
     """
     last = max(rounds)
     longer = max(256, 1 << (last - 1).bit_length())  # one compiled program serves runs of many lengths
@@ -200,10 +211,10 @@ def simulated(
 
 
 def power_law(variances: Mapping[int, Estimate]) -> Slope:
-    """Fits the slope of log variance against log K, weighted by relative standard errors (equally if they are 0).
+    """Fits the slope of log variance against log K, weighted by relative standard errors (equally if one is 0).
 
     Args:
-        variances: Variance at each of two or more ensemble sizes K, all positive.
+        variances: Variance with its standard error for two or more ensemble sizes K, all positive.
     """
     k, value = np.array(list(variances), float), np.array([v.value for v in variances.values()])
     if len(k) < 2 or not np.all(value > 0):
@@ -235,8 +246,8 @@ def _check_bias_variance(scale: str, seed: int) -> list[Verdict]:
 def _corollary(seed: int, schedules: int, draws: int, ages: int) -> list[Verdict]:
     """Checks Corollary 1 of FE-2024: after many rounds the mean of K models has the variance k(x, x) / K.
 
-    For each K models are trained for ``ages`` rounds a model, under several schedules, from ``draws`` initialisations
-    each.
+    k is the covariance of one model. For each K, ensembles are trained under several schedules, each from ``draws``
+    initialisations. An age is a number of rounds in which every client trains each model once.
     """
     problem = spaced_problem(seed, LIMIT_STEPS)
     clients = problem.clients.num_clients
@@ -291,7 +302,11 @@ def _judged(claim: Claim, margin: float, values: list[np.ndarray], rivals: list[
 
 
 def _decomposition(seed: int, schedules: int, draws: int, num_rounds: int) -> list[Verdict]:
-    """Checks every term of FE-2024, eq. (10), against its closed form under the same schedules, for the largest K."""
+    """Checks the terms of FE-2024, eq. (10): the error of an ensemble is noise plus bias plus variance.
+
+    The variance comes from initialisation and schedule. Each term is compared with its closed form for the same
+    schedules and the largest ensemble.
+    """
     problem = sine_problem(seed, local_steps=STEPS, num_clients=CLIENTS)
     schedule, seeds = permutations(CLIENTS, LAST), seeds_of(LAST, schedules, seed)
 
@@ -312,9 +327,10 @@ def _decomposition(seed: int, schedules: int, draws: int, num_rounds: int) -> li
     )
 
     def part(name: str, margin: float, more: Mapping[str, float]) -> Verdict:
-        """Checks the term ``name``, with ``margin`` relative to its closed form.
+        """Checks that a measured term of the decomposition is its closed form up to a relative ``margin``.
 
-        ``more`` are wrong values of the term by name, besides those of ``other``.
+        Controls are the terms for wrong numbers of local steps, and the wrong values ``more``, by the name of the mistake.
+        ``name`` is the term, "bias" or "initialisation".
         """
         wrong = {mistake: getattr(terms, name).value for mistake, terms in other.items()} | dict(more)
         values, right = np.array([getattr(b, name).value for b in batches]), getattr(exact, name).value
