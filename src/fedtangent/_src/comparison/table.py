@@ -72,7 +72,7 @@ def scores(
 def _scores(
     problem: Problem, mean: np.ndarray, draws: np.ndarray, variance: np.ndarray
 ) -> tuple[float | None, float | None]:
-    """Returns negative log likelihood (NLL) and coverage of a prediction; None for a number that the loss does not have.
+    """Returns negative log likelihood (NLL) and coverage of a prediction; None where the loss has no such number.
 
     Under the cross entropy the NLL is of the mean probabilities of ``draws`` [E, m, C], and there is no coverage. For
     numbers as targets both use ``mean`` and ``variance``.

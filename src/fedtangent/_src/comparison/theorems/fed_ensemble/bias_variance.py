@@ -327,10 +327,9 @@ def _decomposition(seed: int, schedules: int, draws: int, num_rounds: int) -> li
     )
 
     def part(name: str, margin: float, more: Mapping[str, float]) -> Verdict:
-        """Checks that a measured term of the decomposition is its closed form up to a relative ``margin``.
+        """Checks that the measured term ``name`` ("bias" or "initialisation") is its closed form up to a relative ``margin``.
 
-        Controls are the terms for wrong numbers of local steps, and the wrong values ``more``, by the name of the mistake.
-        ``name`` is the term, "bias" or "initialisation".
+        Controls are the terms for wrong numbers of local steps, and the wrong values ``more``, keyed by the mistake.
         """
         wrong = {mistake: getattr(terms, name).value for mistake, terms in other.items()} | dict(more)
         values, right = np.array([getattr(b, name).value for b in batches]), getattr(exact, name).value
