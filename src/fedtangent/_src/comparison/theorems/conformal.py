@@ -55,8 +55,8 @@ class Question(NamedTuple):
 
     Attributes:
         score: Name of the conformal score.
-        calibration_weights: Weight of each client in the calibration; None: the default of the conformal function.
-        test_weights: Weight of each client in the mixture that is tested; None: the default.
+        calibration_weights, test_weights: Weight of each client in calibration and in the tested mixture of clients;
+            None: its number of calibration examples plus 1.
         calibration_targets: Targets of the calibration; None: the targets of the pool.
     """
 

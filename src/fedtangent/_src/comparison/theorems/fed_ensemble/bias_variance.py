@@ -327,7 +327,7 @@ def _decomposition(seed: int, schedules: int, draws: int, num_rounds: int) -> li
     )
 
     def part(name: str, margin: float, more: Mapping[str, float]) -> Verdict:
-        """Checks that the measured term ``name`` ("bias" or "initialisation") is its closed form up to a relative ``margin``.
+        """Checks that the measured term ``name``, "bias" or "initialisation", is its closed form up to ``margin``.
 
         Controls are the terms for wrong numbers of local steps, and the wrong values ``more``, keyed by the mistake.
         """

@@ -298,7 +298,7 @@ class EdgeCase(NamedTuple):
     def decay(self, rates: list[float], exponent: Float64[np.ndarray, "ages"]) -> float:
         """Computes by how much the logarithm of the worst residual falls in an age, divided by the bound's exponent.
 
-        By Theorem 1 of FE-2024 the ratio is at least 1. The result is the least over all models and one age at each rate.
+        By Theorem 1 of FE-2024 it is at least 1. The result is the least over all models and one age at each rate.
 
         Args:
             rates: Learning rates, [A].
@@ -373,7 +373,7 @@ def _as_proved(seed: int) -> Verdict:
 
 
 def _as_stated(seed: int) -> Verdict:
-    """Checks FE-2024 Theorem 1's bound on the residual at the largest step that it allows (erratum `fe2021.assumptions`)."""
+    """Checks FE-2024 Theorem 1's bound on the residual at the largest step it allows (erratum `fe2021.assumptions`)."""
     case = _edge_case(seed)
     rate = INSIDE * case.limit.constants.largest_progress() / STEPS
     theorem = case.theorem([rate])

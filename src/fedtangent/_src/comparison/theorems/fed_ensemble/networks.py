@@ -52,7 +52,7 @@ ACTIVATIONS: dict[str, tuple[Function, Function, Function]] = {
 
 
 class Task(NamedTuple):
-    """A training problem for small networks. An age is the number of rounds in which every client trains each model once.
+    """A training problem for small networks; in an age, which is several rounds, every client trains each model once.
 
     Attributes:
         sizes, group: Number of examples and group of each client; groups take turns at as many models.
@@ -304,9 +304,9 @@ def _decay(scale: str, seed: int) -> ft.types.Verdict:
     theorems = [networks.theorem(draw) for draw in range(len(networks.start))]
 
     def least_fall(form: str) -> float:
-        """Returns the least ratio of two numbers over networks and ages: the fall of the log residual, and the exponent.
+        """Returns the least ratio of the log residual's fall to the exponent of the bound, over networks and ages.
 
-        The exponent is of the bound in the form ``form`` of the theorem: "proof" or "equation_18".
+        ``form`` is the form of the bound: "proof", or "equation_18" of FE-2021.
         """
         falls = []
         for theorem, norms in zip(theorems, networks.residual, strict=True):
