@@ -155,12 +155,8 @@ class Moved(NamedTuple):
 class _Clients(NamedTuple):
     """The clients for one value of ``alpha``, the concentration of their labels, with eigenvectors of their kernels.
 
-    Attributes:
-        partition: The examples of each client.
-        rows: Indices of each client's training examples.
-        vectors: Eigenvectors of each client's tangent kernel.
-        values: Eigenvalues of all clients' kernels, one client after the other.
-        sizes: For each eigenvalue, the number of examples of its client.
+    ``rows`` are each client's training examples, ``vectors`` the eigenvectors of its kernel. ``values`` are the
+    eigenvalues of all clients, one client after the other, and ``sizes`` the number of examples of each one's client.
     """
 
     partition: Partition

@@ -79,13 +79,7 @@ class Forecasting:
 
 
 class Plan(NamedTuple):
-    """A run with checked arguments, ready to be forecast; built by ``plan_of``.
-
-    Attributes:
-        setting: Problem, algorithm, rule and sizes of the run.
-        examples: Training and test examples and their clients.
-        forecasting: Target, number of initial functions, and whether rates are searched.
-    """
+    """A run with checked arguments, ready to be forecast; built by ``plan_of``."""
 
     setting: Setting
     examples: Examples
@@ -156,12 +150,10 @@ class Plan(NamedTuple):
 
 
 class Curve(NamedTuple):
-    """Predicted metrics along a run from each of E initial functions; metrics are named as in ``simulate``.
+    """Predicted metrics along a run from each of E initial functions.
 
-    Attributes:
-        rate: Learning rate of the clients.
-        rounds: The r evaluated rounds.
-        values: Metrics [E, r] by (split, metric), such as ("test", "accuracy").
+    ``rate`` is the clients' learning rate. ``values`` holds metrics [E, r] at ``rounds`` by (split, metric), such as
+    ("test", "accuracy"), named as in ``simulate``.
     """
 
     rate: float
@@ -571,11 +563,7 @@ def _after(rounds: Sequence[int], setting: Setting, outputs: Outputs) -> Outputs
 class _Runs(NamedTuple):
     """The initial functions of a plan, and a function that predicts runs from them at any learning rate.
 
-    Attributes:
-        plan: The run.
-        flows: One flow for all models, or one for each model; empty for a run on the features of the kernel.
-        starts: Initial functions.
-        outputs: Function that predicts the runs.
+    ``flows`` is one flow for all models, or one for each; it is empty for a run on the features of the kernel.
     """
 
     plan: Plan

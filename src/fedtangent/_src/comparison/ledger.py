@@ -87,15 +87,8 @@ class Observer(NamedTuple):
 class ResidualLedger:
     """A measure for ``Evaluation`` that compares residuals with theory; built by ``residual_ledger``.
 
-    Each evaluation adds to ``rows`` one row for each client and model.
-
-    Attributes:
-        federation: Targets, clients, cohorts and rule of the run.
-        observer: Measures the run's state.
-        paths: Prediction of each model at every round.
-        snapshots: Measurements of each evaluation.
-        sources: For each model, the gaps that the change of its kernel has added in each interval.
-        rows: Gap and tolerance by evaluation, model and client.
+    Each evaluation adds to ``rows`` one row for each client and model. ``paths`` are the predictions of the models,
+    ``snapshots`` the measurements, and ``sources`` the gaps that the change of each model's kernel has added.
     """
 
     federation: bounds.Federation

@@ -19,15 +19,9 @@ PER_ROUND = ("learning_rate", "server_learning_rate")  # fields of a rule that m
 
 
 class Federation(NamedTuple):
-    """The parts of a run that all models share.
+    """The parts of a run that all models share: targets, clients, cohorts [R, S] and the rule.
 
-    Attributes:
-        y: Targets.
-        partition: Training examples of each client.
-        cohorts: Clients of each round with models and weights, [R, S].
-        num_models: Number K of models.
-        outputs: "shared" if all outputs have one kernel [n, n], "full" if the kernel [n C, n C] couples outputs.
-        rule: Local steps, rates and memories of clients and server, as theory needs them.
+    ``outputs`` is "shared" if all outputs have one kernel [n, n], "full" if the kernel [n C, n C] couples them.
     """
 
     y: Float64[np.ndarray, "n C"]

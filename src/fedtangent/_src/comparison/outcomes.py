@@ -37,10 +37,8 @@ class Gap(NamedTuple):
 class PredictedCurve(NamedTuple):
     """The prediction from the initial functions of the widest networks, round by round, for figures.
 
-    Attributes:
-        rounds: The r rounds.
-        left: Predicted training error (``Problem.left``) over all networks.
-        score: Predicted test accuracy of each ensemble of K models; mean squared error if there are no labels.
+    ``left`` is the training error (``Problem.left``) over all networks; ``score`` is the test accuracy of each ensemble
+    of K models, or without labels its mean squared error.
     """
 
     rounds: Int[np.ndarray, "r"]

@@ -263,14 +263,9 @@ PROGRAM = 3 * 2**29  # bytes of JAX, its compiler and the data
 class KernelPlan(NamedTuple):
     """The bytes of memory that a flow will need, predicted before it is computed; built by ``plan_kernels``.
 
-    Attributes:
-        kernel: Bytes of the kernel of all points; if it is large, of the training points only.
-        clients: Bytes of the clients' blocks of the kernel.
-        functions: Bytes of coefficients and functions at the evaluated rounds.
-        work: Bytes of scratch memory.
-        limit: Bytes of memory that may be used.
-        is_large: Whether the kernel is computed as a ``LargeKernel``.
-        folder: Folder of the kernel's file; None if the kernel is kept in memory.
+    They are needed for the kernel, the clients' blocks of it, the functions at the evaluated rounds, and scratch work.
+    ``limit`` is the memory there is. A large kernel (``is_large``) is computed in parts; ``folder`` is the folder of
+    its file, None in memory.
     """
 
     kernel: int  # of all points; for a large kernel only of the training points

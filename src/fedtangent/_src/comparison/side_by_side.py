@@ -39,16 +39,9 @@ MOST_NUMBERS = 2**24  # of one draw's functions over all rounds
 class Comparison(NamedTuple):
     """The result of ``compare`` for an algorithm with a closed form: simulations, predictions and verdicts.
 
-    Attributes:
-        theory: Predictions.
-        simulated: Networks trained by the run's algorithm, one entry for each width, ascending.
-        ntk_fl: Networks trained by NTK-FL, sorted by kernel, then width; empty if it was not run.
-        gaps: Distance of the networks from their prediction, one entry for each width.
-        curve: Prediction of the widest networks by round.
-        rows: Rows of the table.
-        verdicts: Comparisons with their negative controls.
-        laziness: Distances in parts for each width; empty for linear models and too large kernels.
-        times: Seconds of each step of the comparison, by its name.
+    ``simulated``, ``gaps`` and ``laziness`` have one entry for each width. ``simulated`` are networks trained by the
+    run's algorithm, ``ntk_fl`` networks trained by NTK-FL. ``gaps`` are distances of networks from their prediction,
+    which ``laziness`` splits into parts. ``rows`` are the rows of the table, and ``times`` seconds by step.
     """
 
     theory: Predicted

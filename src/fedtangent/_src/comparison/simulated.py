@@ -49,9 +49,7 @@ WATCHED = 256  # training examples that they are measured on, at most
 class WatchedNetworks(NamedTuple):
     """Initial weights, and changes of the tangent kernels, of the networks of the first e draws of a simulation.
 
-    Attributes:
-        starts: For each draw, the initial weights of its K networks, [K, ...].
-        drift: Relative change of each network's tangent kernel since the start, in the Frobenius norm, by round.
+    ``drift`` is the relative change of each network's kernel since the start, in the Frobenius norm.
     """
 
     starts: list[PyTree]  # [e] initial weights of the K networks of a draw, [K, ...]
@@ -61,17 +59,9 @@ class WatchedNetworks(NamedTuple):
 class Simulated(NamedTuple):
     """Outputs of every network of one method at one width, at the evaluated rounds (0 is the initial function).
 
-    Attributes:
-        method: Name of the algorithm.
-        width: Width of the hidden layers; 0 for networks that start from given weights.
-        rounds: The r evaluated rounds.
-        train, test: Outputs of the K models of E draws at the training and the test points.
-        ensemble: The algorithm's prediction from its K models at the test points.
-        seconds: Time of one run of the K models.
-        sent: Bytes on the wire until each evaluated round, of one run.
-        cost: Bytes of one message.
-        info: What the algorithm reports in every round, by name, with one row for each draw.
-        watched: Initial weights and kernel changes of the first draws; None if not recorded.
+    ``ensemble`` is the algorithm's prediction from its K models, ``seconds`` the time of one run, and ``sent`` the bytes
+    on the wire by round. ``info`` holds what the algorithm reports in every round, with one row for each draw. ``width``
+    is 0 for networks that start from given weights.
     """
 
     method: str

@@ -35,10 +35,7 @@ QUIET = 0.2  # control: the noise of calibration examples, relative to that of t
 class Pool(NamedTuple):
     """Outputs of the models at examples of all clients on which no model was trained.
 
-    Attributes:
-        members: Outputs of the K models.
-        targets: Targets [n, C], or class labels [n].
-        clients: The examples of each client.
+    ``members`` are the outputs of the K models; ``targets`` are numbers [n, C] or class labels [n].
     """
 
     members: Float[np.ndarray, "K n C"]

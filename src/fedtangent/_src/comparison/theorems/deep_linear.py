@@ -32,17 +32,7 @@ from fedtangent._src.types import Algorithm, Partition, PyTree
 
 
 class Size(NamedTuple):
-    """Sizes of a problem and its network.
-
-    Attributes:
-        clients: Number N of clients.
-        held: Number of examples of a client.
-        dimension, outputs: Inputs d and outputs C of the network.
-        width: Width m of the hidden layers.
-        local_steps: Local steps K of a round.
-        rounds: Number of rounds R.
-        depth: Number L of layers.
-    """
+    """Sizes of a problem and its network: N clients with ``held`` examples each, and a network of ``depth`` layers."""
 
     clients: int  # N
     held: int  # number of examples of a client
@@ -114,9 +104,8 @@ def fed_avg_of(size: Size, learning_rate: float, dtype: str = "float64") -> Algo
 class Run(NamedTuple):
     """The recorded models and weights of a run of FedAvg; built by ``run_of``.
 
-    Attributes:
-        models: Product of the layers' weights at the start and after every round, [R + 1, d, C].
-        weights: Weights of the layers by round, for some rounds, each [fan_out, fan_in].
+    ``models`` are the products of the layers' weights after every round, [R + 1, d, C]; ``weights`` are the layers'
+    weights by round, for some rounds.
     """
 
     models: np.ndarray  # [R + 1, d, C], the network as one matrix after every round
@@ -172,14 +161,9 @@ HYPOTHESES = {  # the measured quantity of each
 
 
 class Observed(NamedTuple):
-    """A run of FedAvg with DeepLin's Theorem IV.2 evaluated on it; built by ``_observe``.
+    """A run of FedAvg with DeepLin's Theorem IV.2 (a bound on the loss by round) evaluated on it; built by ``_observe``.
 
-    Attributes:
-        size: Sizes of problem and network.
-        work: The clients' data and local steps.
-        theorem: Constants, conditions and bounds of the theorem.
-        losses: Loss after every round relative to the initial loss.
-        weights: Weights of the layers by round, for the recorded rounds.
+    ``losses`` are relative to the initial loss; ``weights`` are the layers' weights by round, for some rounds.
     """
 
     size: Size

@@ -65,7 +65,7 @@ SIZES = Size(4, 6, 60), Size(10, 50, 1500)
 
 
 class LinearProblem(NamedTuple):
-    """The examples of all nodes (clients), whose linear targets differ from node to node, and the seed of the runs on them."""
+    """The examples of all nodes (clients), and the seed of the runs; linear targets differ from node to node."""
 
     size: Size
     x: Float64[np.ndarray, "examples d"]
@@ -84,16 +84,10 @@ class LinearProblem(NamedTuple):
 
 
 class Descent(NamedTuple):
-    """The schedule and the local steps of a run, for any algorithm.
+    """The schedule and the local training of a run, for any algorithm.
 
-    Attributes:
-        schedule: Schedule of the nodes.
-        steps, rate: Number L of local steps and their size eta.
-        rounds: Number of rounds.
-        scatter: Standard deviation of the initial weights.
-        seed: Seed of the run.
-        mapping: How nodes are mapped to the device, as in ``simulate``.
-        batch: Examples of a minibatch; None for full batches.
+    A round has ``steps`` local steps of size ``rate`` on minibatches of ``batch`` examples (None: all). ``scatter`` is
+    the standard deviation of the initial weights, and ``mapping`` how nodes are mapped to the device.
     """
 
     schedule: Schedule
@@ -467,7 +461,7 @@ def _theorem_2(case: Classified) -> Verdict:
 
 
 def _theorem_3(case: Classified) -> Verdict:
-    """Checks Local-GD's Theorem 3: the direction of Modified Local-GD tends to that of the SVM as 1 / k, k the round."""
+    """Checks Local-GD's Theorem 3: Modified Local-GD tends to the direction of the SVM, as 1 / k in round k."""
     plain, modified = (direction_distance(case._projections(ROUNDS, m)[LATE], case.svm) for m in (False, True))
     statement = "Modified Local-GD's distance in direction from the SVM, against the round: slope"
     claim = Claim("Local-GD Theorem 3", statement, f"{case.problem.size}, rounds {LATE[0]} to {LATE[-1]}")

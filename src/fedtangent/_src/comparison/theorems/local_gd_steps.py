@@ -37,13 +37,8 @@ MARGIN = 0.05  # of a growth
 class AnySteps(NamedTuple):
     """A problem of support vectors only, its SVM, and the simulated models for each number L of local steps.
 
-    Attributes:
-        problem: Examples of the nodes (clients).
-        sets: Models that classify each node's examples with margin 1.
-        rate: Step size eta.
-        rounds: Number of rounds.
-        svm: Hard-margin support vector machine, [d].
-        paths: Models at the start and at RECORDS equal intervals of rounds, [RECORDS + 1, d], by L.
+    ``sets`` are the models that classify each node's examples with margin 1, ``rate`` is the step size, and ``svm`` the
+    hard-margin SVM. ``paths`` are by L the models at equal intervals of rounds, [RECORDS + 1, d].
     """
 
     problem: LinearProblem
@@ -122,7 +117,7 @@ def _off(growth: np.ndarray, expected: np.ndarray) -> float:
 
 
 def _centralised(case: AnySteps) -> Verdict:
-    """Checks that Local-GD's distance from centralised descent with as many steps falls as a power of the round, if L > 1."""
+    """Checks that Local-GD's distance from centralised descent of as many steps falls as a power of the round (L > 1)."""
 
     def slope(examples: int) -> list[float]:
         pairs = [(case.paths[steps], case.centralised(steps, examples)) for steps in STEPS[1:]]

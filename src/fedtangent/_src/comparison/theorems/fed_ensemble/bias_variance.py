@@ -42,15 +42,8 @@ ToyModel = Callable[[int], ft.types.Model]
 class ToyProblem(NamedTuple):
     """The sine toy: data, clients and their training, and a linear model, whose C outputs are independent.
 
-    Attributes:
-        x, y: Training inputs and targets.
-        clients: Training examples of each client.
-        x_test: Test inputs, an even grid.
-        expected: Expected target at each test input.
-        noise: Variance of the targets, averaged over the grid.
-        model: Function from a number of outputs to the linear model.
-        blocks: Kernels at the training and test points.
-        learning_rate, local_steps: Local training of the clients.
+    ``expected`` is the mean of the target at each point of the grid ``x_test``, and ``noise`` its variance, averaged
+    over the grid. ``model`` builds the model with a given number of outputs.
     """
 
     x: Float[np.ndarray, "n 1"]

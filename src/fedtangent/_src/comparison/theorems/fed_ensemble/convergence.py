@@ -43,11 +43,7 @@ Operators = list[np.ndarray]  # [n, n], one for each of STEPS
 class RandomFederation(NamedTuple):
     """A kernel, clients with unequal sizes and local steps, and the model that each trains in each round of an age.
 
-    Attributes:
-        theta: Tangent kernel of all examples.
-        rows: Rows of the kernel that belong to each client's examples.
-        model: Number of the model that client i trains in round r, at [r, i].
-        steps: Local steps of each client.
+    ``rows`` are the kernel's rows of each client; client i trains the model ``model[r, i]`` in round r.
     """
 
     theta: Float64[np.ndarray, "n n"]
@@ -296,7 +292,7 @@ class EdgeCase(NamedTuple):
         )
 
     def decay(self, rates: list[float], exponent: Float64[np.ndarray, "ages"]) -> float:
-        """Computes by how much the logarithm of the worst residual falls in an age, divided by the bound's exponent.
+        """Computes by how much the log of the worst residual falls in an age, divided by the bound's exponent.
 
         By Theorem 1 of FE-2024 it is at least 1. The result is the least over all models and one age at each rate.
 

@@ -50,11 +50,8 @@ class Fitted(NamedTuple):
 class Measured(NamedTuple):
     """A problem's posterior, fitted mixtures by K, and evidence bounds along a run of ``RUN_MODELS`` models.
 
-    Attributes:
-        posterior: The exact posterior.
-        fitted: Mixture of K components nearest to the posterior, by K.
-        rounds: Evaluated rounds of the run.
-        bounds, errors, entropies: Evidence bound at each of them, its standard error and its entropy term, in nats.
+    ``bounds``, ``errors`` and ``entropies`` are the evidence bound at each of ``rounds``, its standard error and its
+    entropy term, in nats.
     """
 
     posterior: LinearPosterior

@@ -161,7 +161,7 @@ def _evolution_rate(case: AllowedRun, decay: Decay) -> ft.types.Verdict:
 
 
 def _averaging_rate(case: AllowedRun, decay: Decay) -> ft.types.Verdict:
-    """Checks the decay of FedAvg's residual against NTK-FL's eq. (58); the bound of its eq. (15) has a quarter of this rate."""
+    """Checks the decay of FedAvg's residual against NTK-FL's eq. (58); the bound in eq. (15) has a quarter of this rate."""
     eta, diagonal = decay.theorem.constants.learning_rate, np.diag(case.start.kernel)
 
     def slowest(num_clients: int) -> float:
@@ -176,11 +176,10 @@ def _averaging_rate(case: AllowedRun, decay: Decay) -> ft.types.Verdict:
 
 
 def _remark_2(evolved: Decay, averaged: Decay) -> ft.types.Verdict:
-    """Checks eq. (16) of NTK-FL: in a round of NTK-FL the residual decays ``eta_1 t M / (eta_2 tau)`` times as fast as in
-    a round of FedAvg.
+    """Checks eq. (16) of NTK-FL, which compares how fast residuals decay in a round of NTK-FL and in a round of FedAvg.
 
-    This holds to first order in the steps. eta_1 and t are NTK-FL's step and number of steps, eta_2 and tau are
-    FedAvg's, and M is the number of clients.
+    To first order in the steps NTK-FL is ``eta_1 t M / (eta_2 tau)`` times as fast. eta_1 and t are its step and number
+    of steps, eta_2 and tau are FedAvg's, and M is the number of clients.
     """
     one, two, t = evolved.theorem.constants, averaged.theorem.constants, int(evolved.at[0, 0])
     faster = -np.log(evolved.ratio[0, 0]) / averaged.late_slope()

@@ -373,7 +373,7 @@ class _Round(NamedTuple):
         return np.asarray(self.kernel[:, :SIZE] @ np.linalg.solve(h, evolved))
 
     def _error(self, rows: Int[np.ndarray, "r"], b: Float64[np.ndarray, "p r"]) -> float:
-        """Returns the distance of the linearised network from the prediction by the matrix ``b``, over how far it moves.
+        """Returns the distance of the linearised network from the prediction by the matrix ``b``, relative to its movement.
 
         ``rows`` are the training examples to which the columns of ``b`` belong.
         """

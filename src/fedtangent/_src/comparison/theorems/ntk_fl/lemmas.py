@@ -120,10 +120,9 @@ def _switched(seed: int, draws: int) -> Verdict:
 class WeightDrift(NamedTuple):
     """Norms of the kernel's change H(v') - H(v) in each draw, and norms of NTK-FL's bound (28) of this change.
 
-    Attributes:
-        operator, frobenius: Operator and Frobenius norm of the change.
-        counted: Norm of the bound, with entries ``(|S_i| + |S_j|) x_i'x_j / n``; S_i are the neurons that switch at x_i.
-        half_counted: Norm of a wrong bound, with entries ``|S_i| x_i'x_j / n``.
+    ``operator`` and ``frobenius`` are norms of the change. ``counted`` is the norm of the bound, whose entries are
+    ``(|S_i| + |S_j|) x_i'x_j / n`` with the neurons S_i that switch at input x_i. ``half_counted`` is the norm of a
+    wrong bound, with entries ``|S_i| x_i'x_j / n``.
     """
 
     operator: Float64[np.ndarray, "draws"]
