@@ -161,7 +161,7 @@ HYPOTHESES = {  # the measured quantity of each
 
 
 class Observed(NamedTuple):
-    """A run of FedAvg with DeepLin's Theorem IV.2 (a bound on the loss by round) evaluated on it; built by ``_observe``.
+    """A run of FedAvg with DeepLin's Theorem IV.2, a bound on the loss by round, evaluated on it.
 
     ``losses`` are relative to the initial loss; ``weights`` are the layers' weights by round, for some rounds.
     """

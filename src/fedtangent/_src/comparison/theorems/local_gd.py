@@ -461,7 +461,7 @@ def _theorem_2(case: Classified) -> Verdict:
 
 
 def _theorem_3(case: Classified) -> Verdict:
-    """Checks Local-GD's Theorem 3: Modified Local-GD tends to the direction of the SVM, as 1 / k in round k."""
+    """Checks Local-GD's Theorem 3: Modified Local-GD tends to the SVM's direction, as 1 / k in round k."""
     plain, modified = (direction_distance(case._projections(ROUNDS, m)[LATE], case.svm) for m in (False, True))
     statement = "Modified Local-GD's distance in direction from the SVM, against the round: slope"
     claim = Claim("Local-GD Theorem 3", statement, f"{case.problem.size}, rounds {LATE[0]} to {LATE[-1]}")
@@ -469,9 +469,9 @@ def _theorem_3(case: Classified) -> Verdict:
 
 
 def _lemma_4(case: Classified) -> Verdict:
-    """Checks Local-GD's Lemma 4, on averaged projections that are drawn to their start (eq. (16)).
+    """Checks Local-GD's Lemma 4: averaged projections that are drawn to their start, as by eq. (16), tend to a limit.
 
-    They tend to the feasible point nearest the start, at a distance that falls as 1 / k in round k.
+    The limit is the feasible point nearest the start; the distance from it falls as 1 / k in round k.
     """
     nearest = np.asarray(project(case.sets.pooled(), case.start).point[0])
     path = case._projections(ROUNDS, modified=True, start=case.start)[LATE]

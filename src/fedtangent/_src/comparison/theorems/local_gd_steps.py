@@ -117,7 +117,10 @@ def _off(growth: np.ndarray, expected: np.ndarray) -> float:
 
 
 def _centralised(case: AnySteps) -> Verdict:
-    """Checks that Local-GD's distance from centralised descent of as many steps falls as a power of the round (L > 1)."""
+    """Checks that Local-GD's distance from centralised descent falls as a power of the round, if L > 1.
+
+    Centralised descent takes as many steps, on the examples of all nodes.
+    """
 
     def slope(examples: int) -> list[float]:
         pairs = [(case.paths[steps], case.centralised(steps, examples)) for steps in STEPS[1:]]

@@ -139,7 +139,7 @@ def permutations(num_clients: int, num_models: int) -> ft.types.Schedule:
 
 
 def seeds_of(num_models: int, count: int, first: int = 0) -> range:
-    """Returns ``count`` seeds for runs of K models, different for every K and ``first``.
+    """Returns ``count`` seeds for runs of K models; different K or ``first`` give different seeds.
 
     Args:
         num_models: Number of models K.

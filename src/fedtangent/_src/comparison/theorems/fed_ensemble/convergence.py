@@ -354,7 +354,7 @@ def _decay(claim: Claim, decay: float, note: str, control: str, factor: float, a
 
 
 def _as_proved(seed: int) -> Verdict:
-    """Checks FE-2021 Theorem 9.1's bound on the residual, where its assumptions and further ones of its proof hold."""
+    """Checks FE-2021 Theorem 9.1's bound on the residual where its assumptions and those of its proof hold."""
     case = _edge_case(seed)
     curvature = case.limit.constants.kappa_3(1.0, len(SIZES))
     progress = INSIDE * float(np.linalg.eigvalsh(case.limit.theta)[0]) / 2 / (6 * 3 * curvature)  # of the smaller step

@@ -191,7 +191,7 @@ def _off_diagonal(law: ModelLaw) -> np.ndarray:
 def _products(residual: np.ndarray, weights: np.ndarray) -> np.ndarray:
     """Returns ``sum_ij weights_ij r_i r_j`` of each model, [K], averaged over outputs.
 
-    r is ``residual`` [K, m, C] minus its mean over models, and i and j are points.
+    r is ``residual`` [K, m, C] minus its mean over models, and i and j are test points.
     """
     centred = residual - residual.mean(axis=0)
     return np.asarray(np.mean(np.sum(centred * np.einsum("ij,kjc->kic", weights, centred), axis=1), axis=-1))
@@ -368,14 +368,17 @@ def _gap(law: ModelLaw, limit: ft.types.Gaussian | None, movement: float) -> Law
 
 
 def finite_width(trained: TrainedEnsemble, law: ModelLaw) -> tuple[float, float]:
-    """Estimates the variance at a finite width minus that at infinite width, relative to it, with a standard error.
+    """Estimates by how much a finite width increases the variance, relative to the variance, with a standard error.
 
-    It is the mean of the networks' squared deviations from the predicted mean, less those of the flow from the same
-    initial functions.
+    It compares the squared deviations of networks from the predicted mean with the squared deviations of the flow from
+    the same initial functions.
 
     Args:
         trained: Networks of one width.
         law: Mean and covariance at infinite width; the variance is the unit.
+
+    Returns:
+        The increase and its standard error.
     """
     variance = np.diag(law.average_cov)[None, :, None]
     squares = ((trained.samples - law.mean) ** 2 - (trained.own_flow - law.mean) ** 2) / variance

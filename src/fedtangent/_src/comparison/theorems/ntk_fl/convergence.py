@@ -161,7 +161,10 @@ def _evolution_rate(case: AllowedRun, decay: Decay) -> ft.types.Verdict:
 
 
 def _averaging_rate(case: AllowedRun, decay: Decay) -> ft.types.Verdict:
-    """Checks the decay of FedAvg's residual against NTK-FL's eq. (58); the bound in eq. (15) has a quarter of this rate."""
+    """Checks the decay of FedAvg's residual against NTK-FL's eq. (58).
+
+    The bound in eq. (15) has a quarter of this rate.
+    """
     eta, diagonal = decay.theorem.constants.learning_rate, np.diag(case.start.kernel)
 
     def slowest(num_clients: int) -> float:

@@ -373,9 +373,9 @@ class _Round(NamedTuple):
         return np.asarray(self.kernel[:, :SIZE] @ np.linalg.solve(h, evolved))
 
     def _error(self, rows: Int[np.ndarray, "r"], b: Float64[np.ndarray, "p r"]) -> float:
-        """Returns the distance of the linearised network from the prediction by the matrix ``b``, relative to its movement.
+        """Returns the relative distance of the linearised network from the prediction by the matrix ``b``.
 
-        ``rows`` are the training examples to which the columns of ``b`` belong.
+        The unit is how far the network moves in the round. ``rows`` are the training examples of the columns of ``b``.
         """
         predicted = self.start - b @ (self.start[rows] - self.y[rows])
         return float(np.linalg.norm(self.end - predicted) / np.linalg.norm(self.end - self.start))
