@@ -32,7 +32,7 @@ from fedtangent._src.types import Algorithm, Partition, PyTree
 
 
 class Size(NamedTuple):
-    """Sizes of a problem and its network: N clients with ``held`` examples each, and a network of ``depth`` layers."""
+    """Sizes of a problem and its network: N clients with ``held`` examples each, and ``depth`` layers of width m."""
 
     clients: int  # N
     held: int  # number of examples of a client
