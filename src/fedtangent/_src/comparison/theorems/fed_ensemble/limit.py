@@ -423,7 +423,7 @@ def _law(result: Theorem2, b: np.ndarray, cross: float = 1.0) -> ModelLaw:
 
 
 def _checks(scale: str, seed: int) -> list[Verdict]:
-    """Checks Theorem 2 of FE-2024: mean, covariance and coverage of trained networks, for each data set of the scale."""
+    """Checks Theorem 2 of FE-2024: mean, covariance and coverage of trained networks, on each data set."""
     verdicts = []
     for name, size in of_scale(scale, *SIZES).items():
         verdicts += rows(compare(SETTINGS[name](seed, size.draws, size.widths, size.num_rounds)))
