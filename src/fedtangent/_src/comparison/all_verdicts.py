@@ -323,7 +323,7 @@ def _slower(share: float) -> str:
 
 
 def _largest(followed: AtRound) -> float:
-    """Returns the largest error of a network, its norm taken over points."""
+    """Returns the largest norm over points of a network's outputs minus its prediction, over all networks."""
     return float(np.max([np.max(np.linalg.norm(p.simulated - p.predicted, axis=-2)) for p in followed.pairs]))
 
 

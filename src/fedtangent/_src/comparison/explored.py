@@ -68,7 +68,15 @@ class Controls:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Explored:
-    """The parts of an explored run that stay the same while its ``Controls`` change; built by ``explored``."""
+    """The parts of an explored run that stay the same while its ``Controls`` change; built by ``explored``.
+
+    Attributes:
+        data: The data set.
+        source: Python call that loads the data; "" if the user gave a ``Dataset``.
+        num_clients, num_rounds, seed: As for ``explored``.
+        plan: The run with the first settings of the explorer, at learning rate 1, as ``ft.predict`` computes it.
+        kernels: Tangent and prior kernel at the training and test points.
+    """
 
     data: Dataset
     source: str  # the call that loads the data; "" for a user's own
@@ -89,7 +97,10 @@ class Explored:
         return bool(_of_curve(self.data)) and self.plan.setting.problem.y_train.shape[1] == 1
 
     def first(self) -> Controls:
-        """Returns the first settings: all clients, and half of the largest rate at which every client is stable."""
+        """Returns the explorer's initial settings: all clients, and half of the largest stable learning rate.
+
+        The local steps of every client are stable at that largest rate.
+        """
         rate = float(f"{_clients(self, Controls.alpha).stable / 2:.2g}")
         return Controls(rate, clients_per_round=self.num_clients)
 
@@ -108,7 +119,15 @@ class Explored:
 
 
 class Curves(NamedTuple):
-    """A run of K models: errors by round, functions at the test points, and residuals of each client."""
+    """A run of K models: errors by round, functions at the test points, and residuals of each client.
+
+    Attributes:
+        rounds: The r evaluated rounds.
+        errors: Mean squared error of the mean of the K models, for "train" and "test", from each of E starts.
+        accuracy: Test accuracy after the last round; NaN in regression.
+        functions: First output of each model at the m test points, after the last round.
+        residuals: Root mean square of outputs minus targets at each client's examples, after the last round.
+    """
 
     rounds: Int[np.ndarray, "r"]
     errors: dict[str, Float[np.ndarray, "E r"]]  # mean squared errors of the models' mean, by split
@@ -118,7 +137,14 @@ class Curves(NamedTuple):
 
 
 class Moved(NamedTuple):
-    """The predicted run for one choice of the settings."""
+    """The predicted run for one choice of the settings; built by ``moved``.
+
+    Attributes:
+        curves: Errors by round, and functions and residuals after the last round.
+        before: Root mean square of outputs minus targets at each client's examples, before training.
+        curvatures: Learning rate times eigenvalue over examples, for each mode of each client's kernel; stable up to 2.
+        remark: Whether the run is stable, in words.
+    """
 
     curves: Curves
     before: Float[np.ndarray, "N"]  # the clients' residuals before training
@@ -127,7 +153,11 @@ class Moved(NamedTuple):
 
 
 class _Clients(NamedTuple):
-    """The clients for one value of ``alpha``, the concentration of their labels, with eigenvectors of their kernels."""
+    """The clients for one value of ``alpha``, the concentration of their labels, with eigenvectors of their kernels.
+
+    ``rows`` are each client's training examples, ``vectors`` the eigenvectors of its kernel. ``values`` are the
+    eigenvalues of all clients, one client after the other, and ``sizes`` the number of examples of each one's client.
+    """
 
     partition: Partition
     rows: list[Int[np.ndarray, "_"]]
@@ -234,7 +264,7 @@ def moved(explored: Explored, controls: Controls) -> Moved:
 
 
 def trained(explored: Explored, controls: Controls, report: Reported) -> Curves:
-    """Trains networks with the settings ``controls``, and measures them as a predicted run.
+    """Trains networks with the settings ``controls``, and returns the same measurements as for a predicted run.
 
     Args:
         explored: The data and the parts of the run that do not change.
@@ -287,7 +317,7 @@ def _schedule(num_clients: int, controls: Controls) -> Schedule:
 
 
 def _algorithm(data: Dataset, num_clients: int, controls: Controls) -> Algorithm:
-    """Builds the algorithm that ``python_call`` writes as code."""
+    """Builds the algorithm for the settings ``controls``, the same as the code of ``python_call``."""
     model = mlp(data, widths=(controls.width,), **_of_curve(data))
     schedule = _schedule(num_clients, controls)
     options = {"client_learning_rate": controls.learning_rate, "work": Work(controls.local_steps, batch_size=None)}
@@ -301,7 +331,10 @@ def _algorithm(data: Dataset, num_clients: int, controls: Controls) -> Algorithm
 
 
 def _partition(data: Dataset, num_clients: int, alpha: float, seed: int) -> Partition:
-    """Divides the examples by their classes, in regression by ten groups of equal size along the first input."""
+    """Divides the examples among clients by a Dirichlet distribution of concentration ``alpha`` over labels.
+
+    The labels are the classes; in regression they are ten groups of equal size along the first input.
+    """
     x = np.asarray(data.x_train).reshape(len(data.x_train), -1)[:, 0]
     labels = data.y_train if data.num_classes else x.argsort().argsort() * BINS // len(x)
     return dirichlet(labels, num_clients=num_clients, alpha=alpha, seed=seed)
@@ -320,7 +353,10 @@ def _clients(explored: Explored, alpha: float) -> _Clients:
 
 @functools.lru_cache(maxsize=16)
 def _cohorts(explored: Explored, num_models: int) -> Cohort:
-    """Returns the cohorts of all clients, [R, Q, N / Q] for Q strata; smaller cohorts take the first ones of each."""
+    """Returns the cohorts in which all clients take part, [R, Q, N / Q] for Q strata (groups of clients).
+
+    A run with fewer clients in a round takes the first clients of each stratum.
+    """
     size = explored.num_clients // explored.num_strata
     everyone = Controls(clients_per_round=explored.num_clients, num_models=num_models)
     schedule = _schedule(explored.num_clients, everyone)
@@ -330,7 +366,10 @@ def _cohorts(explored: Explored, num_models: int) -> Cohort:
 
 @functools.lru_cache(maxsize=16)
 def _start(explored: Explored, num_models: int) -> Float[np.ndarray, "K points D"]:
-    """Returns the initial residuals at the training and then the test points, D columns of E draws and C outputs."""
+    """Returns the residuals before training at the training and then the test points.
+
+    The D columns are the pairs of E initial functions and C outputs.
+    """
     algorithm = _algorithm(
         explored.data, explored.num_clients, Controls(clients_per_round=explored.num_clients, num_models=num_models)
     )
@@ -357,8 +396,17 @@ def _follow(
 ) -> tuple[Float[np.ndarray, "r points D"], Float[np.ndarray, "K points D"]]:
     """Computes the residuals of the models' mean after ``rounds``, and the residuals of each model at the end.
 
-    If g is the residual at the examples ``rows[i]`` of client i, the client moves its model by ``-theta' answers[i]
-    g``. Every answer is ``staleness`` rounds late, and ``start`` are the initial residuals.
+    In a round client i changes its model's function by ``-theta[rows[i]]' answers[i] g``, where g is the residual at
+    its examples. The server averages these changes by the weights in ``cohorts``.
+
+    Args:
+        theta: Tangent kernel of the training points with all points.
+        rows: Indices of each client's training examples.
+        answers: Matrix of each client, which stands for its local steps.
+        cohorts: Clients of each round with models and weights, [R, S].
+        staleness: Number of rounds by which every answer is late.
+        start: Residuals before training; D columns of initial functions and outputs.
+        rounds: The evaluated rounds.
     """
     past, means = deque([start], maxlen=staleness + 1), [start.mean(axis=0)]
     for r, (client, model, weight) in enumerate(zip(*cohorts, strict=True), start=1):
@@ -396,13 +444,20 @@ def _measured(
 
 
 def _residuals(clients: _Clients, mean: Float[np.ndarray, "points E C"]) -> Float[np.ndarray, "N"]:
-    """Returns the root mean square of the residuals at each client's examples."""
+    """Returns the root mean square of the residuals at each client's examples.
+
+    ``mean`` are the residuals of the mean of the K models at all points, from each of E initial functions.
+    """
     squares = (mean**2).mean(axis=(1, 2))
     return np.sqrt([squares[rows].mean() for rows in clients.rows])
 
 
 def _remark(controls: Controls, stable: float, errors: Float[np.ndarray, "E r"]) -> str:
-    """Returns in words whether a run is stable; ``stable`` is the largest rate at which every client's steps are."""
+    """Returns in words whether a run is stable.
+
+    ``stable`` is the largest learning rate at which every client's local steps are stable; ``errors`` are training
+    errors.
+    """
     by_round = errors.mean(axis=0)
     if divergence([errors[:, -1]], by_round) or by_round[-1] > by_round[0]:
         return f"unstable: the training error grows at rate {controls.learning_rate:g}"

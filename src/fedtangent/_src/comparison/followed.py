@@ -43,7 +43,7 @@ FUNCTIONS = ("loss", "client_optimizer", "delays")  # fields of a rule that may 
 
 
 class NotFollowed(ValueError):
-    """Error for a run that no theory predicts, raised where only computing a part of the run shows this."""
+    """Error for a run that no theory predicts; only computing a part of the run has shown this."""
 
 
 def setting_of(

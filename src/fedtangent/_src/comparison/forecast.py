@@ -150,7 +150,11 @@ class Plan(NamedTuple):
 
 
 class Curve(NamedTuple):
-    """Predicted metrics along a run from each of E initial functions; metrics are named as in ``simulate``."""
+    """Predicted metrics along a run from each of E initial functions.
+
+    ``rate`` is the clients' learning rate. ``values`` holds metrics [E, r] at ``rounds`` by (split, metric), such as
+    ("test", "accuracy"), named as in ``simulate``.
+    """
 
     rate: float
     rounds: Int[np.ndarray, "r"]
@@ -178,7 +182,13 @@ class Curve(NamedTuple):
 
 
 class Reached(NamedTuple):
-    """The round in which a run reaches a target, on average over its initial functions, and the bytes until then."""
+    """The round in which a run reaches a target, on average over its initial functions, and the bytes until then.
+
+    Attributes:
+        round: First evaluated round at the target; None if there is none.
+        uplink_bytes: Bytes from clients to server until that round; None without it.
+        nearest: Best value of the metric after any round.
+    """
 
     round: int | None  # None: at no evaluated round
     uplink_bytes: int | None
@@ -186,7 +196,17 @@ class Reached(NamedTuple):
 
 
 class Forecast(NamedTuple):
-    """The forecast of a run: learning curves, learning rates, bytes on the wire, and metrics after many rounds."""
+    """The forecast of a run: learning curves, learning rates, bytes on the wire, and metrics after many rounds.
+
+    Attributes:
+        plan: The run.
+        given: Curve at the run's learning rate.
+        best: Curve at the best rate; at the run's rate if none was searched.
+        rates: Result of the search for rates; None without a search.
+        uplink_bytes, downlink_bytes: Bytes from the start to each evaluated round.
+        limit: Test metrics after infinitely many rounds, only for a run that misses its target; None if unknown.
+        fastest: Curve at the tried rate that reaches the target in the fewest rounds; None without one.
+    """
 
     plan: Plan
     given: Curve  # curve at the run's rate
@@ -517,7 +537,11 @@ def _flow_outputs(plan: Plan, flows: Sequence[Flow]) -> _OutputsAtRate:
 
 
 def _feature_outputs(setting: Setting, kernels: KernelBlocks, starts: Starts) -> tuple[Starts, _OutputsAtRate]:
-    """Builds a function that trains on the kernel's features, and computes the initial functions that these span."""
+    """Builds a function that predicts a run by training linear models on the kernel's features.
+
+    Returns it after the initial functions, which are ``starts`` projected onto what the features can represent. Raises
+    ``NotFollowed`` if the kernel does not determine the runs.
+    """
     problem, n = setting.problem, len(setting.problem.x_train)
     paths = feature_paths(setting.algorithm, problem.y_train, problem.partition, setting.size.rounds)
     features = kernel_features(kernels, problem.y_train.shape[1])
@@ -537,7 +561,10 @@ def _after(rounds: Sequence[int], setting: Setting, outputs: Outputs) -> Outputs
 
 
 class _Runs(NamedTuple):
-    """The initial functions of a plan, and a function that predicts runs from them at any learning rate."""
+    """The initial functions of a plan, and a function that predicts runs from them at any learning rate.
+
+    ``flows`` is one flow for all models, or one for each; it is empty for a run on the features of the kernel.
+    """
 
     plan: Plan
     flows: tuple[Flow, ...]  # one for all models, or one for each; none for a run on the features of the kernel

@@ -86,7 +86,13 @@ MOST_NUMBERS = 2**22  # of a Jacobian, for networks of unknown structure
 
 
 class Laziness(NamedTuple):
-    """Networks of one width at every evaluated round: distance from theory in parts, and tangent kernel's change."""
+    """Networks of one width at every evaluated round: distance from theory in parts, and tangent kernel's change.
+
+    Attributes:
+        width: Width of the networks.
+        parts: Distances from linearisation and infinite width, each [r, K, e] for r rounds, K models and e draws.
+        drift: Relative change of each network's tangent kernel since the start, in the Frobenius norm.
+    """
 
     width: int
     parts: Parts  # each [r, K, e]
@@ -272,9 +278,17 @@ def check_linearisable(model: Model, x: Shaped[AnyArray, "m ..."], schedule: Sch
 class LazinessDiagnostics:
     """A measure of a run, ``(algorithm, state) -> {metric: value}``; built by ``laziness_diagnostics``.
 
-    Values are means over the K models; if there are several models, the values of each are added, as ``drift_model_0``.
-    A metric is NaN at a round that is not in ``rounds``, for instance at the last good round of a run that diverged.
-    Predictions are computed at the first evaluation, from the seed, so a resumed run has the same.
+    Values are means over the K models. With several models there is also one metric for each, such as
+    ``drift_model_0``. A metric is NaN at a round that is not in ``rounds``, for instance at the last good round of a
+    run that diverged. Predictions are computed at the first evaluation, from the seed, so a resumed run has the same.
+
+    Attributes:
+        algorithm, data, seed: Algorithm, training data and seed of the run.
+        x: Inputs at which distances are measured.
+        rounds: The evaluated rounds.
+        kernels: Measures the change of the tangent kernels.
+        paths: Trains the linearised networks.
+        limit: Builds the flow of infinite width for a seed; None if there is none, and ``why_no_limit`` says why.
     """
 
     algorithm: Algorithm

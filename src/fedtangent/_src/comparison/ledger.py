@@ -28,7 +28,14 @@ from fedtangent._src.types import Algorithm, Array, Cohort, FederatedData, Key, 
 class LedgerRow(NamedTuple):
     """Gap between simulated and predicted outputs of one model at one client's examples, at one evaluation.
 
-    The three numbers are root mean squares over examples and outputs.
+    ``gap``, ``tolerance`` and ``moved`` are root mean squares over examples and outputs.
+
+    Attributes:
+        round, model, client: Numbers of the round, the model and the client.
+        gap: Simulated minus predicted outputs.
+        tolerance: Largest gap at which the row passes.
+        passed: Whether the gap is within the tolerance; False if either is NaN.
+        moved: Predicted minus initial outputs, the scale of the gap.
     """
 
     round: int
@@ -41,7 +48,15 @@ class LedgerRow(NamedTuple):
 
 
 class Snapshot(NamedTuple):
-    """Measurements of the K models at one evaluation: outputs, tangent kernels' change, and weights."""
+    """Measurements of the K models at one evaluation.
+
+    Attributes:
+        round: Number of the round.
+        outputs: Outputs at the training points.
+        change: Change of each model's tangent kernel since round 0; q is n, or n C if the kernel couples outputs.
+        travelled: Distance ``|w - w_0|`` of each model's weights from the start.
+        weights: Norm ``|w|`` of each model's weights.
+    """
 
     round: int
     outputs: Float64[np.ndarray, "K n C"]
@@ -51,7 +66,15 @@ class Snapshot(NamedTuple):
 
 
 class Observer(NamedTuple):
-    """The function that measures a run's state for the residual ledger, and the tangent kernels at the start."""
+    """The function that measures a run's state for the residual ledger, and the tangent kernels at the start.
+
+    Attributes:
+        look: Takes a state; returns the models' outputs, tangent kernels, and norms ``|w - w_0|`` and ``|w|``.
+        kernels: Tangent kernels at round 0, [K, q, q]; q is n, or n C if the kernel couples outputs.
+        along: ``J(X) w_0`` of each model, [K, n, C]; None without weight decay.
+        unit: Rounding unit of the run's arithmetic.
+        parameters: Number of parameters of a model.
+    """
 
     look: Callable[[PyTree], tuple[Array, Array, Array, Array]]  # state -> outputs, kernels, travelled, weights
     kernels: np.ndarray  # [K, q, q] at round 0
@@ -64,7 +87,8 @@ class Observer(NamedTuple):
 class ResidualLedger:
     """A measure for ``Evaluation`` that compares residuals with theory; built by ``residual_ledger``.
 
-    Each evaluation adds to ``rows`` one row for each client and model.
+    Each evaluation adds to ``rows`` one row for each client and model. ``paths`` are the predictions of the models,
+    ``snapshots`` the measurements, and ``sources`` the gaps that the change of each model's kernel has added.
     """
 
     federation: bounds.Federation

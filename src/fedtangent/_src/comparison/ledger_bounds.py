@@ -19,7 +19,10 @@ PER_ROUND = ("learning_rate", "server_learning_rate")  # fields of a rule that m
 
 
 class Federation(NamedTuple):
-    """The parts of a run that all models share: targets, clients, cohorts and the rule."""
+    """The parts of a run that all models share: targets, clients, cohorts [R, S] and the rule.
+
+    ``outputs`` is "shared" if all outputs have one kernel [n, n], "full" if the kernel [n C, n C] couples them.
+    """
 
     y: Float64[np.ndarray, "n C"]
     partition: Partition
@@ -49,7 +52,7 @@ class Federation(NamedTuple):
         """Predicts the outputs of ``model`` at the training points from round ``skip`` on, by the flow.
 
         The first ``skip`` rounds are left out, and as many empty rounds are added at the end, so that all predictions
-        share one compiled program.
+        share one compiled program. q is n, and D is C, if all outputs share one kernel; otherwise q is n C, and D is 1.
 
         Args:
             model: Number of the model.
@@ -88,7 +91,16 @@ def _later(values: np.ndarray, skip: int, fill: ArrayLike) -> np.ndarray:
 
 
 class Path(NamedTuple):
-    """The prediction of one model at every round, from its initial function and its tangent kernel at the start."""
+    """The prediction of one model at every round, from its initial function and its tangent kernel at the start.
+
+    q and D are n and C, or n C and 1 if the kernel couples outputs.
+
+    Attributes:
+        outputs: Predicted outputs at the training points.
+        coefficients: Coefficients c; outputs are the initial function's share plus ``theta @ c``.
+        local_moves: Largest distance of a client's weights from the server's in each round.
+        propagate: Takes a round r and a gap [q, D]; returns how the gap evolves from round r on, [R + 1 - r, q, D].
+    """
 
     outputs: Float64[np.ndarray, "R+1 n C"]
     coefficients: Float64[np.ndarray, "R+1 q D"]  # outputs = (the initial function's share) + theta @ coefficients
@@ -161,7 +173,15 @@ def _local_moves(
 
 
 class Source(NamedTuple):
-    """The gap that the kernel's change in one interval between evaluations adds, and its size at every later round."""
+    """The gap that the kernel's change in one interval between evaluations adds, and its size at every later round.
+
+    Attributes:
+        round: Last round of the interval.
+        later: The gap from that round on, as it evolves by the flow, [R + 1 - round, q, D].
+        sizes: Root mean square of the gap at each client's examples when it is added, without cancellation.
+        remaining: Norm of the gap at each later round, relative to the norm when it is added.
+        local: Share by which the weights' moves within a round may increase the gap.
+    """
 
     round: int  # the end of the interval
     later: np.ndarray  # the growth as the flow evolves it, [R + 1 - round, q, D]

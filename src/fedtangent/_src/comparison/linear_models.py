@@ -387,7 +387,10 @@ def _cut(blocks: KernelBlocks, points: np.ndarray) -> KernelBlocks:
 def _factor(
     train: AnyArray | None, test_train: AnyArray | None, test: AnyArray | None, points: Int[np.ndarray, "p"]
 ) -> Float64[np.ndarray, "q q"]:
-    """Returns a matrix ``G`` for which ``G G'`` is the kernel of the training points and the test points ``points``."""
+    """Returns a matrix ``G`` for which ``G G'`` is the kernel of the training points and the test points ``points``.
+
+    ``train``, ``test_train`` and ``test`` are the blocks of that kernel.
+    """
     cross = np.asarray(test_train)[points]
     eigenvalues, vectors = np.linalg.eigh(joined(train, cross, np.asarray(test)[np.ix_(points, points)]))
     return vectors * np.sqrt(np.maximum(eigenvalues, 0))

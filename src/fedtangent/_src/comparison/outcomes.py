@@ -17,7 +17,14 @@ from fedtangent._src.engine.history import History, html_of
 
 
 class Gap(NamedTuple):
-    """Networks and their prediction from the same initial functions, at one width and every evaluated round."""
+    """Networks and their prediction from the same initial functions, at one width and every evaluated round.
+
+    Attributes:
+        error: Relative distance of each network from its prediction at the test points, by round.
+        run_error: Relative distance over all rounds together.
+        simulated, predicted: Training error (``Problem.left``) over all networks, and over their predictions.
+        test, train: Predicted outputs at the test points and at the training points.
+    """
 
     error: Float[np.ndarray, "r K E"]  # relative error at the test points
     run_error: Float[np.ndarray, "K E"]  # of all rounds together
@@ -28,7 +35,11 @@ class Gap(NamedTuple):
 
 
 class PredictedCurve(NamedTuple):
-    """The prediction from the initial functions of the widest networks, round by round, for figures."""
+    """The prediction from the initial functions of the widest networks, round by round, for figures.
+
+    ``left`` is the training error (``Problem.left``) over all networks; ``score`` is the test accuracy of each ensemble
+    of K models, or without labels its mean squared error.
+    """
 
     rounds: Int[np.ndarray, "r"]
     left: Float[np.ndarray, "r"]  # training error (``Problem.left``), over all networks

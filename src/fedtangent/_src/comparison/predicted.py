@@ -261,7 +261,12 @@ PROGRAM = 3 * 2**29  # bytes of JAX, its compiler and the data
 
 
 class KernelPlan(NamedTuple):
-    """The bytes of memory that a flow will need, predicted before it is computed; built by ``plan_kernels``."""
+    """The bytes of memory that a flow will need, predicted before it is computed; built by ``plan_kernels``.
+
+    They are needed for the kernel, the clients' blocks of it, the functions at the evaluated rounds, and scratch work.
+    ``limit`` is the available memory. A large kernel (``is_large``) is computed in parts, and may be kept in a file in
+    ``folder``; None: in memory.
+    """
 
     kernel: int  # of all points; for a large kernel only of the training points
     clients: int  # the clients' blocks

@@ -37,7 +37,12 @@ MOST_NUMBERS = 2**24  # of one draw's functions over all rounds
 
 
 class Comparison(NamedTuple):
-    """The result of ``compare`` for an algorithm with a closed form: simulations, predictions and verdicts."""
+    """The result of ``compare`` for an algorithm with a closed form: simulations, predictions and verdicts.
+
+    ``simulated``, ``gaps`` and ``laziness`` have one entry for each width. ``simulated`` are networks trained by the
+    run's algorithm, ``ntk_fl`` networks trained by NTK-FL. ``gaps`` are distances of networks from their prediction,
+    which ``laziness`` splits into parts. ``rows`` are the rows of the table, and ``times`` seconds by step.
+    """
 
     theory: Predicted
     simulated: tuple[Simulated, ...]  # by the setting's algorithm, one per width, ascending
@@ -176,10 +181,10 @@ def run(setting: Setting, progress: bool | None = False, say: Report = lambda li
 
 
 def _evolutions(setting: Setting, say: Report) -> list[Training]:
-    """Prepares NTK-FL from the networks' initialisations, with the kernel averaged over outputs.
+    """Prepares runs of NTK-FL from the networks' initialisations, with the kernel averaged over outputs.
 
-    Standard cases also run it with the exact kernel. The list is empty for a loss other than the squared error, or if
-    memory is too small.
+    Standard cases also run NTK-FL with the exact kernel. The list is empty for a loss other than the squared error, or
+    if memory is too small.
     """
     if setting.problem.loss != "squared_error":
         return []

@@ -47,14 +47,22 @@ WATCHED = 256  # training examples that they are measured on, at most
 
 
 class WatchedNetworks(NamedTuple):
-    """Initial weights, and changes of the tangent kernels, of the networks of the first e draws of a simulation."""
+    """Initial weights, and changes of the tangent kernels, of the networks of the first e draws of a simulation.
+
+    ``drift`` is the relative change of each network's kernel since the start, in the Frobenius norm.
+    """
 
     starts: list[PyTree]  # [e] initial weights of the K networks of a draw, [K, ...]
     drift: Float[np.ndarray, "r K e"]  # relative change of their tangent kernels, in the Frobenius norm
 
 
 class Simulated(NamedTuple):
-    """Outputs of every network of one method at one width, at the evaluated rounds (0 is the initial function)."""
+    """Outputs of every network of one method at one width, at the evaluated rounds (0 is the initial function).
+
+    ``ensemble`` is the algorithm's prediction from its K models, ``seconds`` the time of one run, and ``sent`` the
+    bytes on the wire by round. ``info`` holds what the algorithm reports in every round, one row for each draw.
+    ``width`` is 0 for networks that start from given weights.
+    """
 
     method: str
     width: int  # 0: the networks that theory linearises at a start
@@ -189,10 +197,10 @@ def training_of(
     Args:
         setting: Data, rounds and draws.
         algorithm: The algorithm.
-        method: Its name in the results.
+        method: Name of the algorithm in the results.
         width: Width of its networks.
         mapping: How clients are mapped to the device, as in ``simulate``.
-        watches: Diagnostics of the first draws' networks, one for each watched draw.
+        watches: Kernel measurements, one for each of the first draws, whose networks are recorded.
         start: Parameters [K, ...] that all draws begin with; None: each draw has a key.
 
     Raises:

@@ -19,7 +19,20 @@ MEBIBYTE = 2**20
 
 
 class MethodRow(NamedTuple):
-    """Measurements of one method on one setting, a row of the table; None if one does not apply to the method."""
+    """Measurements of one method on one setting, a row of the table; None if one does not apply to the method.
+
+    Attributes:
+        setting, method: Names.
+        test_mse, accuracy: Mean squared error and accuracy at the test points.
+        nll: Negative log likelihood: Gaussian, per output; under cross entropy, of the mean probabilities.
+        coverage: Share of targets in the predicted 95 % interval.
+        mean_difference: Mean distance of the outputs' mean from the predicted mean, in standard errors.
+        variance_ratio: Variance of the outputs over the predicted variance.
+        flow_error: Mean relative distance of each network from the flow that starts at its initial function.
+        rounds: Number of rounds.
+        uplink_mib: MiB sent from clients to the server.
+        seconds_a_run: Time of one run.
+    """
 
     setting: str
     method: str
@@ -38,14 +51,14 @@ class MethodRow(NamedTuple):
 def scores(
     mean: Float[np.ndarray, "m C"], variance: Float[np.ndarray, "m C"], y: Float[np.ndarray, "m C"]
 ) -> tuple[float, float]:
-    """Computes the Gaussian NLL per output and the coverage of the 95 % interval of a prediction.
+    """Computes the Gaussian negative log likelihood (NLL) per output, and the coverage of the 95 % interval.
 
-    A noise variance, one number for all, is added to ``variance``. It is the mean squared residual that ``variance``
-    does not explain at the even test points. NLL and coverage are measured at the odd ones.
+    Both add a noise variance to ``variance``: the mean squared residual at the even test points that ``variance`` does
+    not explain. NLL and coverage are measured at the odd test points.
 
     Args:
         mean: Predicted mean, [m, C].
-        variance: Predicted knowledge variance, [m, C].
+        variance: Predicted variance without noise, [m, C].
         y: Targets, [m, C].
     """
     even, odd = slice(0, None, 2), slice(1, None, 2)
@@ -59,9 +72,10 @@ def scores(
 def _scores(
     problem: Problem, mean: np.ndarray, draws: np.ndarray, variance: np.ndarray
 ) -> tuple[float | None, float | None]:
-    """Returns NLL and coverage of a prediction with draws [E, m, C], or None where one does not apply.
+    """Returns negative log likelihood (NLL) and coverage of a prediction; None where the loss has no such number.
 
-    Under the cross entropy the NLL is of the mean probabilities, and there is no coverage.
+    Under the cross entropy the NLL is of the mean probabilities of ``draws`` [E, m, C], and there is no coverage. For
+    numbers as targets both use ``mean`` and ``variance``.
     """
     if targets_of(problem.loss) == "numbers":
         return scores(mean, variance, problem.y_test)

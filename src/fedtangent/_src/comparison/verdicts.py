@@ -245,9 +245,10 @@ def bounded_verdict(subject: str, statement: str, sizes: str, ratio: float, cont
 
 
 class AtRound(NamedTuple):
-    """Networks of every width at one round, with the predictions from their initial functions and its variances.
+    """Networks of every width at one round, with the predictions from their initial functions.
 
-    Variances are of one output, summed over points, for each model.
+    ``exact`` is the known variance of these predictions, and ``law`` the variance that is tested. Both are of one
+    output, summed over points, for each model. ``scale`` is how far training moves the functions, as a norm.
     """
 
     pairs: tuple[Pair, ...]

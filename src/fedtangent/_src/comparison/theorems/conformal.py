@@ -33,7 +33,10 @@ QUIET = 0.2  # control: the noise of calibration examples, relative to that of t
 
 
 class Pool(NamedTuple):
-    """Outputs of the models at examples of all clients on which no model was trained."""
+    """Outputs of the models at examples of all clients on which no model was trained.
+
+    ``members`` are the outputs of the K models; ``targets`` are numbers [n, C] or class labels [n].
+    """
 
     members: Float[np.ndarray, "K n C"]
     targets: Num[np.ndarray, "n *C"]
@@ -45,7 +48,14 @@ class Pool(NamedTuple):
 
 
 class Question(NamedTuple):
-    """A setting of calibration: a score, weights of the clients in calibration and test, and calibration targets."""
+    """A way to calibrate prediction sets, whose coverage is measured.
+
+    Attributes:
+        score: Name of the conformal score.
+        calibration_weights, test_weights: Weight of each client in calibration and in the tested mixture of clients;
+            None: its number of calibration examples plus 1.
+        calibration_targets: Targets of the calibration; None: the targets of the pool.
+    """
 
     score: str
     calibration_weights: Sequence[float] | None = None

@@ -32,7 +32,7 @@ from fedtangent._src.types import Algorithm, Partition, PyTree
 
 
 class Size(NamedTuple):
-    """Sizes of a problem and its network."""
+    """Sizes of a problem and its network: N clients with ``held`` examples each, and ``depth`` layers of width m."""
 
     clients: int  # N
     held: int  # number of examples of a client
@@ -102,7 +102,11 @@ def fed_avg_of(size: Size, learning_rate: float, dtype: str = "float64") -> Algo
 
 
 class Run(NamedTuple):
-    """The recorded models and weights of a run of FedAvg; built by ``run_of``."""
+    """The recorded models and weights of a run of FedAvg; built by ``run_of``.
+
+    ``models`` are the products of the layers' weights after every round, [R + 1, d, C]; ``weights`` are the layers'
+    weights by round, for some rounds.
+    """
 
     models: np.ndarray  # [R + 1, d, C], the network as one matrix after every round
     weights: dict[int, list[np.ndarray]]  # W^1 .. W^L at some rounds, [fan_out, fan_in] as in the paper
@@ -157,7 +161,10 @@ HYPOTHESES = {  # the measured quantity of each
 
 
 class Observed(NamedTuple):
-    """A run of FedAvg with Theorem IV.2 evaluated on it, its losses by round, and recorded weights."""
+    """A run of FedAvg with DeepLin's Theorem IV.2, a bound on the loss by round, evaluated on it.
+
+    ``losses`` are relative to the initial loss; ``weights`` are the layers' weights by round, for some rounds.
+    """
 
     size: Size
     work: ft.theory.FullBatchWork
@@ -171,7 +178,10 @@ class Observed(NamedTuple):
         return self.weights[max(self.weights)]
 
     def _bounded(self, place: str, statement: str, ratio: float, control: str, wrong: float) -> ft.types.Verdict:
-        """Checks that ``ratio``, measured value over bound, is at most 1, and ``wrong``, over a wrong bound, above."""
+        """Checks that a measured value is at most its bound (``ratio`` <= 1) and above a wrong bound (``wrong`` > 1).
+
+        ``place`` is the number of the lemma or equation, and ``control`` names the wrong bound.
+        """
         unmet = f"; not met: {', '.join(self.theorem.failing)}" if self.theorem.failing else ""
         sizes = f"{self.size}, {self.size.rounds} rounds{unmet}"
         return bounded_verdict(f"DeepLin {place}", statement, sizes, ratio, control, wrong)
@@ -201,7 +211,10 @@ def _observe(size: Size, seed: int) -> Observed:
 
 
 def _bound_18(run: Observed) -> ft.types.Verdict:
-    """Checks that the loss is below DeepLin's bound (18) after every round, and above (18) without N, the control."""
+    """Checks that the loss is below DeepLin's bound, eq. (18), after every round.
+
+    The control is the same bound without the number N of clients, which the loss must violate.
+    """
     rounds, constants = np.arange(len(run.losses)), run.theorem.constants
     rates = (c.rate() for c in (constants, constants._replace(num_clients=1)))
     ratio, wrong = (float((run.losses / rate**rounds)[1:].max()) for rate in rates)
@@ -254,7 +267,10 @@ def _lemma_1(run: Observed) -> ft.types.Verdict:
 
 
 def _local_lemmas(run: Observed) -> list[ft.types.Verdict]:
-    """Checks Lemmas VII.2 to VII.7 of DeepLin, on the clients' local steps, in the run's last round."""
+    """Checks Lemmas VII.2 to VII.7 of DeepLin in the run's last round.
+
+    They bound the clients' local losses, the change of their kernels, weights and outputs, and matrix norms.
+    """
     paths, c, work = local_paths(run.last, run.work), run.theorem.constants, run.work
     decays, faster, drifts, moves, from_zero = ratios = tuple(list[float]() for _ in range(5))
     for client, path in enumerate(paths):
@@ -324,7 +340,15 @@ def _kernels(
 def _narrow_drift(
     theorem: ft.theory.DeepLinearTheorem, weights: list[np.ndarray], work: ft.theory.FullBatchWork
 ) -> float:
-    """Computes the change of a narrow network's kernel over the bound of DeepLin's Lemma VII.5; above 1 it fails."""
+    """Computes the change of a narrow network's kernel over the bound of DeepLin's Lemma VII.5.
+
+    A narrow network is a control: the ratio must be above 1.
+
+    Args:
+        theorem: Theorem IV.2, evaluated on the network.
+        weights: Initial weights of the layers.
+        work: The clients' data and local steps.
+    """
     trained: list[np.ndarray] = weights
     for _ in range(NARROW_ROUNDS):
         trained = averaged(local_paths(trained, work))

@@ -57,7 +57,18 @@ NONE: Arguments = MappingProxyType({})
 
 
 class Option(NamedTuple):
-    """One option of the algorithms, such as server momentum, with its arguments for simulator and theory."""
+    """One option of the algorithms, such as server momentum, with its arguments for simulator and theory.
+
+    Attributes:
+        name: Name in the verdicts.
+        schedule: Builds the schedule.
+        recipe: Builds the algorithm.
+        both: Arguments of the recipe that are also fields of the theory's ``Rule``.
+        simulated, predicted: Further arguments of the recipe, and further fields of the ``Rule``.
+        ignored: Fields of a wrong ``Rule`` that ignores the option; None: the schedule is ignored.
+        uniform: Whether clients have equal weights instead of their numbers of examples.
+        lazy: Whether networks approach the flow as their width grows.
+    """
 
     name: str
     schedule: Callable[[], ft.types.Schedule]
@@ -70,7 +81,10 @@ class Option(NamedTuple):
     lazy: bool = True  # networks approach the flow as their width grows
 
     def _rule(self, case: Case, changes: Arguments = NONE) -> ft.theory.Rule:
-        """Returns the ``Rule`` of the option as its paper defines it, not as the algorithm has it, with ``changes``."""
+        """Returns the theory's ``Rule`` of the option for ``case``, with the fields in ``changes`` replaced.
+
+        It is built from the option's arguments, not from the simulated algorithm, so that the two are independent.
+        """
         rates = {"local_steps": LOCAL_STEPS, "learning_rate": case.learning_rate}
         return ft.theory.Rule(**{**rates, **self.both, **self.predicted, **changes})
 
@@ -255,7 +269,7 @@ def _case(
 
 
 def _largest_error(flow: Flow, run: Simulated) -> float:
-    """Computes the largest distance of a network from the flow at any round, over the flow's whole movement."""
+    """Computes the largest distance of a network from the flow at any round, over how far the flow moves in all."""
     predicted = networks(flow, [run], run.rounds)[0]
     return float(np.max(relative_errors(predicted, run.test, predicted[-1:] - predicted[:1])))
 
@@ -315,7 +329,8 @@ def _central_flow(option: Option, case: Case, blocks: KernelBlocks, changes: Arg
 def _from_central(option: Option, case: Case, blocks: KernelBlocks, changes: Arguments = NONE) -> float:
     """Computes the relative distance between the mean predictions of FedAvg and centralised training, last round.
 
-    ``changes`` are fields of the ``Rule`` to replace in both; "uniform" client weights change FedAvg only.
+    The predictions are flows of infinite width. ``changes`` are fields of the ``Rule`` to replace in both flows;
+    "uniform" client weights change FedAvg only.
     """
     central = _central_flow(option, case, blocks, {k: v for k, v in changes.items() if k != "uniform"})
     means = (flow.mean(case.num_rounds) for flow in (option._flow(case, blocks, changes), central))

@@ -65,7 +65,7 @@ SIZES = Size(4, 6, 60), Size(10, 50, 1500)
 
 
 class LinearProblem(NamedTuple):
-    """The examples of all nodes, whose linear targets differ from node to node, and the seed of the runs on them."""
+    """The examples of all nodes (clients), and the seed of the runs; linear targets differ from node to node."""
 
     size: Size
     x: Float64[np.ndarray, "examples d"]
@@ -84,7 +84,11 @@ class LinearProblem(NamedTuple):
 
 
 class Descent(NamedTuple):
-    """The schedule and the local steps of a run, for any algorithm."""
+    """The schedule and the local training of a run, for any algorithm.
+
+    A round has ``steps`` local steps of size ``rate`` on minibatches of ``batch`` examples (None: all). ``scatter`` is
+    the standard deviation of the initial weights, and ``mapping`` how nodes are mapped to the device.
+    """
 
     schedule: Schedule
     steps: int  # L
@@ -194,7 +198,10 @@ def _models(
 
 
 def _lemma_1(problem: LinearProblem, cohort: int) -> Verdict:
-    """Checks Local-GD's Lemma 1: with ``cohort`` nodes a round, every simulated global model equals the closed form."""
+    """Checks Local-GD's Lemma 1, a closed form of the global model in every round of linear regression.
+
+    ``cohort`` nodes, drawn at random, take part in a round.
+    """
     size, models = problem.size, _models(problem, FEW_STEPS, REGRESSION_ROUNDS, cohort)
     cohorts = schedule.drawn_cohorts(_schedule(problem, cohort), problem.partition, REGRESSION_ROUNDS, problem.seed)
     dealt = np.arange(size.examples, dtype=np.int32).reshape(size.per_node, size.nodes).T.ravel()
@@ -344,7 +351,10 @@ def _classification(size: Size, seed: int) -> Classified:
 
 
 def _simulated_rounds(case: Classified, modified: bool) -> Verdict:
-    """Checks that many local steps on Local-GD's eq. (12) reach its minimisers; ``modified``: by algorithm 3."""
+    """Checks that many local steps on the regularised loss of Local-GD's eq. (12) reach its minimisers.
+
+    The algorithm is Local-GD, or Modified Local-GD (algorithm 3 of the paper) if ``modified``.
+    """
     size, rounds, log_inverse = case.problem.size, SIMULATED_ROUNDS, float(np.log(1 / LAMBDA))
     stable = 2 / float(np.linalg.svd(np.asarray(case.sets.signed), compute_uv=False).max() ** 2)  # at the start
     descent = Descent(all_clients(size.nodes), STEPS, stable / 4, rounds, seed=case.problem.seed)
@@ -379,7 +389,8 @@ def _few_rounds(case: Classified) -> str:
 def _lemma_2_residual(case: Classified) -> Verdict:
     """Checks Lemma 2 of Local-GD: ``w - ln(1/lambda) w_bar`` grows as ``ln ln(1/lambda)``.
 
-    w is Local-GD's model and w_bar the model by projections; the growth is equal in each decade of ln(1/lambda).
+    w is the model of Local-GD with local regularisation of weight lambda, and w_bar the model of repeated projections
+    onto the nodes' feasible sets.
     """
     models, growths = case._weak_models(FEW_ROUNDS), []
     for modified in (False, True):
@@ -411,9 +422,10 @@ def _power_law(
 
 
 def _lemma_2_direction(case: Classified) -> Verdict:
-    """Checks Local-GD, eq. (14): its model has nearly the direction of the model by projections.
+    """Checks Local-GD, eq. (14): its model has nearly the direction of the model of repeated projections.
 
-    The distance between the directions falls as ``ln ln(1/lambda) / ln(1/lambda)``.
+    The distance between the directions falls as ``ln ln(1/lambda) / ln(1/lambda)``; lambda is the weight of the local
+    regularisation.
     """
     models = case._weak_models(FEW_ROUNDS)
     plain, modified = (direction_distance(models, case._projections(FEW_ROUNDS, m)[-1]) for m in (False, True))
@@ -436,7 +448,10 @@ def _lemma_3(case: Classified, from_zero: bool) -> Verdict:
 
 
 def _theorem_2(case: Classified) -> Verdict:
-    """Checks Theorem 2 of Local-GD: its direction tends to where averaged projections end, and not to the SVM's."""
+    """Checks Theorem 2 of Local-GD: the model's direction tends to the limit of averaged projections.
+
+    The control is the direction of the hard-margin SVM, from which it must stay away.
+    """
     models = case._weak_models(ROUNDS)
     statement = "distance in direction from the projections' end point, against ln ln(1/lambda) / ln(1/lambda): slope"
     sizes = f"{case.problem.size}, {ROUNDS} rounds, ln(1/lambda) = {LEVELS[0]:.0e} to {LEVELS[-1]:.0e}"
@@ -446,7 +461,7 @@ def _theorem_2(case: Classified) -> Verdict:
 
 
 def _theorem_3(case: Classified) -> Verdict:
-    """Checks Local-GD's Theorem 3: with eq. (16) the direction tends to the SVM's as 1 / k, k the round."""
+    """Checks Local-GD's Theorem 3: Modified Local-GD tends to the SVM's direction, as 1 / k in round k."""
     plain, modified = (direction_distance(case._projections(ROUNDS, m)[LATE], case.svm) for m in (False, True))
     statement = "Modified Local-GD's distance in direction from the SVM, against the round: slope"
     claim = Claim("Local-GD Theorem 3", statement, f"{case.problem.size}, rounds {LATE[0]} to {LATE[-1]}")
@@ -454,7 +469,10 @@ def _theorem_3(case: Classified) -> Verdict:
 
 
 def _lemma_4(case: Classified) -> Verdict:
-    """Checks Local-GD's Lemma 4: eq. (16) tends as 1 / k to the feasible point nearest its start, k the round."""
+    """Checks Local-GD's Lemma 4: averaged projections that are drawn to their start, as by eq. (16), tend to a limit.
+
+    The limit is the feasible point nearest the start; the distance from it falls as 1 / k in round k.
+    """
     nearest = np.asarray(project(case.sets.pooled(), case.start).point[0])
     path = case._projections(ROUNDS, modified=True, start=case.start)[LATE]
     distance, from_svm = (np.linalg.norm(path - point, axis=1) for point in (nearest, case.svm))

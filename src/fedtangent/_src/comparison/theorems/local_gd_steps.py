@@ -35,7 +35,11 @@ MARGIN = 0.05  # of a growth
 
 
 class AnySteps(NamedTuple):
-    """A problem of support vectors only, its SVM, and the simulated models for each number L of local steps."""
+    """A problem of support vectors only, its SVM, and the simulated models for each number L of local steps.
+
+    ``sets`` are the models that classify each node's examples with margin 1, ``rate`` is the step size, and ``svm`` the
+    hard-margin SVM. ``paths`` are by L the models at equal intervals of rounds, [RECORDS + 1, d].
+    """
 
     problem: LinearProblem
     sets: FeasibleSets
@@ -57,11 +61,14 @@ class AnySteps(NamedTuple):
         return _simulated(self.problem.examples, descent)
 
     def centralised(self, steps: int, examples: int) -> np.ndarray:
-        """Simulates gradient descent on the mean of the nodes' losses at one node, [RECORDS + 1, d] as for ``run``.
+        """Simulates gradient descent on the mean of the nodes' losses at a single node, recorded as by ``run``.
 
         Args:
             steps: Number of steps in a round.
             examples: The node has this many of the first examples.
+
+        Returns:
+            Models at equal intervals of rounds, [RECORDS + 1, d].
         """
         rate = self.rate / self.problem.size.nodes
         data = self.problem.x[:examples], self.problem.y[:examples], consecutive([examples])
@@ -110,7 +117,10 @@ def _off(growth: np.ndarray, expected: np.ndarray) -> float:
 
 
 def _centralised(case: AnySteps) -> Verdict:
-    """Checks that the distance from centralised descent of as many steps falls as a power of the round, if L > 1."""
+    """Checks that Local-GD's distance from centralised descent falls as a power of the round, if L > 1.
+
+    Centralised descent takes as many steps, on the examples of all nodes.
+    """
 
     def slope(examples: int) -> list[float]:
         pairs = [(case.paths[steps], case.centralised(steps, examples)) for steps in STEPS[1:]]

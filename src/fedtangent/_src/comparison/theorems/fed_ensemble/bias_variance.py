@@ -40,7 +40,11 @@ ToyModel = Callable[[int], ft.types.Model]
 
 
 class ToyProblem(NamedTuple):
-    """The sine toy: data, clients and their training, and a linear model, whose C outputs are independent."""
+    """The sine toy: data, clients and their training, and a linear model, whose C outputs are independent.
+
+    ``expected`` is the mean of the target at each point of the grid ``x_test``, and ``noise`` its variance, averaged
+    over the grid. ``model`` builds the model with a given number of outputs.
+    """
 
     x: Float[np.ndarray, "n 1"]
     y: Float[np.ndarray, "n 1"]
@@ -135,7 +139,7 @@ def permutations(num_clients: int, num_models: int) -> ft.types.Schedule:
 
 
 def seeds_of(num_models: int, count: int, first: int = 0) -> range:
-    """Returns ``count`` seeds for runs of K models, different for every K and ``first``.
+    """Returns ``count`` seeds for runs of K models; different K or ``first`` give different seeds.
 
     Args:
         num_models: Number of models K.
@@ -151,7 +155,7 @@ def laws_of(
 ) -> list[tuple[EnsembleLaw, ...]]:
     """Computes mean and variance of the ensemble after each of ``rounds`` in closed form, for each seed's schedule.
 
-    Clients are weighted by their examples.
+    Clients are weighted by their numbers of examples.
 
     Args:
         problem: Data, kernels and training.
@@ -160,7 +164,7 @@ def laws_of(
         seeds: Seeds of the runs.
 
     Returns:
-        A list with one entry for each seed: the results for each of ``rounds``.
+        A list with one entry for each seed: a tuple of mean and variance at each of ``rounds``.
     """
     last = max(rounds)
     longer = max(256, 1 << (last - 1).bit_length())  # one compiled program serves runs of many lengths
@@ -200,10 +204,10 @@ def simulated(
 
 
 def power_law(variances: Mapping[int, Estimate]) -> Slope:
-    """Fits the slope of log variance against log K, weighted by relative standard errors (equally if they are 0).
+    """Fits the slope of log variance against log K, weighted by relative standard errors (equally if one is 0).
 
     Args:
-        variances: Variance at each of two or more ensemble sizes K, all positive.
+        variances: Variance with its standard error for two or more ensemble sizes K, all positive.
     """
     k, value = np.array(list(variances), float), np.array([v.value for v in variances.values()])
     if len(k) < 2 or not np.all(value > 0):
@@ -235,8 +239,8 @@ def _check_bias_variance(scale: str, seed: int) -> list[Verdict]:
 def _corollary(seed: int, schedules: int, draws: int, ages: int) -> list[Verdict]:
     """Checks Corollary 1 of FE-2024: after many rounds the mean of K models has the variance k(x, x) / K.
 
-    For each K models are trained for ``ages`` rounds a model, under several schedules, from ``draws`` initialisations
-    each.
+    k is the covariance of one model. For each K, ensembles are trained under several schedules, each from ``draws``
+    initialisations. An age is a number of rounds in which every client trains each model once.
     """
     problem = spaced_problem(seed, LIMIT_STEPS)
     clients = problem.clients.num_clients
@@ -291,7 +295,11 @@ def _judged(claim: Claim, margin: float, values: list[np.ndarray], rivals: list[
 
 
 def _decomposition(seed: int, schedules: int, draws: int, num_rounds: int) -> list[Verdict]:
-    """Checks every term of FE-2024, eq. (10), against its closed form under the same schedules, for the largest K."""
+    """Checks the terms of FE-2024, eq. (10): the error of an ensemble is noise plus bias plus variance.
+
+    The variance comes from initialisation and schedule. Each term is compared with its closed form for the same
+    schedules and the largest ensemble.
+    """
     problem = sine_problem(seed, local_steps=STEPS, num_clients=CLIENTS)
     schedule, seeds = permutations(CLIENTS, LAST), seeds_of(LAST, schedules, seed)
 
@@ -312,9 +320,9 @@ def _decomposition(seed: int, schedules: int, draws: int, num_rounds: int) -> li
     )
 
     def part(name: str, margin: float, more: Mapping[str, float]) -> Verdict:
-        """Checks the term ``name``, with ``margin`` relative to its closed form.
+        """Checks that the measured term ``name``, "bias" or "initialisation", is its closed form up to ``margin``.
 
-        ``more`` are wrong values of the term by name, besides those of ``other``.
+        Controls are the terms for wrong numbers of local steps, and the wrong values ``more``, keyed by the mistake.
         """
         wrong = {mistake: getattr(terms, name).value for mistake, terms in other.items()} | dict(more)
         values, right = np.array([getattr(b, name).value for b in batches]), getattr(exact, name).value

@@ -41,7 +41,10 @@ Operators = list[np.ndarray]  # [n, n], one for each of STEPS
 
 
 class RandomFederation(NamedTuple):
-    """A kernel, clients with unequal sizes and local steps, and the model that each trains in each round of an age."""
+    """A kernel, clients with unequal sizes and local steps, and the model that each trains in each round of an age.
+
+    ``rows`` are the kernel's rows of each client; client i trains the model ``model[r, i]`` in round r.
+    """
 
     theta: Float64[np.ndarray, "n n"]
     rows: tuple[Int[np.ndarray, "_"], ...]  # kernel rows of each client
@@ -128,7 +131,13 @@ def least_noticed(notices: Callable[[float], bool]) -> float:
 
 
 class Orders(NamedTuple):
-    """An operator at every step size, with its first-order, second-order and wrong second-order approximations."""
+    """A matrix [n, n] at each of several step sizes, and its approximations.
+
+    Attributes:
+        true: The exact matrices.
+        first, total: Approximations to first and to second order in the step size.
+        wrong: Control: approximations with wrong second-order terms.
+    """
 
     true: Operators
     first: Operators
@@ -283,13 +292,13 @@ class EdgeCase(NamedTuple):
         )
 
     def decay(self, rates: list[float], exponent: Float64[np.ndarray, "ages"]) -> float:
-        """Computes the fall of the worst residual's logarithm in an age, divided by the bound's exponent.
+        """Computes by how much the log of the worst residual falls in an age, divided by the bound's exponent.
 
-        By the theorem the ratio is at least 1. The result is the least over all models and one age at each rate.
+        By Theorem 1 of FE-2024 it is at least 1. The result is the least over all models and one age at each rate.
 
         Args:
             rates: Learning rates, [A].
-            exponent: Cumulative exponent of the theory, [A + 1].
+            exponent: Cumulative exponent of the bound, [A + 1].
         """
         least = np.inf
         for rate, fallen in zip(rates, np.diff(exponent), strict=True):
@@ -345,7 +354,7 @@ def _decay(claim: Claim, decay: float, note: str, control: str, factor: float, a
 
 
 def _as_proved(seed: int) -> Verdict:
-    """Checks FE-2021 Theorem 9.1's bound on the residual where all assumptions hold, also the proof's further ones."""
+    """Checks FE-2021 Theorem 9.1's bound on the residual where its assumptions and those of its proof hold."""
     case = _edge_case(seed)
     curvature = case.limit.constants.kappa_3(1.0, len(SIZES))
     progress = INSIDE * float(np.linalg.eigvalsh(case.limit.theta)[0]) / 2 / (6 * 3 * curvature)  # of the smaller step
@@ -360,7 +369,7 @@ def _as_proved(seed: int) -> Verdict:
 
 
 def _as_stated(seed: int) -> Verdict:
-    """Checks FE-2024 Theorem 1's bound on the residual at its largest step size (erratum `fe2021.assumptions`)."""
+    """Checks FE-2024 Theorem 1's bound on the residual at the largest step it allows (erratum `fe2021.assumptions`)."""
     case = _edge_case(seed)
     rate = INSIDE * case.limit.constants.largest_progress() / STEPS
     theorem = case.theorem([rate])
@@ -377,7 +386,7 @@ def _as_stated(seed: int) -> Verdict:
 
 
 def _unequal_steps(seed: int) -> Verdict:
-    """Checks FE-2021 Theorem 9.1's bound on the residual for unequal numbers of local steps, which it excludes."""
+    """Checks FE-2021 Theorem 9.1's bound on the residual for unequal local steps, a case outside its assumptions."""
     case, (least, most) = _edge_case(seed, steps=UNEQUAL_STEPS), (min(UNEQUAL_STEPS), max(UNEQUAL_STEPS))
     rate = INSIDE * case.limit.constants.largest_progress() / most
     theorem = case.theorem([rate])
@@ -391,10 +400,10 @@ def _unequal_steps(seed: int) -> Verdict:
 
 
 def _rate(seed: int) -> Verdict:
-    """Checks eq. (27) of FE-2021: the modes of the kernel decay in an age at the rates ``eta_0 tau lambda_i / nbar``.
+    """Checks eq. (27) of FE-2021: in an age, mode i of the kernel decays at the rate ``eta_0 tau lambda_i / nbar``.
 
-    The relative error must fall in proportion to the step size. nbar is the number of examples that train a model in a
-    round.
+    eta_0 is the step size, tau the local steps, lambda_i the eigenvalue, and nbar the number of examples that train a
+    model in a round. The relative error must fall in proportion to the step size.
     """
     case = _edge_case(seed).limit
     values = np.linalg.eigvalsh(case.theta)

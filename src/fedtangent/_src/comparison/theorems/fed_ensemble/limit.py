@@ -101,6 +101,8 @@ def _check(samples: Samples, law: ModelLaw) -> None:
 def covered(samples: Samples, law: ModelLaw, level: float = COVERED) -> Float[np.ndarray, "K"]:
     """Computes the share of each model's outputs in its predicted central intervals, ``mean_k +- z sd_k``.
 
+    z is the normal quantile of ``level``, and sd_k the predicted standard deviation.
+
     Args:
         samples: Outputs of K models, [K, m, C].
         law: Predicted mean and covariance of each model.
@@ -189,7 +191,7 @@ def _off_diagonal(law: ModelLaw) -> np.ndarray:
 def _products(residual: np.ndarray, weights: np.ndarray) -> np.ndarray:
     """Returns ``sum_ij weights_ij r_i r_j`` of each model, [K], averaged over outputs.
 
-    r is ``residual`` [K, m, C] minus its mean over models, and i and j are points.
+    r is ``residual`` [K, m, C] minus its mean over models, and i and j are test points.
     """
     centred = residual - residual.mean(axis=0)
     return np.asarray(np.mean(np.sum(centred * np.einsum("ij,kjc->kic", weights, centred), axis=1), axis=-1))
@@ -228,7 +230,11 @@ class LawDistance(NamedTuple):
 
 
 class TrainedEnsemble(NamedTuple):
-    """K networks of one width at the start and the last round, and the flow from the same initial functions."""
+    """K networks of one width at the start and the last round, and the flow from the same initial functions.
+
+    ``start`` and ``samples`` are the networks' outputs before training and at the last round; ``own_flow`` is the flow
+    of infinite width at the last round from each network's initial function.
+    """
 
     width: int
     start: Samples  # initial functions
@@ -239,7 +245,16 @@ class TrainedEnsemble(NamedTuple):
 
 
 class Theorem2(NamedTuple):
-    """Predictions for one data set, and the networks trained on it; built by ``compare``."""
+    """Predictions for one data set, and the networks trained on it; built by ``compare``.
+
+    Attributes:
+        theory: The flow, and the limit of many rounds.
+        gap, early: Distance of the flow from that limit, at the last round and at an earlier one.
+        law: Mean and covariance with which networks are compared: the limit if the flow is near it, else the flow.
+        of: Name of ``law`` in texts.
+        movement: Root mean square norm of how far training moves a function, by theory.
+        trained: Networks of each width.
+    """
 
     theory: Predicted
     gap: LawDistance  # of the last round
@@ -328,7 +343,10 @@ def compare(setting: Setting, say: Callable[[str], None] = lambda line: None) ->
 
 
 def _movement(theory: Predicted, mean: np.ndarray, influences: list[np.ndarray]) -> float:
-    """Returns how far training moves a function f0: the root mean square norm of ``mean - B f0(X)``."""
+    """Returns how far training moves a function f0: the root mean square norm of ``mean - B f0(X)``.
+
+    ``mean`` are the predicted means of the K models, and ``influences`` their matrices B [m, n].
+    """
     pulled = [float(np.trace(np.asarray(ft.theory.covariance_terms(theory.blocks, b).propagated))) for b in influences]
     return float(np.sqrt(np.mean(np.sum(mean**2, axis=(1, 2))) + mean.shape[-1] * np.mean(pulled)))
 
@@ -350,13 +368,17 @@ def _gap(law: ModelLaw, limit: ft.types.Gaussian | None, movement: float) -> Law
 
 
 def finite_width(trained: TrainedEnsemble, law: ModelLaw) -> tuple[float, float]:
-    """Estimates by how much a finite width increases the variance, relative to it, with a standard error.
+    """Estimates by how much a finite width increases the variance, relative to the variance, with a standard error.
 
-    It compares squares, about the predicted mean, of networks and of the flow from the same initial functions.
+    It compares the squared deviations of networks from the predicted mean with the squared deviations of the flow from
+    the same initial functions.
 
     Args:
         trained: Networks of one width.
         law: Mean and covariance at infinite width; the variance is the unit.
+
+    Returns:
+        The increase and its standard error.
     """
     variance = np.diag(law.average_cov)[None, :, None]
     squares = ((trained.samples - law.mean) ** 2 - (trained.own_flow - law.mean) ** 2) / variance
@@ -389,7 +411,8 @@ def _wrong_laws(result: Theorem2) -> dict[str, ModelLaw]:
 def _law(result: Theorem2, b: np.ndarray, cross: float = 1.0) -> ModelLaw:
     """Returns mean and covariance of ``B Y + f0(x) - B f0(X)``, for f0 drawn from the prior and targets Y.
 
-    A ``cross`` other than 1 scales the covariance's cross terms, which makes a wrong theory.
+    ``b`` is the matrix B [m, n]. A ``cross`` other than 1 multiplies the covariance's terms that join f0(x) and f0(X),
+    which makes a wrong theory.
     """
     terms = ft.theory.covariance_terms(result.theory.blocks, b)
     cov = terms.prior + terms.propagated - cross * terms.cross
@@ -400,7 +423,7 @@ def _law(result: Theorem2, b: np.ndarray, cross: float = 1.0) -> ModelLaw:
 
 
 def _checks(scale: str, seed: int) -> list[Verdict]:
-    """Checks mean, covariance and coverage of trained networks on each data set of the scale."""
+    """Checks Theorem 2 of FE-2024: mean, covariance and coverage of trained networks, on each data set."""
     verdicts = []
     for name, size in of_scale(scale, *SIZES).items():
         verdicts += rows(compare(SETTINGS[name](seed, size.draws, size.widths, size.num_rounds)))

@@ -52,9 +52,16 @@ ACTIVATIONS: dict[str, tuple[Function, Function, Function]] = {
 
 
 class Task(NamedTuple):
-    """A training problem for small networks: clients and their groups, number of ages, step size and targets.
+    """A training problem for small networks; in an age, which is several rounds, every client trains each model once.
 
-    An age is the number of rounds in which every client trains each model once.
+    Attributes:
+        sizes, group: Number of examples and group of each client; groups take turns at as many models.
+        ages: Length of training in ages.
+        step: Learning rate as a share of the largest that the theorem allows.
+        labels: Norm of the targets, in units of the root of the kernel's mean diagonal.
+        weakest: Whether the targets lie along the kernel's weakest direction; otherwise their direction is random.
+        evaluations: Number of evaluations.
+        local_steps: Local steps of a round.
     """
 
     sizes: tuple[int, ...]  # of the clients
@@ -194,6 +201,14 @@ class FollowedNetworks(NamedTuple):
     """E draws of K networks of one width and their linearisations, measured at T ages of training.
 
     An age is the number of rounds in which every client trains each model once.
+
+    Attributes:
+        setting: Problem, algorithm and width.
+        ages: The T ages; the first is 0.
+        residual, gap, change: Norms of ``f - Y``, ``f - f_lin`` and ``f - f_0``; f_lin is the linearised network.
+        kernels: Tangent kernels.
+        c1: Largest C_1, a bound of the Hessian, during training.
+        start: Initial functions.
     """
 
     setting: Setting
@@ -289,7 +304,10 @@ def _decay(scale: str, seed: int) -> ft.types.Verdict:
     theorems = [networks.theorem(draw) for draw in range(len(networks.start))]
 
     def least_fall(form: str) -> float:
-        """Returns the least ratio of the log residual's fall to the exponent ``form``, over networks and ages."""
+        """Returns the least ratio of the log residual's fall to the exponent of the bound, over networks and ages.
+
+        ``form`` is the form of the bound: "proof", or "equation_18" of FE-2021.
+        """
         falls = []
         for theorem, norms in zip(theorems, networks.residual, strict=True):
             exponent = theorem.exponent(form)[networks.ages[1:], None]
@@ -488,7 +506,10 @@ def _from_drift(runs: list[FollowedNetworks], where: str) -> ft.types.Verdict:
     """
 
     def worst(factor: float) -> float:
-        """Returns the largest ratio of distance to bound; the bound uses ``factor`` times the least eigenvalue."""
+        """Returns the largest ratio of a network's distance from its linearisation to the bound of this distance.
+
+        ``factor`` multiplies the least eigenvalue in the bound; a value other than 1 makes a wrong bound.
+        """
         ratios = []
         for run in runs:
             progress = SHORT.ages * run.setting.followed.local_steps * run.setting.followed.learning_rate

@@ -48,7 +48,11 @@ class Fitted(NamedTuple):
 
 
 class Measured(NamedTuple):
-    """A problem's posterior, fitted mixtures by K, and evidence bounds along a run of ``RUN_MODELS`` models."""
+    """A problem's posterior, fitted mixtures by K, and evidence bounds along a run of ``RUN_MODELS`` models.
+
+    ``bounds``, ``errors`` and ``entropies`` are the evidence bound at each of ``rounds``, its standard error and its
+    entropy term, in nats.
+    """
 
     posterior: LinearPosterior
     fitted: dict[int, Fitted]
@@ -171,7 +175,10 @@ def _sizes(measured: Measured) -> str:
 
 
 def _divergences(measured: Measured) -> Verdict:
-    """Checks that log evidence minus lower bound is the mixture's divergence; control: separated components."""
+    """Checks that log evidence minus lower bound is the mixture's divergence from the posterior.
+
+    The control takes the entropy of a mixture whose components do not overlap.
+    """
     mixtures, errors = measured.fitted.values(), measured.of_fitted("standard_error")
     off = measured.gaps - [one.divergence for one in mixtures]
     added = np.array([float(separated_entropy(one.mixture)) for one in mixtures]) - measured.of_fitted("entropy")

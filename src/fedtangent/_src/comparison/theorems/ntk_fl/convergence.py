@@ -50,7 +50,13 @@ class AllowedRun(NamedTuple):
 
 
 class Decay(NamedTuple):
-    """Squared residuals relative to the start: of the run for FedAvg, of each round for NTK-FL."""
+    """Squared residuals of a run, relative to the start of the run for FedAvg, and of each round for NTK-FL.
+
+    Attributes:
+        theorem: Theorem 1 or 2 of NTK-FL, with the rate of its bound.
+        at: Steps within a round of NTK-FL, or rounds of FedAvg.
+        ratio: Squared residual at these steps or rounds over the squared residual at the start.
+    """
 
     theorem: ft.theory.NtkTheorem
     at: Num[np.ndarray, "*rounds T"]  # steps of NTK-FL's evolution, or rounds of FedAvg
@@ -117,7 +123,10 @@ def _fed_avg_decay(case: AllowedRun, rounds: int) -> Decay:
 
 
 def _bounded(decay: Decay, where: str) -> ft.types.Verdict:
-    """Checks that the residual is below the theorem's bound, that all assumptions hold, and a faster bound fails."""
+    """Checks that the residual is below the theorem's bound and that all its assumptions hold.
+
+    The control is a faster bound, which the residual must exceed. ``where`` names the run in the text.
+    """
     theorem, ratio, wrong = decay.theorem, decay.over_bound(), decay.over_bound(TOO_FAST)
     noticed = next((f for f in np.arange(1.0, TOO_FAST + 0.1, 0.05) if decay.over_bound(f) > 1), np.inf)
     statement = f"squared residual / bound, largest; assumptions that fail: {', '.join(theorem.failing) or 'none'}"
@@ -136,9 +145,10 @@ def _rate(claim: Claim, ratio: float, control: str, wrong: float, band: float = 
 
 
 def _evolution_rate(case: AllowedRun, decay: Decay) -> ft.types.Verdict:
-    """Checks how fast NTK-FL's residual decays against eq. (9a); its bound (14) has a quarter of this rate.
+    """Checks the decay of NTK-FL's residual against its eq. (9a); the bound of its eq. (14) has a quarter of this rate.
 
-    The squared residual of the slowest mode falls in a step by the factor ``(1 - eta lambda_min(H) / N)^2``.
+    The squared residual of the slowest mode falls in a step by the factor ``(1 - eta lambda_min(H) / N)^2``: H is the
+    kernel, eta the step size and N the number of examples.
     """
     least = float(np.linalg.eigvalsh(case.start.kernel)[0])
     step = -2 * np.log1p(-decay.theorem.constants.learning_rate * least / 2)
@@ -151,7 +161,10 @@ def _evolution_rate(case: AllowedRun, decay: Decay) -> ft.types.Verdict:
 
 
 def _averaging_rate(case: AllowedRun, decay: Decay) -> ft.types.Verdict:
-    """Checks how fast FedAvg's residual decays against NTK-FL's eq. (58); its bound (15) has a quarter of this rate."""
+    """Checks the decay of FedAvg's residual against NTK-FL's eq. (58).
+
+    The bound in eq. (15) has a quarter of this rate.
+    """
     eta, diagonal = decay.theorem.constants.learning_rate, np.diag(case.start.kernel)
 
     def slowest(num_clients: int) -> float:
@@ -166,10 +179,10 @@ def _averaging_rate(case: AllowedRun, decay: Decay) -> ft.types.Verdict:
 
 
 def _remark_2(evolved: Decay, averaged: Decay) -> ft.types.Verdict:
-    """Checks NTK-FL's (16): residuals decay ``eta_1 t M / (eta_2 tau)`` times as fast in its rounds as in FedAvg's.
+    """Checks eq. (16) of NTK-FL, which compares how fast residuals decay in a round of NTK-FL and in a round of FedAvg.
 
-    This holds to first order in the steps. eta_1 and t are NTK-FL's step and number of steps, eta_2 and tau are
-    FedAvg's, and M is the number of clients.
+    To first order in the steps NTK-FL is ``eta_1 t M / (eta_2 tau)`` times as fast. eta_1 and t are its step and number
+    of steps, eta_2 and tau are FedAvg's, and M is the number of clients.
     """
     one, two, t = evolved.theorem.constants, averaged.theorem.constants, int(evolved.at[0, 0])
     faster = -np.log(evolved.ratio[0, 0]) / averaged.late_slope()

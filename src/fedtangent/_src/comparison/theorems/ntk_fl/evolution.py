@@ -45,7 +45,11 @@ class TwoLayerProblem(NamedTuple):
 
 
 class Start(NamedTuple):
-    """A network at the start of a run: its initial weights, kernel and residual."""
+    """A network at the start of a run.
+
+    ``params`` are its initial weights, drawn from ``key``; ``kernel`` is its empirical tangent kernel, and ``residual``
+    its outputs minus targets at the training points.
+    """
 
     model: Model
     key: Key  # that the weights are drawn from: the same for every method
@@ -132,7 +136,10 @@ def fed_avg_run(
 
 
 class Sphere(NamedTuple):
-    """Random inputs of norm 1 with random signs as targets, and a network before training."""
+    """Random inputs of norm 1 with random signs as targets, and a network before training.
+
+    ``params`` are its initial weights. ``step`` is half of the largest stable step of gradient descent.
+    """
 
     x: Float64[np.ndarray, "n d"]
     y: Float64[np.ndarray, "n"]
@@ -163,7 +170,17 @@ Watch = Callable[[PyTree, PyTree], dict[str, Array]]
 
 
 class Descents(NamedTuple):
-    """Gradient descent on a network and on its linearisation after 0, 1, .. T steps; residuals are sums of squares."""
+    """Gradient descent on a network and on its linearisation after 0, 1, .. T steps; residuals are sums of squares.
+
+    Attributes:
+        network: Squared residual of the network under gradient descent.
+        tangent: Squared residual of the network at the linearisation's weights, which are NTK-FL's weights.
+        linear: Squared residual of the linearised network.
+        largest: Largest |f - y| of the network under gradient descent.
+        apart: Sum over examples and outputs of |sum over steps of (f - linearised f)|.
+        gap: l1 distance between the weights of the two descents.
+        watched: Values that the function ``watch`` of ``descents`` returns, by name.
+    """
 
     network: Float[AnyArray, "T"]  # squared residual of the network under gradient descent
     tangent: Float[AnyArray, "T"]  # that of the network at the linearisation's weights, which are NTK-FL's
@@ -269,7 +286,15 @@ def movement(start: PyTree, weights: PyTree) -> dict[str, Array]:
 
 
 class GapBounds(NamedTuple):
-    """Gradient descent on a network and on its linearisation, and bounds of their weights' l1 distance by step."""
+    """Gradient descent on a network and on its linearisation, and bounds of their weights' l1 distance by step.
+
+    Attributes:
+        paths: The two descents, measured at each step.
+        radius: Largest distance R that a neuron's weights have moved.
+        lemma: Bound of NTK-FL's Lemma 2.
+        counted: Bound of NTK-FL's (25d), with the neurons that did switch.
+        left_out: Term that step (25a) of NTK-FL's proof leaves out.
+    """
 
     paths: Descents
     radius: float  # R, measured
@@ -320,7 +345,11 @@ def _check_evolution(scale: str, seed: int) -> list[Verdict]:
 
 
 class _Round(NamedTuple):
-    """One round of ``time`` steps of NTK-FL: the linearised network's outputs at its start and end, and its kernel."""
+    """One round of ``time`` steps of size ``step`` of NTK-FL, at p training and new points.
+
+    ``kernel`` is the tangent kernel, ``y`` the targets, and ``start`` and ``end`` the outputs of the linearised network
+    before and after the round.
+    """
 
     kernel: Float64[np.ndarray, "p p"]  # at training and new points
     y: Float64[np.ndarray, "p"]
@@ -330,21 +359,24 @@ class _Round(NamedTuple):
     step: float
 
     def _matrix(self, rows: Int[np.ndarray, "r"], factor: float = 1.0, later: int = 0) -> Float64[np.ndarray, "p r"]:
-        """Returns the matrix ``B_t`` of NTK-FL's eq. (9a) for ``rows``, with changed step or time in wrong theories.
+        """Returns the matrix ``B_t``, by which NTK-FL's eq. (9a) predicts outputs, for the training examples ``rows``.
 
-        The step size is multiplied by ``factor``, and ``later`` is added to the number of steps.
+        For wrong theories the step size is multiplied by ``factor``, and ``later`` is added to the number of steps.
         """
         blocks = ft.kernels.KernelBlocks(self.kernel[np.ix_(rows, rows)], self.kernel[:, rows])
         return np.asarray(ft.theory.ntk_evolution(blocks, factor * self.step / len(rows), self.time + later))
 
     def printed(self) -> Float64[np.ndarray, "p n"]:
-        """Returns ``B_t`` of NTK-FL's eq. (9a) in the form that the paper prints (erratum `ntk_fl.steps`)."""
+        """Returns the matrix ``B_t`` as NTK-FL prints it in eq. (9a), with an exponential (erratum `ntk_fl.steps`)."""
         h = self.kernel[:SIZE, :SIZE]
         evolved = np.eye(SIZE) - scipy.linalg.expm(-self.step * self.time / SIZE * h)
         return np.asarray(self.kernel[:, :SIZE] @ np.linalg.solve(h, evolved))
 
     def _error(self, rows: Int[np.ndarray, "r"], b: Float64[np.ndarray, "p r"]) -> float:
-        """Returns the distance of the linearised network from the prediction by the matrix ``b``, over its movement."""
+        """Returns the relative distance of the linearised network from the prediction by the matrix ``b``.
+
+        The unit is how far the network moves in the round. ``rows`` are the training examples of the columns of ``b``.
+        """
         predicted = self.start - b @ (self.start[rows] - self.y[rows])
         return float(np.linalg.norm(self.end - predicted) / np.linalg.norm(self.end - self.start))
 
@@ -387,7 +419,10 @@ def _history(problem: Sphere, times: tuple[int, ...], seed: int, rounds: int) ->
 
 
 def _remark_1(seed: int, width: int) -> Verdict:
-    """Checks NTK-FL's Remark 1: with more steps, eq. (9a)'s residual tends to 0 and the network departs from it."""
+    """Checks Remark 1 of NTK-FL: with more steps in a round, the residual that eq. (9a) predicts tends to 0.
+
+    The network at NTK-FL's weights departs from this prediction.
+    """
     problem = sphere(seed, width, SIZE)
     x, y, model, params, step = problem
     losses = np.asarray(_history(problem, DOUBLINGS, seed, 1).rounds["losses"])[0, 0]
@@ -423,7 +458,14 @@ def _check_weight_gap(scale: str, seed: int) -> list[Verdict]:
 
 
 class Ratios(NamedTuple):
-    """The measured distance of NTK-FL's weights from gradient descent's after 3 .. T steps, over bounds of it."""
+    """The measured distance of NTK-FL's weights from gradient descent's after 3 .. T steps, over bounds of it.
+
+    Attributes:
+        printed: Distance over the bound of NTK-FL's Lemma 2.
+        switched: Distance over its bound (25d), with the neurons that did switch.
+        complete: Distance over (25d) plus the term that step (25a) of the proof leaves out.
+        radius: Largest distance R that a neuron's weights have moved.
+    """
 
     printed: Float64[np.ndarray, "t"]  # the lemma
     switched: Float64[np.ndarray, "t"]  # (25d), with the neurons that did switch

@@ -118,7 +118,12 @@ def _switched(seed: int, draws: int) -> Verdict:
 
 
 class WeightDrift(NamedTuple):
-    """Norms of the kernel's change H(v') - H(v), and norms of NTK-FL's bound (28) with the neurons that did switch."""
+    """Norms of the kernel's change H(v') - H(v) in each draw, and norms of NTK-FL's bound (28) of this change.
+
+    ``operator`` and ``frobenius`` are norms of the change. ``counted`` is the norm of the bound, whose entries are
+    ``(|S_i| + |S_j|) x_i'x_j / n`` with the neurons S_i that switch at input x_i. ``half_counted`` is the norm of a
+    wrong bound, with entries ``|S_i| x_i'x_j / n``.
+    """
 
     operator: Float64[np.ndarray, "draws"]
     frobenius: Float64[np.ndarray, "draws"]
@@ -148,7 +153,10 @@ def _drift(x: Float64[np.ndarray, "n d"], v: Float64[np.ndarray, "draws width d"
 
 
 def _drift_on_arc(seed: int, draws: int) -> WeightDrift:
-    """Computes ``_drift`` of random neurons by ``ARC_RADIUS``, for inputs at equal angles on half a radian."""
+    """Computes the kernel's change as ``_drift`` does, for random neurons that move by ``ARC_RADIUS``.
+
+    The inputs lie at equal angles on an arc of half a radian.
+    """
     angles = np.linspace(0, 0.5, ON_ARC)
     v = np.random.default_rng(seed).standard_normal((draws, ARC_WIDTH, 2))
     return _drift(np.stack([np.cos(angles), np.sin(angles)], axis=1), v, ARC_RADIUS)
