@@ -310,7 +310,7 @@ def test_refuses_runs_before_anything_is_loaded(
         ({}, {"widths": (0, 1, 2)}, "widths: got 0, must be a whole number of at least 1"),
         ({}, {"hidden_layers": 0}, "hidden_layers: got 0"),
         ({}, {"evaluations": 0}, "evaluations: got 0"),
-        ({"model": "deep_linear"}, {"hidden_layers": 3}, "hidden_layers: got 3, must be left out: the model is deep"),
+        ({"model": "deep_linear"}, {"hidden_layers": 3}, "hidden_layers: got 3, must be left out: only mlp takes it"),
         (
             {"model": "deep_linear", "width": 4},
             {},
