@@ -34,7 +34,7 @@ class Dataset(NamedTuple):
 
     Attributes:
         name: Name of the data set.
-        x_train: Training inputs: floating images [n, height, width, channels] or vectors [n, d], or int32 tokens [n, T].
+        x_train: Training inputs: floating images [n, height, width, channels], vectors [n, d], or int32 tokens [n, T].
         y_train: Training targets: integer class labels [n], or floating numbers [n, C] for regression.
         x_test, y_test: Inputs and targets of the m test examples, in the same forms.
         num_classes: Number of classes; 0 for regression.

@@ -267,7 +267,7 @@ def _is_list(value: object) -> bool:
 def _read(
     data: Dataset | str | Sequence[ArrayLike], data_dir: str | os.PathLike[str] | None, seed: int, as_tokens: bool
 ) -> tuple[Dataset, tuple[str, ...] | None]:
-    """Loads or builds the data set that the user's argument ``data`` describes; returns it, and its class names or None.
+    """Loads or builds the data set that the user's argument ``data`` describes; also returns its class names or None.
 
     ``data_dir`` and ``seed`` are for a data set that is loaded by name. ``as_tokens`` tells whether whole numbers in
     arrays are tokens.

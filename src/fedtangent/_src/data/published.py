@@ -25,7 +25,7 @@ class PublishedFile(NamedTuple):
         filename: Name of the file.
         size: Size in bytes.
         sha256: Checksum of the file.
-        sha256_unpacked: Checksum of the content of a ``.gz`` file, which the user may have unpacked; "" for other files.
+        sha256_unpacked: Checksum of the content of a ``.gz`` file, which the user may have unpacked; else "".
     """
 
     filename: str
@@ -37,8 +37,8 @@ class PublishedFile(NamedTuple):
 class Published(NamedTuple):
     """A published data set: its original files, how they are read, and facts about it.
 
-    ``read(published, paths)`` verifies the files at the given paths, by role, and returns arrays of both splits by name.
-    For ``train`` (and likewise for ``test``) there are ``x_train`` [n, ...], ``y_train`` [n] and, if users are known,
+    ``read(published, paths)`` verifies the files, whose paths it gets by role, and returns arrays of both splits. For
+    ``train`` (and likewise for ``test``) there are ``x_train`` [n, ...], ``y_train`` [n] and, if users are known,
     ``user_train`` [n] int32. A data set of N texts has all bytes in ``text_train`` uint8 instead; text i is from
     ``offsets_train[i]`` to ``offsets_train[i + 1]``.
 

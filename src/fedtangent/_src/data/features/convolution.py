@@ -189,7 +189,7 @@ def random_convolution(
 def _responses(filters: Array, biases: Array, grid: int, x: Array) -> Array:
     """Computes the features [b, F] of images ``x`` [b, h, w, c] within [0, 1]; see ``random_convolution``.
 
-    ``filters`` are [filter_size, filter_size, c, number], each of mean 0, so that a patch's mean need not be subtracted.
+    ``filters`` are [filter_size, filter_size, c, number], of mean 0, so that a patch's mean need not be subtracted.
     ``biases`` [number] are the thresholds b.
     """
     size = filters[..., 0].size
