@@ -1,4 +1,4 @@
-"""Compiled programs, kept on disk between runs by JAX's compilation cache, in the folder of all caches.
+"""JAX's compilation cache, which keeps compiled programs on disk between runs, in the package's cache folder.
 
 ``types``, which every module that uses JAX imports, calls ``keep``. JAX creates the folder when it compiles the first
 program. It compiles a program again if it cannot read it or write it.

@@ -132,7 +132,7 @@ class Client(NamedTuple):
     Attributes:
         id: Id of the client.
         size: Number of its examples; 0 marks an empty slot, in which no client trains.
-        rows: ``rows[j]`` for ``j < size`` is the row in ``data.x`` of the client's example j; further entries are padding.
+        rows: ``rows[j]`` for ``j < size`` is the row in ``data.x`` of the client's example j; the rest is padding.
         data: Training examples of all clients.
         round: Number of the round, from 0.
     """
@@ -147,8 +147,8 @@ class Client(NamedTuple):
 class Cohort(NamedTuple):
     """The clients of one round, with their models and weights, in S slots.
 
-    A slot s is one place in the round: client ``client[s]`` trains model ``model[s]``. Its message has the relative weight
-    ``weight[s]`` in the average of the model's messages. A slot of weight 0 is empty.
+    A slot s is one place in the round: client ``client[s]`` trains model ``model[s]``. ``weight[s]`` is the message's
+    relative weight in the average for the model. A slot of weight 0 is empty.
     """
 
     client: Int32[Array, "S"]
@@ -526,8 +526,8 @@ class Aggregate(NamedTuple):
 class Cost(NamedTuple):
     """The bytes that clients and server send.
 
-    In a round a client with ``n_i`` examples sends ``uplink + uplink_per_example * n_i`` bytes, and each client that the
-    server contacts receives ``downlink`` bytes. ``uplink_once`` and ``downlink_once`` are the total bytes sent to and by
+    In a round a client with ``n_i`` examples sends ``uplink + uplink_per_example * n_i`` bytes, and each client that
+    the server contacts receives ``downlink``. ``uplink_once`` and ``downlink_once`` are the total bytes sent to and by
     the server before the first round, for instance for examples that the server holds or shares. Each client that the
     server polls (``Poll``) receives ``downlink_per_poll`` bytes and sends ``uplink_per_poll``.
     """

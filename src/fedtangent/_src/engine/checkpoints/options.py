@@ -84,7 +84,7 @@ def plain(value: object, where: str) -> Any:
 
 
 def differences(before: object, now: object, name: str = "") -> list[str]:
-    """Returns the fields in which the settings of a checkpoint and of this run differ, as a text for each.
+    """Compares the settings in a checkpoint with this run's settings; returns a text for each field that differs.
 
     Args:
         before: The value in the checkpoint: a dictionary of fields, perhaps nested, or a single value.
