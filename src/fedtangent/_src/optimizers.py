@@ -162,7 +162,7 @@ def _descend(rate: float | Array) -> Sgd:
 
 
 def _moved(optimizer: optax.GradientTransformation, gradients: list[PyTree]) -> np.ndarray:
-    """Returns how far an optimiser moves parameters from 0.75 downhill, in one step for each of ``gradients``; flattened."""
+    """Returns how far an optimiser moves parameters from 0.75 downhill, flattened, in one step for each of ``gradients``."""
     params = jax.tree.map(lambda g: jnp.full(g.shape, 0.75, g.dtype), gradients[0])
     state, moved = optimizer.init(params), pytrees.zeros_like(params)
     for gradient in gradients:
@@ -188,9 +188,9 @@ def _answers(optimizer: optax.GradientTransformation, gradients: Array) -> Array
 
 
 def _coefficients(optimizer: optax.GradientTransformation) -> np.ndarray:
-    """Returns four movements of a number, each after four steps: in movement t only the gradient of step t is 1, else 0.
+    """Returns how far a number moves in four steps if only the gradient of step t is 1, the others 0, for t = 1 .. 4, [4].
 
-    For a linear optimiser they are ``rate a_t`` (see the module's docstring).
+    For a linear optimiser this is ``rate a_t`` (see the module's docstring).
     """
     return np.asarray(jax.vmap(lambda impulse: _answers(optimizer, impulse))(jnp.eye(_STEPS))).sum(axis=1)
 

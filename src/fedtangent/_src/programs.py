@@ -62,7 +62,7 @@ def keep(root: str | None = None) -> None:
 
 
 def _reads_badly() -> bool:
-    """Returns whether this JAX has trouble with the programs that it wrote.
+    """Returns whether this version of JAX has a bug in reading compiled programs back from disk.
 
     From 0.9.0 to 0.10.1 it writes a line on standard error for each program that it reads, on most processors
     (github.com/jax-ml/jax/issues/38445). On macOS, before 0.10, it may crash when it reads a large program

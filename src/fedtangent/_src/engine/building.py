@@ -155,7 +155,7 @@ def _check(described: Description) -> None:
 
 
 def _apart(run: CommonOptions, clients: Partition) -> tuple[Partition, Partition | None]:
-    """Splits each client's examples into two partitions: to train on, and the share ``client_test`` to test on (or None)."""
+    """Splits clients' examples into a partition to train on and one for the share ``client_test`` to test on, or None."""
     if run.client_test == 0:
         return clients, None
     return sharing.held_out(clients, run.client_test, run.seed)

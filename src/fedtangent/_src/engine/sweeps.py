@@ -278,7 +278,7 @@ def _program(over: str, run_member: Callable[[Key, Values, FederatedData], PyTre
 
 
 def _map_members(over: str, run: Callable[[PyTree], PyTree], members: PyTree) -> PyTree:
-    """Applies ``run`` to each row of ``members``: one after another, or all at once if ``over`` is "vmap"."""
+    """Applies ``run`` to each row of ``members``: all at once if ``over`` is "vmap", else one after another."""
     return jax.vmap(run)(members) if over == "vmap" else jax.lax.map(run, members)
 
 

@@ -412,9 +412,13 @@ class Partitioner(Protocol):
 
 
 def _entry(function: Partitioner, summary: str, options: type[ClientsOptions], *papers: str) -> Entry:
-    """Builds the catalogue's entry of a partitioner, a function such as ``iid``, with its summary, options and papers.
+    """Builds the catalogue entry of a partitioner such as ``iid``.
 
-    The function's first argument is ``labels`` or ``num_examples``.
+    Args:
+        function: The partitioner, whose first argument is ``labels`` or ``num_examples``.
+        summary: Description in one line.
+        options: Dataclass of its options.
+        papers: Keys of its papers.
     """
     takes_labels = "labels" in inspect.signature(function).parameters
 

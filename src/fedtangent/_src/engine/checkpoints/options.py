@@ -22,7 +22,7 @@ _ROWS = 4096  # of each array; enough to tell data apart, cheap for data of any 
 
 
 class CheckpointError(ValueError):
-    """An error for a checkpoint from which a run cannot continue: absent, damaged, or another run's."""
+    """An error for a checkpoint from which a run cannot continue: missing, damaged, or written by a different run."""
 
 
 @dataclasses.dataclass(frozen=True)
