@@ -85,7 +85,7 @@ def check_limits(options: Any) -> None:
 
 
 def lasting(*groups: Any) -> list[str]:
-    """Returns the names of the options in ``groups`` (dataclasses) that a resumed run must share with the original run."""
+    """Returns the names of the options in ``groups`` (dataclasses) that a resumed run must share with the first one."""
     return [f.name for group in groups for f in dataclasses.fields(group) if not f.metadata.get("may_differ")]
 
 

@@ -162,7 +162,7 @@ def _descend(rate: float | Array) -> Sgd:
 
 
 def _moved(optimizer: optax.GradientTransformation, gradients: list[PyTree]) -> np.ndarray:
-    """Returns how far an optimiser moves parameters from 0.75 downhill, flattened, in one step for each of ``gradients``."""
+    """Returns how far an optimiser moves parameters from 0.75 downhill, in one step for each gradient; flattened."""
     params = jax.tree.map(lambda g: jnp.full(g.shape, 0.75, g.dtype), gradients[0])
     state, moved = optimizer.init(params), pytrees.zeros_like(params)
     for gradient in gradients:
@@ -188,7 +188,7 @@ def _answers(optimizer: optax.GradientTransformation, gradients: Array) -> Array
 
 
 def _coefficients(optimizer: optax.GradientTransformation) -> np.ndarray:
-    """Returns how far a number moves in four steps if only the gradient of step t is 1, the others 0, for t = 1 .. 4, [4].
+    """Returns how far a number moves in four steps if only the gradient of step t is 1, else 0; [4], for t = 1 .. 4.
 
     For a linear optimiser this is ``rate a_t`` (see the module's docstring).
     """

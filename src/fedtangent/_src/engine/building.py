@@ -155,7 +155,7 @@ def _check(described: Description) -> None:
 
 
 def _apart(run: CommonOptions, clients: Partition) -> tuple[Partition, Partition | None]:
-    """Splits clients' examples into a partition to train on and one for the share ``client_test`` to test on, or None."""
+    """Splits clients' examples into a partition to train on and one (or None) to test on, the share ``client_test``."""
     if run.client_test == 0:
         return clients, None
     return sharing.held_out(clients, run.client_test, run.seed)

@@ -141,7 +141,7 @@ class Descriptions(NamedTuple):
 
 
 def resolve(chosen: Mapping[str, str]) -> dict[str, Entry]:
-    """Returns the entry of each choice of a run, such as "algorithm"; choices missing in ``chosen`` get fitting defaults.
+    """Returns the entry of each choice of a run, such as "algorithm"; choices missing in ``chosen`` get defaults.
 
     Raises:
         ValueError: An unknown name.

@@ -541,5 +541,5 @@ def _refused_round(infos: dict[str, PyTree]) -> tuple[int, str] | None:
 
 @jax.jit
 def copied(state: PyTree) -> PyTree:
-    """Returns a copy of a run's state in new buffers, because ``run_chunk`` overwrites the buffers of the state it gets."""
+    """Returns a copy of a run's state in new buffers, because ``run_chunk`` overwrites its argument's buffers."""
     return jax.tree.map(jnp.copy, state)

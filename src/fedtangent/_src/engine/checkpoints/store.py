@@ -109,7 +109,7 @@ def _rounds(run: Path) -> list[tuple[int, Path]]:
 
 
 def open_store(options: Checkpoints) -> Store:
-    """Returns a new run's folder of checkpoints or, to resume, the newest run's folder with a checkpoint; writes nothing.
+    """Returns a folder for a new run or, to resume, the folder of the newest run with a checkpoint; writes nothing.
 
     Raises:
         CheckpointError: There is no checkpoint to resume from, or ``folder`` is a file.
