@@ -6,7 +6,7 @@ from types import FrameType
 
 
 def main() -> None:
-    """Runs the command line; Ctrl-C while it loads, or after it has run, ends the program with one line."""
+    """Runs the command line. Ctrl-C while it is loading, or after it has run, ends the program with one line."""
     interruptible = signal.getsignal(signal.SIGINT) is signal.default_int_handler  # not in the background of a shell
     if interruptible:
         signal.signal(signal.SIGINT, _interrupted)

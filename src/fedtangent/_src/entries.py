@@ -85,7 +85,7 @@ def check_limits(options: Any) -> None:
 
 
 def lasting(*groups: Any) -> list[str]:
-    """Returns the names of the options in ``groups`` that a resumed run must share with the run that it continues."""
+    """Returns the names of the options in ``groups`` (dataclasses) that a resumed run must share with the first one."""
     return [f.name for group in groups for f in dataclasses.fields(group) if not f.metadata.get("may_differ")]
 
 
@@ -205,7 +205,7 @@ def _imported(noun: str, name: str) -> Any:
 
 @functools.cache
 def _own_entry(kind: str, name: str, function: Builder) -> Any:
-    """Builds the entry of a user's function only once, since options of two equal classes would not be equal.
+    """Builds the entry of a user's function, only once: a second one would not equal the first.
 
     ``kind`` is "algorithms" or "models", and ``name`` a text such as ``package.module:function``.
     """

@@ -16,11 +16,11 @@ class Erratum(NamedTuple):
 
     Attributes:
         key: Name of the erratum: the paper, a dot and a short name of the formula or section, such as "fe2021.18".
-        place: Where in the paper it is.
+        place: Section or equation of the paper.
         printed: Text or formula of the paper.
-        right: Correct text or formula; where the paper leaves a choice, the one that this package makes.
+        right: Correct text or formula; where the paper leaves a choice, the choice that this package makes.
         shown: Theorem check or test (``file::name``) that computes with ``right``.
-        read: Whether the erratum was found by reading; otherwise ``shown`` also shows that ``printed`` fails.
+        read: True if the erratum was found by reading alone; False if ``shown`` also shows that ``printed`` fails.
     """
 
     key: str

@@ -109,7 +109,7 @@ def peak_bytes(jaxpr: core.Jaxpr, loop: bool = False) -> int:
 def _is_fused(jaxpr: core.Jaxpr, i: int, users: list[int]) -> bool:
     """Returns whether compilers fuse equation ``i`` of a program into the only equation that reads its result.
 
-    ``users`` has the numbers of the equations that read it; the number of equations stands for the program's output.
+    ``users`` has the indices of the equations that read it; the number of equations stands for the program's output.
     """
     if not _is_elementwise(jaxpr.eqns[i]) or len(users) != 1 or users[0] == len(jaxpr.eqns):
         return False
@@ -126,10 +126,10 @@ def _is_elementwise(equation: core.JaxprEqn) -> bool:
 
 
 def _needed_until(jaxpr: core.Jaxpr, users: dict[core.Var, list[int]]) -> list[int]:
-    """Returns for each equation of a program, and for its end, the last equation that may still read its operands.
+    """Returns for each equation, and for the program's end, the index of the last equation that may read its operands.
 
-    A compiler may compute an elementwise result again wherever it is used, so its operands are kept until the last use.
-    ``users`` has the numbers of the equations that read each variable.
+    A compiler may compute an elementwise result again wherever it is used, so its operands are kept until its last use.
+    ``users`` has the indices of the equations that read each variable.
     """
     until = list(range(len(jaxpr.eqns) + 1))  # a compiler may recompute an elementwise result wherever it is used
     for i in reversed(range(len(jaxpr.eqns))):

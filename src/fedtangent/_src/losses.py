@@ -120,7 +120,7 @@ def logistic(
 
 
 def summed(loss: Loss) -> Loss:
-    """Turns ``loss``, a mean over the unmasked examples, into the loss that is the sum over them."""
+    """Returns the loss that is the sum over the real examples, for a ``loss`` that is their mean."""
 
     def total(outputs: Float[Array, "B C"], targets: Num[Array, "B *C"], mask: Bool[Array, "B"]) -> Float[Array, ""]:
         value = wide(loss(wide(outputs), targets, mask))

@@ -113,7 +113,7 @@ def in_round(schedule: Callable[[Array], Value], round_: ArrayLike) -> Value:
 
 
 class Sgd(optax.GradientTransformation):
-    """Plain gradient descent that exposes its rate, so that ``Model.descend`` can take the steps instead."""
+    """Plain gradient descent as an optax optimiser with a ``rate``, with which ``Model.descend`` can take the steps."""
 
     rate: float | Array
 
@@ -162,7 +162,7 @@ def _descend(rate: float | Array) -> Sgd:
 
 
 def _moved(optimizer: optax.GradientTransformation, gradients: list[PyTree]) -> np.ndarray:
-    """Returns an optimiser's total movement downhill, flattened, in steps with these ``gradients`` from 0.75."""
+    """Returns how far an optimiser moves parameters from 0.75 downhill, in one step for each gradient; flattened."""
     params = jax.tree.map(lambda g: jnp.full(g.shape, 0.75, g.dtype), gradients[0])
     state, moved = optimizer.init(params), pytrees.zeros_like(params)
     for gradient in gradients:
@@ -176,7 +176,7 @@ def _flat(tree: PyTree) -> np.ndarray:
 
 
 def _answers(optimizer: optax.GradientTransformation, gradients: Array) -> Array:
-    """Returns how far an optimiser moves a number downhill in each step, [T], for its gradients [T]."""
+    """Returns how far an optimiser moves a single number downhill in each of T steps, [T], with the T ``gradients``."""
     start = jnp.asarray(0.75, gradients.dtype)
 
     def step(carry: PyTree, gradient: Array) -> tuple[PyTree, Array]:
@@ -188,7 +188,7 @@ def _answers(optimizer: optax.GradientTransformation, gradients: Array) -> Array
 
 
 def _coefficients(optimizer: optax.GradientTransformation) -> np.ndarray:
-    """Returns how far a number moves in four steps if the gradient is 1 in step t and else 0, for t from 1 to 4, [4].
+    """Returns how far a number moves in four steps if only the gradient of step t is 1, else 0; [4], for t = 1 .. 4.
 
     For a linear optimiser this is ``rate a_t`` (see the module's docstring).
     """

@@ -1,4 +1,4 @@
-"""Compiled programs, kept on disk between runs by JAX's compilation cache, in the folder of all caches.
+"""JAX's compilation cache, which keeps compiled programs on disk between runs, in the package's cache folder.
 
 ``types``, which every module that uses JAX imports, calls ``keep``. JAX creates the folder when it compiles the first
 program. It compiles a program again if it cannot read it or write it.
@@ -62,7 +62,7 @@ def keep(root: str | None = None) -> None:
 
 
 def _reads_badly() -> bool:
-    """Returns whether this JAX has trouble with the programs that it wrote.
+    """Returns whether this version of JAX has a bug in reading compiled programs back from disk.
 
     From 0.9.0 to 0.10.1 it writes a line on standard error for each program that it reads, on most processors
     (github.com/jax-ml/jax/issues/38445). On macOS, before 0.10, it may crash when it reads a large program

@@ -63,11 +63,7 @@ class Steps:
 
 
 def added(times: Mapping[str, float], more: Mapping[str, float]) -> dict[str, float]:
-    """Returns the seconds of each step in two pieces of work together.
-
-    Args:
-        times, more: Seconds of the steps of each piece, by the steps' names.
-    """
+    """Adds the seconds of each step in two pieces of work, ``times`` and ``more``, by the steps' names."""
     return {step: times.get(step, 0.0) + more.get(step, 0.0) for step in {**times, **more}}
 
 
@@ -93,7 +89,7 @@ class Lines(Bar):
         return lambda line: print(line, file=file, flush=True) if line else None
 
     def update(self, n: float | None = 1) -> bool | None:
-        """Prints a line after ``n`` more finished units of work, unless the whole work finishes at once."""
+        """Counts ``n`` more finished units and prints a line, but no line if all work is finished at once."""
         if not self.is_timed and self.total is not None and self.n + (n or 0) >= self.total:
             self.n += n or 0
             return None

@@ -71,7 +71,7 @@ def _split(seed: Key, count: int) -> tuple[Key, ...]:
 
 
 def apart(key: Key, stream: int) -> Key:
-    """Returns the key of a stream of random numbers that is independent of all others.
+    """Derives the key of a separate stream of random numbers, independent of all other streams, from ``key``.
 
     Args:
         key: A typed key.

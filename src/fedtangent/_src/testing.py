@@ -130,7 +130,14 @@ def check_laws(recipe: Recipe, *arguments: Any, exempt: Mapping[str, str] | None
 
 
 class _Case(NamedTuple):
-    """A recipe with its arguments, and a simulated run of its algorithm with which the laws compare other runs."""
+    """A recipe with its arguments, and a simulated run of its algorithm with which the laws compare other runs.
+
+    Attributes:
+        recipe, arguments, options: The recipe, and its arguments after model and schedule, in order and by name.
+        model, algorithm: The small network, and the algorithm that the recipe builds for it.
+        examples, data: The examples of seven clients, and the same training examples in float64.
+        end: State after the run.
+    """
 
     recipe: Recipe
     arguments: tuple[Any, ...]
@@ -168,14 +175,14 @@ def _case_of(recipe: Recipe, arguments: tuple[Any, ...], options: Mapping[str, A
 
 
 def _numbers(state: PyTree) -> list[np.ndarray]:
-    """Returns the arrays of a run's state that training changes: all numbers except the schedule's state and keys."""
+    """Returns the numeric arrays of a run's state, without random keys and without the state of the schedule."""
     parts = (state.server, state.client, state.channel)
     leaves = [leaf for leaf in jax.tree.leaves(parts) if jnp.issubdtype(leaf.dtype, jnp.number)]
     return [np.asarray(leaf, np.float64) for leaf in leaves]
 
 
 def _apart(one: PyTree, other: PyTree) -> float:
-    """Returns the largest difference of two states over the second's largest number; infinite for NaN."""
+    """Returns the largest difference of two states, relative to the largest number in ``other``; infinite for NaN."""
     pairs = list(zip(_numbers(one), _numbers(other), strict=True))
     size = max((float(np.max(np.abs(b), initial=0.0)) for _, b in pairs), default=0.0)
     with np.errstate(invalid="ignore"):

@@ -21,7 +21,7 @@ _memory: dict[str, dict[str, float]] = {}
 
 
 def machine() -> dict[str, object]:
-    """Returns what identifies this machine beside a stored timing: platform, devices, cores, versions of JAX."""
+    """Returns the platform, devices, cores and versions of JAX, which identify this machine in stored timings."""
     devices = jax.local_devices()
     return {
         "platform": devices[0].platform,
@@ -34,7 +34,7 @@ def machine() -> dict[str, object]:
 
 
 def stored() -> dict[str, object]:
-    """Reads all stored timings, by the JSON text of measurement and machine; {} if the file cannot be read."""
+    """Reads all stored timings; the keys are JSON texts of measurement and machine. {} if the file cannot be read."""
     path, content = cache_directory() / FILE, None
     with contextlib.suppress(OSError, ValueError, RecursionError):
         content = json.loads(path.read_bytes()) if path.is_file() else None

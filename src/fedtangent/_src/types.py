@@ -60,7 +60,7 @@ ArrayLike = jax.typing.ArrayLike | SupportsArray | Sequence[Any]
 
 
 def described(parts: Mapping[str, object]) -> str:
-    """Describes named arrays by their dtypes and shapes, as text such as ``x float32 (60, 3), ..``.
+    """Returns a text with the dtypes and shapes of named arrays, such as ``x float32 (60, 3), ..``.
 
     Args:
         parts: Arrays by name; values that are no arrays are shown by their ``repr``.
@@ -102,9 +102,13 @@ class Partition(NamedTuple):
 
 
 class FederatedData(NamedTuple):
-    """All training examples, each stored once, with the partition that says which client holds which example.
+    """All training examples, each stored once, and the partition that says which client holds which example.
 
-    All four fields are arrays on the device.
+    Attributes:
+        x: Inputs [n, ...]; like the other fields, an array on the device.
+        y: Targets: floating numbers [n, C], or integer class labels [n].
+        indices: Rows of ``x``, client after client; a row may belong to several clients.
+        offsets: Client ``i`` holds the rows ``indices[offsets[i]:offsets[i + 1]]``.
     """
 
     x: Shaped[Array, "n ..."]
@@ -123,10 +127,14 @@ class FederatedData(NamedTuple):
 
 
 class Client(NamedTuple):
-    """A client, with its examples, as the function of its local update gets it.
+    """A client with its examples, the argument of ``LocalUpdate``.
 
-    ``rows[j]`` for ``j < size`` is the row in ``data.x`` of the client's example j. All clients have as many entries as
-    the largest client has examples; entries beyond ``size`` are padding.
+    Attributes:
+        id: Id of the client.
+        size: Number of its examples; 0 marks an empty slot, in which no client trains.
+        rows: ``rows[j]`` for ``j < size`` is the row in ``data.x`` of the client's example j; the rest is padding.
+        data: Training examples of all clients.
+        round: Number of the round, from 0.
     """
 
     id: Int32[Array, ""]
@@ -139,7 +147,8 @@ class Client(NamedTuple):
 class Cohort(NamedTuple):
     """The clients of one round, with their models and weights, in S slots.
 
-    A slot s is one place in the round: client ``client[s]`` trains model ``model[s]``. A slot of weight 0 is empty.
+    A slot s is one place in the round: client ``client[s]`` trains model ``model[s]``. ``weight[s]`` is the message's
+    relative weight in the average for the model. A slot of weight 0 is empty.
     """
 
     client: Int32[Array, "S"]
@@ -380,7 +389,14 @@ class Server(NamedTuple):
 
 
 class RoundInfo(NamedTuple):
-    """Facts about a round that the server gets when it updates one model."""
+    """Facts about a round that the server gets when it updates one model.
+
+    Attributes:
+        round: Number of the round, from 0.
+        weight: Total weight of the clients that trained the model.
+        num_clients: Number of clients whose messages count.
+        key: Key for the server's random numbers.
+    """
 
     round: Int32[Array, ""]  # from 0
     weight: Float[Array, ""]  # total weight of the model's slots
@@ -438,7 +454,7 @@ class Poll(NamedTuple):
             every round, the number of the round, and the clients' numbers of examples [N].
         choose: ``(key, state, round, polled) -> (cohort, state)``: chooses the cohort among the candidates, from a key
             that is the same in every round, the schedule's state, the number of the round, and the answers.
-        measure: "loss" or "gradient_norm".
+        measure: What a candidate measures of each model: "loss", or "gradient_norm", the norm of the gradient.
         num_answers: Numbers that a candidate sends, such as K losses, or 1 for the model that it chose.
         inverse_weights: Whether the weights of the cohort are inverse probabilities of being chosen. Messages are then
             divided by the weight of all N clients, and their sum estimates the mean over all clients without bias.
@@ -508,11 +524,12 @@ class Aggregate(NamedTuple):
 
 
 class Cost(NamedTuple):
-    """The bytes on the wire: a client with ``n_i`` examples sends ``uplink + uplink_per_example * n_i`` in a round.
+    """The bytes that clients and server send.
 
-    Each client that the server contacts in a round receives ``downlink`` bytes. ``uplink_once`` and ``downlink_once``
-    are the total bytes sent before the first round, for instance for examples that the server holds or shares. Each
-    client that the server polls (``Poll``) receives ``downlink_per_poll`` bytes and sends ``uplink_per_poll``.
+    In a round a client with ``n_i`` examples sends ``uplink + uplink_per_example * n_i`` bytes, and each client that
+    the server contacts receives ``downlink``. ``uplink_once`` and ``downlink_once`` are the total bytes sent to and by
+    the server before the first round, for instance for examples that the server holds or shares. Each client that the
+    server polls (``Poll``) receives ``downlink_per_poll`` bytes and sends ``uplink_per_poll``.
     """
 
     uplink: int
@@ -603,7 +620,12 @@ class MapClients(Protocol):
 class Engine(NamedTuple):
     """The way in which the simulator maps a round's clients onto devices.
 
-    It is a static argument of compiled programs: another engine compiles them again.
+    Compiled programs take it as a static argument, so that another engine compiles them again.
+
+    Attributes:
+        map_clients: Trains all clients of a round and adds up their messages.
+        max_client_size: Number of examples of the largest client.
+        mesh: Devices that hold data and state; None for the default device.
     """
 
     map_clients: MapClients
@@ -612,7 +634,7 @@ class Engine(NamedTuple):
 
 
 class Training(NamedTuple):
-    """The local training of an algorithm's clients, described for theory and for building the algorithm again.
+    """A description of the clients' local training, from which theory and ``Algorithm.on`` work.
 
     Attributes:
         model: The network.
@@ -770,9 +792,9 @@ class Algorithm(NamedTuple):
 
     @property
     def rule(self) -> Mapping[str, Any] | str:
-        """Fields of ``theory.Rule``, by which theory follows the algorithm in closed form.
+        """Fields of ``theory.Rule``, which describe the algorithm to the closed form that theory computes.
 
-        If theory has no closed form of the algorithm, a sentence that says why.
+        If theory has no closed form of the algorithm, this is a sentence that says why.
         """
         rule = self.composition.rule
         return rule() if callable(rule) else rule
@@ -821,7 +843,13 @@ def wrapped(algorithm: Algorithm, name: str, ledger: Callable[[Cost, FederatedDa
 
 
 class Gaussian(NamedTuple):
-    """Normal distributions of the C outputs at m points; the outputs are independent and share the covariance."""
+    """Normal distributions of the C outputs at m points; the outputs are independent and share the covariance.
+
+    Attributes:
+        mean: Mean of each output at each point.
+        cov: Covariance between the points.
+        jitter: Number that was added to the diagonal of the training points' kernel so that it could be factorised.
+    """
 
     mean: Float[AnyArray, "m C"]
     cov: Float[AnyArray, "m m"]

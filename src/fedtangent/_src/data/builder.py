@@ -1,7 +1,7 @@
 """Preparation of published data sets by TensorFlow Datasets (TFDS), in the format array_record, without TensorFlow.
 
-The builders of TFDS import TensorFlow to unpack files and encode images, and shuffle the examples. Here the features
-are plain tensors, and the original order is kept.
+The standard builders of TFDS need TensorFlow to unpack files and encode images, and they shuffle the examples. The
+builder in this module stores plain tensors, in the original order.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class FedtangentPublished(tfds.core.GeneratorBasedBuilder):
 
     @property
     def url_infos(self) -> dict[str, UrlInfo]:
-        """Size and checksum of each file by its address, which TFDS's download manager verifies."""
+        """Size, sha256 and name of each file by its address; TFDS verifies its downloads by them."""
         url, size = self.published.url, tfds.core.utils.Size
         return {url + f.filename: UrlInfo(size(f.size), f.sha256, f.filename) for f in self.published.files.values()}
 
@@ -82,11 +82,11 @@ class FedtangentPublished(tfds.core.GeneratorBasedBuilder):
         return {split: _examples(self.published, arrays, split) for split in SPLITS}
 
     def _generate_examples(self) -> None:
-        """Does nothing: ``_split_generators`` returns the examples of each split."""
+        """Does nothing; TFDS requires this method, but ``_split_generators`` already returns the examples."""
 
 
 def _features(published: Published) -> dict[str, tfds.features.Tensor]:
-    """Returns TFDS's features of an example: tensors stored as raw bytes; a number is a tensor of shape ()."""
+    """Returns the TFDS description of an example: for each part a tensor's shape and dtype, stored as raw bytes."""
     return {
         name: tfds.features.Tensor(shape=shape, dtype=np.dtype(dtype), encoding="bytes")
         for name, (shape, dtype) in published.example
@@ -104,7 +104,10 @@ def _examples(published: Published, arrays: Arrays, split: str) -> Iterator[tupl
 
 
 def _rows(arrays: Arrays, name: str, shape: tuple[int | None, ...]) -> np.ndarray | list[np.ndarray]:
-    """Returns the examples of the split's array ``name``; texts (None in ``shape``) are cut at their offsets."""
+    """Returns the examples in ``arrays[name]``, such as "x_train", one row each.
+
+    If ``shape`` has None, the examples are texts of any length, which are cut from one array of bytes at their offsets.
+    """
     if None not in shape:
         return arrays[name]
     offsets = arrays[f"offsets_{name.rpartition('_')[2]}"]

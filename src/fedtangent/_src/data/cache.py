@@ -1,4 +1,4 @@
-"""A cache of arrays: a folder a data set, with ``.npy`` files whose sha256 is verified whenever they are read."""
+"""A cache of data sets: one folder each, with arrays in ``.npy`` files whose sha256 is verified at every reading."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Checked(NamedTuple):
 
 
 def check(folder: Path) -> list[Checked]:
-    """Computes the checksum of each file in a cache folder, and returns it beside the one in the folder's list.
+    """Computes the sha256 of each file in a cache folder, and returns it with the sha256 in the folder's list.
 
     Raises ``ValueError`` if the list is damaged.
     """
@@ -88,7 +88,7 @@ def write(folder: Path, arrays: dict[str, np.ndarray]) -> None:
 
 
 def _manifest(folder: Path) -> dict[str, str]:
-    """Returns the sha256 of each array in a cache folder, by name; raises ``ValueError`` if the list is damaged."""
+    """Reads a cache folder's list of checksums: the sha256 of each array by name; ``ValueError`` if it is damaged."""
     path = folder / MANIFEST
     with _advised(path):
         content = files.json_of("cached file", path)

@@ -1,4 +1,4 @@
-"""The records of a data set and of its entry; scaling, targets and projections of the data."""
+"""The record of a data set and its catalogue entry; functions that scale, project and encode inputs and targets."""
 
 from __future__ import annotations
 
@@ -30,7 +30,19 @@ class SourceInfo(NamedTuple):
 
 
 class Dataset(NamedTuple):
-    """A data set: inputs and targets to train and to test on, as NumPy arrays on the host."""
+    """A data set: inputs and targets to train and to test on, as NumPy arrays on the host.
+
+    Attributes:
+        name: Name of the data set.
+        x_train: Training inputs: floating images [n, height, width, channels], vectors [n, d], or int32 tokens [n, T].
+        y_train: Training targets: integer class labels [n], or floating numbers [n, C] for regression.
+        x_test, y_test: Inputs and targets of the m test examples, in the same forms.
+        num_classes: Number of classes; 0 for regression.
+        user_train: Id of the user (writer, speaker, device) of each training example [n]; None without users.
+        info: Origin of the data.
+        kind: Kind of input: "image", "tokens" or "vector".
+        user_test: Id of the user of each test example [m], or None.
+    """
 
     name: str
     x_train: Num[np.ndarray, "n ..."]  # floating images [n, height, width, channels] or vectors, or int32 tokens [n, T]
@@ -62,7 +74,7 @@ class Dataset(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class DatasetEntry(Entry):
-    """The entry of a data set that can be chosen by name; ``build(options, data_dir, seed)`` loads it."""
+    """The catalogue entry of a data set: its name, options and loader ``build(options, data_dir, seed)``."""
 
     kind: str = VECTOR
     """Kind of input: "image", "tokens" or "vector" (an image loaded flat is a vector)."""

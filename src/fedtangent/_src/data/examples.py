@@ -1,4 +1,7 @@
-"""The examples of a run: checks the user's data and clients, and moves them to the device in the form of the loss."""
+"""The examples of a run: checks the user's data and clients, and moves them to the device.
+
+Targets take the form that the loss needs, such as one-hot vectors for the squared error.
+"""
 
 from __future__ import annotations
 
@@ -112,7 +115,7 @@ class Examples:
         return "train" if measured == whole else f"train {measured} of {whole}"
 
     def held_by(self, clients: Partition) -> FederatedData:
-        """Returns the training examples on the device with another partition among clients.
+        """Returns the same training examples on the device, divided among clients by another partition.
 
         Args:
             clients: Training examples of each client.
@@ -264,7 +267,11 @@ def _is_list(value: object) -> bool:
 def _read(
     data: Dataset | str | Sequence[ArrayLike], data_dir: str | os.PathLike[str] | None, seed: int, as_tokens: bool
 ) -> tuple[Dataset, tuple[str, ...] | None]:
-    """Loads or builds the data set of the user's argument ``data``; returns it, and its class names or None."""
+    """Loads or builds the data set that the user's argument ``data`` describes; also returns its class names or None.
+
+    ``data_dir`` and ``seed`` are for a data set that is loaded by name. ``as_tokens`` tells whether whole numbers in
+    arrays are tokens.
+    """
     if isinstance(data, Dataset):
         parts = {f"x_{split}": getattr(data, f"x_{split}") for split in SPLITS}
         read: dict[str, Any] = {name: own.inputs(name, x, data.kind) for name, x in parts.items() if len(x)}
@@ -288,7 +295,10 @@ def _of_arrays(
     *,
     as_tokens: bool,
 ) -> tuple[Dataset, tuple[str, ...] | None]:
-    """Builds a data set from arrays; returns it and, if its labels are strings, the names of the classes."""
+    """Builds a data set from arrays, as the user passed them; also returns the class names if labels are strings.
+
+    ``as_tokens`` tells whether whole numbers in the inputs are tokens, because the model reads tokens.
+    """
     xs = {"x_train": own.inputs("x_train", x_train, TOKENS if as_tokens else VECTOR)}
     ys: dict[str, Any] = {"y_train": y_train}
     kind = TOKENS if as_tokens else VECTOR if xs["x_train"].ndim == 2 else IMAGE
@@ -305,7 +315,10 @@ def _of_arrays(
 
 
 def _check_split(dataset: Dataset, split: str, loss: str | Loss) -> None:
-    """Raises ``ValueError`` unless a split's arrays go together, are finite, and suit the loss."""
+    """Raises ``ValueError`` unless the inputs and targets of a split have equal lengths, are finite, and suit the loss.
+
+    ``split`` is "train" or "test".
+    """
     (x_name, x), (y_name, y) = ((f"{axis}_{split}", getattr(dataset, f"{axis}_{split}")) for axis in "xy")
     for name, array, train in ((x_name, x, dataset.x_train), (y_name, y, dataset.y_train)):
         got, allowed = array.shape[1:], train.shape[1:]
@@ -392,7 +405,7 @@ def _counted(number: int, noun: str) -> str:
 
 
 def _listed(names: Sequence[object]) -> str:
-    """Joins the first five names, with .. for further ones."""
+    """Returns the first five ``names`` joined by commas, and ".." if there are more."""
     return ", ".join(map(str, names[:5])) + (", .." if len(names) > 5 else "")
 
 

@@ -27,7 +27,13 @@ PAPER = "caldas2018"
 
 
 class User(NamedTuple):
-    """The examples of one user in LEAF's JSON: name, inputs, targets and the path of the file."""
+    """One user's examples in a JSON file of LEAF.
+
+    Attributes:
+        name: Name of the user.
+        x, y: Inputs and targets of the user's examples, in order.
+        path: The file.
+    """
 
     name: str
     x: list[Any]

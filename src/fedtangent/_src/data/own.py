@@ -204,7 +204,15 @@ def _say(line: str) -> None:
 
 
 def _reading(dataset: Dataset, x: np.ndarray, target: np.dtype, num_users: int, scale: float | None) -> str:
-    """Returns the line of text that says how a user's file is read, and which options change that."""
+    """Returns the line of text that tells the user how the file was read, and which options change that.
+
+    Args:
+        dataset: The data set that was read.
+        x: Inputs in the file.
+        target: Dtype of the targets in the file.
+        num_users: Number of users, 0 without users.
+        scale: Option ``input_scale``: number by which inputs are divided, or None.
+    """
     scale = scale or (255 if x.dtype == np.uint8 and dataset.kind != TOKENS else 1)
     scaled = "as they are" if scale == 1 else f"divided by {scale:g}"
     task = f"{dataset.num_classes} classes" if dataset.num_classes else "numbers to predict"
@@ -235,7 +243,11 @@ def _users(arrays: dict[str, np.ndarray]) -> tuple[np.ndarray | None, np.ndarray
 def _held_out(
     count: int, users: Shaped[np.ndarray, "count"] | None, options: OwnOptions, seed: int
 ) -> Bool[np.ndarray, "count"]:
-    """Draws the test examples, [count] bool: the share ``test_fraction`` of each user's; raises ``ValueError``."""
+    """Draws which of ``count`` examples are for testing, [count] bool: the share ``test_fraction`` in ``options``.
+
+    If ``users`` has the user of each example, that share of each user's examples is drawn. Raises ``ValueError`` if the
+    share is out of range or there are fewer than two examples.
+    """
     share = checks.number("test_fraction", options.test_fraction, above=0, below=1)
     if count < 2:
         raise ValueError(f"test_fraction: got {share} of {count} examples, must leave some to test on")
@@ -253,7 +265,10 @@ def _inputs(name: str, x: np.ndarray, kind: str, options: OwnOptions) -> np.ndar
 
 
 def _as_asked(name: str, y: np.ndarray, options: OwnOptions) -> np.ndarray:
-    """Converts a file's targets to classes or floating numbers, as ``target_kind`` says; raises ``ValueError``."""
+    """Converts a file's targets ``y`` to classes or to floating numbers if the option ``target_kind`` asks for it.
+
+    Raises ``ValueError`` for NaN or infinity, and for numbers that are not whole if they are to be classes.
+    """
     if y.dtype.kind == "f":
         checks.finite(name, y)
     if options.target_kind is None or y.dtype.kind not in "iuf":

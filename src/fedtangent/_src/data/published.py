@@ -19,7 +19,14 @@ TABLE = Path(__file__).parent / "sources" / "files.csv"
 
 
 class PublishedFile(NamedTuple):
-    """One original file of a published data set; its address is the data set's ``url`` and then ``filename``."""
+    """One original file of a published data set; its address is the data set's ``url`` and then ``filename``.
+
+    Attributes:
+        filename: Name of the file.
+        size: Size in bytes.
+        sha256: Checksum of the file.
+        sha256_unpacked: Checksum of the content of a ``.gz`` file, which the user may have unpacked; else "".
+    """
 
     filename: str
     size: int  # bytes
@@ -28,12 +35,22 @@ class PublishedFile(NamedTuple):
 
 
 class Published(NamedTuple):
-    """A published data set: its files, how they are read, and facts about it. A file's role is its key in ``files``.
+    """A published data set: its original files, how they are read, and facts about it.
 
-    ``read(published, paths)`` verifies the files, given the path of each role, and returns arrays of both splits by
-    name. For ``train`` (and likewise for ``test``) there are ``x_train`` [n, ...], ``y_train`` [n] and, if users are
-    known, ``user_train`` [n] int32. A data set of N texts has all bytes in ``text_train`` uint8 instead; text i is from
+    ``read(published, paths)`` verifies the files, whose paths it gets by role, and returns arrays of both splits. For
+    ``train`` (and likewise for ``test``) there are ``x_train`` [n, ...], ``y_train`` [n] and, if users are known,
+    ``user_train`` [n] int32. A data set of N texts has all bytes in ``text_train`` uint8 instead; text i is from
     ``offsets_train[i]`` to ``offsets_train[i + 1]``.
+
+    Attributes:
+        name, description, homepage, licence: Texts about the data set.
+        url: Address of the folder of the files, which ends in "/".
+        files: The files by role. A role is a key such as "x_train" that says what the file is for.
+        read: Function that reads the files, as described above.
+        example: Name, shape and dtype of each part of an example; None in a shape stands for any length.
+        num_classes: Number of classes.
+        paper: Key of the paper in ``papers.PAPERS``.
+        stem: Beginning of the names of subfolders in which files are searched; "" for the data set's name.
     """
 
     name: str
@@ -88,7 +105,7 @@ def located(published: Published, directory: Path) -> tuple[dict[str, Path], lis
 
 
 def lacking(published: Published, directory: Path, missing: list[str], instead: str) -> ValueError:
-    """Builds the error that says which original files of a data set a folder does not have.
+    """Returns a ``ValueError`` whose message lists the original files of a data set that a folder does not have.
 
     Args:
         published: The data set.

@@ -148,9 +148,9 @@ def held_out(partition: Partition, fraction: float, seed: int) -> tuple[Partitio
 
 
 def _test_sizes(sizes: Int[np.ndarray, "N"], fraction: float, rng: np.random.Generator) -> Int[np.ndarray, "N"]:
-    """Computes how many test examples each client gives: ``fraction`` of all, divided in proportion to ``sizes`` [N].
+    """Computes how many test examples each client gives: ``fraction`` of all examples, in proportion to ``sizes`` [N].
 
-    Numbers are rounded by largest remainder, and clients with equal remainders are drawn at random.
+    Numbers are rounded by largest remainder, and ties between clients are broken at random.
     """
     num_examples, sizes = int(sizes.sum()), sizes.astype(np.int64)
     total = min(max(round(fraction * num_examples), 1), num_examples - 1)

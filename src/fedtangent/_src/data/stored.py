@@ -1,4 +1,4 @@
-"""Published data: read from the user's folder or the cache, or downloaded into the cache; data sets of images."""
+"""Published data sets: taken from the user's folder or the cache, or downloaded; functions for data sets of images."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The mapping of clients ``auto``: chosen by platform and memory and, for long runs, by a stored measurement."""
+"""The mapping of clients called ``auto``, chosen by platform and memory and, for long runs, by a timing measurement."""
 
 from __future__ import annotations
 
@@ -91,8 +91,9 @@ def choose(
 ) -> tuple[Mapping, dict[str, float]]:
     """Chooses the mapping of clients for a run; also returns the measured seconds of a round by the mapping's name.
 
-    Nothing is measured, and the mapping is the first that fits, if only one fits, if the run is short, or if there are
-    several processes, whose measurements could differ.
+    Of the mappings that fit into memory, the fastest is chosen. The first is chosen without a measurement if only one
+    fits, if the run has few rounds, or if there are several processes, whose measurements could differ. The others are
+    measured only if the whole run would take ``WORTH_SECONDS`` or more with the first.
 
     Args:
         algorithm: The algorithm.

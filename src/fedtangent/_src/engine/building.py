@@ -29,7 +29,14 @@ CHOOSE = ("training", "validation")  # the examples that NTK-FL chooses the time
 
 
 class Built(NamedTuple):
-    """A described run with its data and algorithm, checked and ready to be simulated."""
+    """A described run with its data and algorithm, checked and ready to be simulated.
+
+    Attributes:
+        description: The user's choices and options.
+        algorithm, model: The algorithm, and the network that its clients train.
+        examples: Training and test examples, with their partition.
+        of_clients: Examples that each client keeps to test its own predictions; None if ``client_test`` is 0.
+    """
 
     description: Description
     algorithm: Algorithm
@@ -48,7 +55,7 @@ class Built(NamedTuple):
         return str(self.examples.loss)
 
     def remark(self, num_rounds: int) -> str:
-        """Returns a line that some algorithms add to the results of ``num_rounds`` rounds; "" for others."""
+        """Returns a line of text that the algorithm adds to the results of ``num_rounds`` rounds; "" if it has none."""
         described, how, run = self.description.schedule, self.description.algorithm, self.description.run
         schedule = self.algorithm.schedule
         if how.entry.remark is None or num_rounds == 0:  # a run may diverge in its first round
@@ -148,7 +155,7 @@ def _check(described: Description) -> None:
 
 
 def _apart(run: CommonOptions, clients: Partition) -> tuple[Partition, Partition | None]:
-    """Splits each client's examples; returns a partition to train on and, if ``client_test`` > 0, one to test on."""
+    """Splits clients' examples into a partition to train on and one (or None) to test on, the share ``client_test``."""
     if run.client_test == 0:
         return clients, None
     return sharing.held_out(clients, run.client_test, run.seed)
@@ -179,13 +186,16 @@ def _at_server(described: Description, loaded: data.Dataset, clients: Partition)
 
 
 def _drawn(number: int, seed: int, clients: Partition) -> np.ndarray:
-    """Draws the indices of ``number`` of the clients' examples for the server."""
+    """Draws the training examples that go to the server: the indices of ``number`` examples that clients hold."""
     rows = np.random.default_rng(seed).permutation(np.unique(clients.indices))
     return rows[: checks.whole("server_examples", number, 1, len(rows) - 1)]
 
 
 def _faulty(run: CommonOptions, schedule: Schedule, sizes: np.ndarray) -> Schedule:
-    """Returns ``schedule`` with clients that drop out or answer late, in a time in proportion to ``sizes`` [N]."""
+    """Returns ``schedule`` with the faults that the options in ``run`` ask for: clients that drop out or answer late.
+
+    ``sizes`` [N] are the clients' numbers of examples; the mean time to an answer is in proportion to them.
+    """
     if run.dropout != 0:
         schedule = faults.dropout(schedule, run.dropout)
     if run.keep_first is None:

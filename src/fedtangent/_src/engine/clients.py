@@ -89,7 +89,10 @@ def side_by_side(message_bytes: int) -> int:
 
 @functools.cache
 def cache_bytes() -> int:
-    """Returns the bytes of second-level cache of a device's processor cores, or 1 MiB a core if they are unknown."""
+    """Returns the bytes of second-level (L2) cache of the processor cores that make up a JAX device.
+
+    If the size is unknown, 1 MiB for each core is assumed.
+    """
     name = "SC_LEVEL2_CACHE_SIZE"
     of_a_core = os.sysconf(name) if name in os.sysconf_names else 0
     cores = max(usable_cores() // jax.local_device_count(), 1)
@@ -102,7 +105,13 @@ def _lockstep(train: Train, shared: PyTree, aggregate: Aggregate, acc: PyTree, s
 
 
 class Mapping(NamedTuple):
-    """A mapping of a round's clients onto devices; ``str`` of it gives its name, such as ``chunked:4``."""
+    """A mapping of a round's clients onto devices; ``str`` of it gives its name, such as ``chunked:4``.
+
+    Attributes:
+        kind: "scan" (one client after another), "vmap" (all at once) or "chunked" (some at a time).
+        width: Number of clients at a time on one device; None for all.
+        devices: Number of devices over which the clients are divided.
+    """
 
     kind: str  # "scan", "vmap" or "chunked"
     width: int | None  # slots at a time on one device; None: all

@@ -130,7 +130,7 @@ class Descriptions(NamedTuple):
     varied: Mapping[str, Sequence[object]] = MappingProxyType({})
 
     def values(self) -> Values:
-        """Returns the options that all runs share, and the lists of those that vary, as a config.json has them."""
+        """Returns the options that all runs share, and lists of the values that differ, as in a config.json."""
         return in_common([run.values() for run in self.runs]) | dict(self.varied)
 
     def labels(self) -> list[str]:
@@ -141,7 +141,7 @@ class Descriptions(NamedTuple):
 
 
 def resolve(chosen: Mapping[str, str]) -> dict[str, Entry]:
-    """Returns the entry of each choice of a run, such as "algorithm"; one missing in ``chosen`` fits the others.
+    """Returns the entry of each choice of a run, such as "algorithm"; choices missing in ``chosen`` get defaults.
 
     Raises:
         ValueError: An unknown name.
@@ -160,9 +160,9 @@ def resolve(chosen: Mapping[str, str]) -> dict[str, Entry]:
 
 
 def _suits(entries: Mapping[str, Any], loss: str | None) -> Values:
-    """Returns default values of ``loss`` and ``client_learning_rate`` that fit the chosen entries, by name.
+    """Returns the defaults of ``loss`` and ``client_learning_rate`` that fit the chosen entries, by name.
 
-    If the user chose the loss, it is ``loss``, and only the learning rate is a default.
+    ``loss`` is the user's choice, which is returned unchanged; None if the user made none.
     """
     model = entries["model"]
     loss = model.fitting_loss(entries["dataset"].is_regression) if loss is None else loss
@@ -194,9 +194,12 @@ def groups(chosen: Mapping[str, str]) -> Groups:
 
 
 def _options(name: str, entry: Any, chosen: Mapping[str, str]) -> type[Any]:
-    """Returns the dataclass of an entry's options; an algorithm that wraps another one also has that one's options.
+    """Returns the dataclass of an entry's options.
 
-    ``name`` is the choice, such as "model"; in ``chosen``, "base" names the wrapped algorithm.
+    Args:
+        name: Kind of the choice, such as "model".
+        entry: The chosen entry; an algorithm that wraps another one also gets the options of that one.
+        chosen: Names that the user chose; "base" is the wrapped algorithm.
     """
     return options_of(entry, chosen.get("base")) if name == "algorithm" else entry.options
 
@@ -234,7 +237,7 @@ def _filled(defaults: Any, values: Mapping[str, object]) -> Any:
 
 
 def in_common(runs: Sequence[Values]) -> Values:
-    """Returns the options with one value in all ``runs`` that have the option; a run is its values by name."""
+    """Returns the options that have one value in all ``runs`` that have them; a run is given by its options' values."""
     values = {name: value for run in reversed(runs) for name, value in run.items()}
     return {name: value for name, value in values.items() if all(run.get(name, value) == value for run in runs)}
 

@@ -178,7 +178,7 @@ LOST = {
 
 
 def lost(rounds: Mapping[str, PyTree]) -> list[str]:
-    """Returns sentences that count what a run dropped or rounded away: messages, examples, numbers, untrained models.
+    """Returns sentences that count dropped messages and examples, numbers rounded away, and models left untrained.
 
     Args:
         rounds: Infos of every round, arrays [R, ...], such as "rejected", the number of rejected messages.
@@ -239,7 +239,7 @@ def stacked(shapes: PyTree, chunks: Sequence[PyTree]) -> PyTree:
 
 
 def at_start(cost: Cost) -> tuple[int, int]:
-    """Returns the bytes sent to the server, and from it, before the first round."""
+    """Returns the bytes that clients send to the server, and that they receive, before the first round."""
     return cost.uplink_once, cost.downlink_once
 
 

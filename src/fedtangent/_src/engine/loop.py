@@ -41,7 +41,7 @@ from fedtangent._src.types import DIVERGED, Algorithm, Array, ArrayLike, Cost, E
 
 @runtime_checkable
 class Measure(Protocol):
-    """A function that computes the metrics of a run at an evaluated round."""
+    """A function that measures the models of a run, such as their accuracy, at an evaluated round."""
 
     def __call__(self, algorithm: Algorithm, state: PyTree, /) -> Metrics:
         """Returns metrics by name; the metrics of a split, such as "test", are a dictionary under its name.
@@ -71,7 +71,7 @@ _SECONDS = 1.0  # duration of a chunk in a run with checkpoints, which so reacts
 
 @partial(jax.jit, static_argnames=("algorithm", "engine"), inline=True)
 def _step(algorithm: Algorithm, engine: Engine, state: PyTree, data: FederatedData) -> tuple[PyTree, PyTree]:
-    """Computes one round, and checks while it is traced that the shapes of the state and of the cohort are right."""
+    """Computes one round; while it is traced, raises an error if the state or the cohort has wrong shapes."""
     import chex  # here: it is heavy, and needed only when a round is traced
 
     after, info = algorithm.step(state, data, engine)
@@ -232,7 +232,19 @@ class RunSetup(NamedTuple):
 
 
 class Past(NamedTuple):
-    """The progress of a run so far: state, history, bytes and seconds. Its lists grow as the run goes on."""
+    """The progress of a run so far: state, history, bytes and seconds. Its lists grow as the run goes on.
+
+    Attributes:
+        round: Rounds done.
+        state: State after these rounds.
+        chunks: Numbers that the rounds reported, one tree of arrays for each chunk of rounds.
+        evaluations: Evaluations so far.
+        sent: Bytes sent by clients, and bytes sent to them.
+        saved: The last checkpoint.
+        begun: Start of the run by ``time.monotonic``, as if a resumed run had not been interrupted.
+        saved_chunks, saved_evaluations: How many of ``chunks`` and of ``evaluations`` are in the last checkpoint.
+        is_finite: Whether the numbers of the state are finite; None before the first chunk of this process.
+    """
 
     round: int
     state: PyTree
@@ -290,7 +302,10 @@ def _next_stop(setup: RunSetup, done: int) -> int:
 
 
 def _agreed(number: int) -> int:
-    """Returns the largest ``number`` that any process of this run passes, as clocks and signals may differ."""
+    """Returns the largest of the numbers that the processes of a run pass, so that all of them go on with the same one.
+
+    Their numbers may differ if they depend on a clock or a signal.
+    """
     if jax.process_count() == 1:
         return number
     from jax.experimental import multihost_utils
@@ -333,7 +348,13 @@ def _to_next_stop(
 ) -> tuple[Past, int]:
     """Computes rounds until an evaluation or a checkpoint is due, or a signal arrives.
 
-    Returns the progress, and the number of the signal (0 without one). For the arguments see ``go``.
+    Returns the progress, and the number of the signal (0 without one).
+
+    Args:
+        setup: Settings of the run.
+        past: Progress so far.
+        signalled: Returns the number of a signal that has arrived, else None.
+        advance: Called with the number of rounds that were just computed.
     """
     aim, stop, store = _next_stop(setup, past.round), 0, setup.store
     pace = setup.length if store is None else 1
@@ -351,7 +372,10 @@ def _to_next_stop(
 
 
 def _look(setup: RunSetup, past: Past, save: bool = False) -> Past:
-    """Evaluates the run and writes a checkpoint, if either is due; ``save`` forces a checkpoint before an early end."""
+    """Evaluates the models and writes a checkpoint, each if it is due; returns the new progress.
+
+    ``save`` forces a checkpoint, before a run ends early.
+    """
     if _is_evaluated(setup, past.round):
         _evaluate(setup, past)
     store = setup.store
@@ -386,7 +410,10 @@ def _seconds(past: Past) -> float:
 
 
 def _is_good(past: Past, chunks: int) -> bool:
-    """Returns whether the state is finite, and no round after the first ``chunks`` chunks diverged or was refused."""
+    """Returns whether a run's state is finite, and none of the rounds after its first ``chunks`` chunks is bad.
+
+    A round is bad if no client had a finite loss, or if the server refused its learning rate.
+    """
     news = past.chunks[chunks:]
     return _is_finite(past) and all(broken_round(i) is None and _refused_round(i) is None for i in news)
 
@@ -514,5 +541,5 @@ def _refused_round(infos: dict[str, PyTree]) -> tuple[int, str] | None:
 
 @jax.jit
 def copied(state: PyTree) -> PyTree:
-    """Returns a copy of a run's state in new buffers, because ``run_chunk`` reuses those of its argument."""
+    """Returns a copy of a run's state in new buffers, because ``run_chunk`` overwrites its argument's buffers."""
     return jax.tree.map(jnp.copy, state)

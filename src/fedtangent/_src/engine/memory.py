@@ -29,7 +29,19 @@ class DoesNotFit(ValueError):
 
 
 class MemoryPlan(NamedTuple):
-    """The predicted bytes of a run on one device, by part."""
+    """The predicted bytes of a run on one device, by part.
+
+    Attributes:
+        data: Examples, targets, partition, constants, and the copies of a cohort's examples if there are any.
+        state: Models and the states of server, clients and schedule, twice: the last good round is kept as a copy.
+        start: Computation of the first state.
+        server: A round's accumulators, random draws, aggregation and server update.
+        slot: One client's update.
+        concurrent: Number of clients that are trained at the same time on the device (not bytes).
+        outputs: Results of the clients of a round, and the reported numbers of all rounds of one compiled call.
+        evaluation: Predictions at the evaluated inputs.
+        limit: Bytes that the device has.
+    """
 
     data: int  # examples, targets, partition, constants, and the copy of a cohort's examples if there is one
     state: int  # models, server, client and schedule state, twice: the last good round is kept as a copy
@@ -48,7 +60,7 @@ class MemoryPlan(NamedTuple):
 
     @property
     def fixed(self) -> int:
-        """Bytes that are in use throughout the run."""
+        """Bytes that are in use throughout the run: ``data``, ``state`` and ``outputs``."""
         return self.data + self.state + self.outputs
 
     @property
@@ -63,7 +75,7 @@ class MemoryPlan(NamedTuple):
 
 
 def _held_bytes(run: Callable[Arguments, object], *arguments: Arguments.args, **options: Arguments.kwargs) -> int:
-    """Returns the most bytes of constants, results and intermediate arrays at once in ``run``, which is only traced."""
+    """Traces ``run`` for its arguments; returns the peak bytes of its constants, results and intermediate arrays."""
     closed = jax.make_jaxpr(run)(*arguments, **options)
     return pytrees.num_bytes(closed.consts) + peak_bytes(closed.jaxpr)
 
@@ -83,9 +95,13 @@ class _TracedRound(NamedTuple):
 
 @functools.lru_cache(maxsize=64)
 def _trace(algorithm: Algorithm, shapes: tuple[Any, ...], max_client_size: int, num_clients: int) -> _TracedRound:
-    """Traces one round and returns the bytes that its parts need: one client's training, and all the rest.
+    """Traces one round, without computing it, and returns the bytes that each part of the round needs.
 
-    ``shapes`` has the shape and dtype of each array of the data.
+    Args:
+        algorithm: The algorithm.
+        shapes: Shape and dtype of each array of the training data.
+        max_client_size: Number of examples of the largest client.
+        num_clients: Number of clients.
     """
     data = FederatedData(*(cast(Any, jax.ShapeDtypeStruct(shape, dtype)) for shape, dtype in shapes))
     state, of_slots = state_shapes(algorithm, num_clients), dict[str, int]()

@@ -34,7 +34,7 @@ SIGNALS = (signal.SIGTERM, signal.SIGINT)
 def settings(
     coordinator: str | None, num_processes: int | None, process_id: int | None, environment: Mapping[str, str]
 ) -> dict[str, Any]:
-    """Returns the arguments of ``jax.distributed.initialize``; for those that are None, the environment is read.
+    """Returns the arguments of ``jax.distributed.initialize``; an argument that is None is read from the environment.
 
     If all three are missing there too, the result is empty, and JAX reads the cluster's variables (Slurm, Open MPI).
 
@@ -114,7 +114,7 @@ def is_main() -> bool:
 
 @functools.cache
 def _placed_on(mesh: Mesh) -> Callable[[list[np.ndarray]], list[Array]]:
-    """Returns a function that copies arrays to each device of ``mesh``; cached, so that it compiles only once."""
+    """Returns a function that copies arrays to each device of ``mesh``; the function is cached, so it compiles once."""
     return jax.jit(lambda rows: rows, out_shardings=NamedSharding(mesh, PartitionSpec()))
 
 
@@ -137,7 +137,7 @@ def replicate(tree: PyTree, mesh: Mesh | None) -> PyTree:
 
 
 def local(tree: PyTree) -> PyTree:
-    """Returns one copy, on a device of this process, of a pytree of arrays of which every device has a copy."""
+    """Returns the copy on a device of this process of arrays that every device has a copy of."""
 
     def one(leaf: PyTree) -> PyTree:
         if not isinstance(leaf, jax.Array) or len(leaf.sharding.device_set) == 1:

@@ -70,7 +70,7 @@ class Resolved(NamedTuple):
 
     @property
     def at_once(self) -> int:
-        """How many runs like this one can run at the same time; 1 on an accelerator or on several devices."""
+        """How many runs like this one the device can compute at the same time; 1 except on a single CPU device."""
         if jax.default_backend() != "cpu" or jax.device_count() > 1:
             return 1
         return max(1, min(usable_cores(), int(memory.USABLE * self.plan.limit // max(self.plan.total, 1))))

@@ -48,7 +48,14 @@ class Build(Protocol):
 
 
 class Sweep(NamedTuple):
-    """The result of a sweep: the metrics of the runs with every seed and every configuration of hyper-parameters."""
+    """The result of a sweep: the metrics of the runs with every seed and every configuration of hyper-parameters.
+
+    Attributes:
+        configs: Configurations, each the values of the hyper-parameters by name.
+        seeds: Seeds of the runs.
+        rounds: Rounds done at each of the E evaluations, [E]; the first is 0.
+        metrics: Arrays [seeds, configurations, E, ...] by the metric's name.
+    """
 
     configs: tuple[Config, ...]
     seeds: tuple[int, ...]
@@ -85,7 +92,14 @@ class Sweep(NamedTuple):
 
 
 class _Alike(NamedTuple):
-    """Configurations of a sweep that share one compiled program, because they differ only in traced numbers."""
+    """Configurations of a sweep that share one compiled program, because they differ only in traced numbers.
+
+    Attributes:
+        static: Values that all of them share and that are not traced, by name.
+        members: Positions of these configurations among all configurations of the sweep.
+        values: Traced values by name, an array with one number for each configuration.
+        partition: Number of each configuration's partition, int32; None if all use the partition of the data.
+    """
 
     static: Config
     members: list[int]  # positions among all configurations
@@ -180,9 +194,9 @@ def sweep(
 
 
 def _tables(configs: Sequence[Config], groups: Sequence[_Alike], shapes: Sequence[PyTree]) -> dict[str, np.ndarray]:
-    """Returns an empty table [seeds, configurations, evaluations, ...] for each metric of a sweep.
+    """Allocates a table [seeds, configurations, evaluations, ...] for each metric of a sweep, to be filled later.
 
-    Raises ``ValueError`` if the metrics or their shapes differ between groups of configurations.
+    ``shapes`` has the metrics' shapes for each of ``groups``. Raises ``ValueError`` if they differ between groups.
     """
     first = shapes[0]
     for group, mine in zip(groups, shapes, strict=True):
@@ -245,7 +259,8 @@ Program = Callable[[Array, Values, Array | None, FederatedData, PyTree], PyTree]
 def _program(over: str, run_member: Callable[[Key, Values, FederatedData], PyTree]) -> Program:
     """Builds the compiled program that runs ``run_member`` for every seed and every configuration of a group.
 
-    Its result is a tree of metrics [seeds, configurations, ...]; ``over`` is "map" (one after another) or "vmap".
+    Its result is a tree of metrics [seeds, configurations, ...]. With ``over`` "map" the runs follow one another; with
+    "vmap" they run all at once.
     """
 
     def run(keys: Array, values: Values, partition: Array | None, data: FederatedData, variants: PyTree) -> PyTree:
@@ -263,7 +278,7 @@ def _program(over: str, run_member: Callable[[Key, Values, FederatedData], PyTre
 
 
 def _map_members(over: str, run: Callable[[PyTree], PyTree], members: PyTree) -> PyTree:
-    """Applies ``run`` to each row of ``members``: one after another, or all at once if ``over`` is "vmap"."""
+    """Applies ``run`` to each row of ``members``: all at once if ``over`` is "vmap", else one after another."""
     return jax.vmap(run)(members) if over == "vmap" else jax.lax.map(run, members)
 
 
@@ -310,7 +325,10 @@ def check_seeds(seeds: Sequence[int]) -> tuple[int, ...]:
 
 
 def _measure(evaluation: Evaluation) -> Measure:
-    """Returns a sweep's ``measure``; raises ``ValueError`` if it is None, or if more than ``every`` is set besides."""
+    """Returns the ``measure`` of a sweep's evaluation.
+
+    Raises ``ValueError`` if it is None, or if a field of ``evaluation`` other than ``measure`` and ``every`` is set.
+    """
     if evaluation.measure is None:
         raise ValueError("evaluation: got no measure, must be Evaluation(measure=..) in a sweep")
     if evaluation != Evaluation(evaluation.every, evaluation.measure):
@@ -321,7 +339,10 @@ def _measure(evaluation: Evaluation) -> Measure:
 def _check_axes(
     grid: Mapping[str, Sequence[Any]], clients: Clients, data: FederatedData
 ) -> tuple[str, Mapping[Any, Partition]]:
-    """Checks ``grid`` and ``clients``; returns the name of the axis of partitions, and the partitions, or "" and {}."""
+    """Checks the sweep's arguments ``grid`` and ``clients``.
+
+    Returns the name of the axis of partitions, such as "alpha", and the partitions by label; "" and {} without any.
+    """
     for name, values in grid.items():
         if isinstance(values, str) or len(values) == 0:
             raise ValueError(f"grid: got {values!r} for {name}, must be a list of one or more values")
@@ -358,7 +379,10 @@ def _variants(data: FederatedData, partitions: Mapping[Any, Partition]) -> tuple
 
 
 def _same(value: object) -> tuple[type, object]:
-    """Returns a key that is equal for values which may share a program; a value without hash equals only itself."""
+    """Returns a key for a value of a hyper-parameter: values with equal keys may share a compiled program.
+
+    The key is type and value. An unhashable value equals only itself.
+    """
     try:
         hash(value)
     except TypeError:
@@ -369,7 +393,7 @@ def _same(value: object) -> tuple[type, object]:
 def _groups(configs: Sequence[Config], names: list[str], partition_name: str | None) -> list[_Alike]:
     """Groups a sweep's configurations by the values that are not traced; each group is one compiled program.
 
-    ``names`` are the names of the grid, and ``partition_name`` that of the axis of partitions, if there is one.
+    ``names`` are the names in the grid. ``partition_name`` is the name of the axis of partitions, if any.
     """
     labels = list(dict.fromkeys(config[partition_name] for config in configs)) if partition_name else []
     traced = [n for n in names if all(isinstance(config[n], float | np.floating) for config in configs)]

@@ -1,4 +1,4 @@
-"""Features of images, computed in blocks that are stored; and features by fixed random convolutions."""
+"""Features of images by fixed random convolutions; storage of the features of large data sets in blocks."""
 
 from __future__ import annotations
 
@@ -25,7 +25,12 @@ Tick = Callable[[int, int], None]  # called with the number of finished images a
 
 
 class Features(NamedTuple):
-    """Features of images, and a description of how they were computed."""
+    """Features of images, F numbers for each of n images.
+
+    Attributes:
+        values: The features [n, F].
+        made_by: Text that describes how they were computed.
+    """
 
     values: Float32[np.ndarray, "n F"]
     made_by: str  # full description: equal texts mean equal features of the same images
@@ -112,7 +117,15 @@ def with_features(dataset: Dataset, features: Callable[[np.ndarray], Features], 
 def _computed(
     x: Float32[np.ndarray, "n h w c"], compute: Callable[[np.ndarray], Array], first: int, total: int, tick: Tick
 ) -> Float32[np.ndarray, "n F"]:
-    """Computes the features of one block of images in padded batches; ``first`` of ``total`` images are done before."""
+    """Computes the features of one block of images, in padded batches.
+
+    Args:
+        x: Images of the block, within [0, 1].
+        compute: Function from a batch of images to features.
+        first: Number of images in the blocks before.
+        total: Number of all images.
+        tick: Called with the number of finished images and ``total``.
+    """
     features = []
     with jax.enable_x64(False):
         for start in range(0, len(x), BATCH):
@@ -174,9 +187,10 @@ def random_convolution(
 
 @functools.partial(jax.jit, static_argnums=2)
 def _responses(filters: Array, biases: Array, grid: int, x: Array) -> Array:
-    """Computes the features of ``random_convolution``, [b, F], of images ``x`` [b, h, w, c] within [0, 1].
+    """Computes the features [b, F] of images ``x`` [b, h, w, c] within [0, 1]; see ``random_convolution``.
 
-    ``filters`` are [filter_size, filter_size, c, number]; once centred, they need no subtraction of a patch's mean.
+    ``filters`` are [filter_size, filter_size, c, number], of mean 0, so that a patch's mean need not be subtracted.
+    ``biases`` [number] are the thresholds b.
     """
     size = filters[..., 0].size
     centred = filters - filters.mean(axis=(0, 1, 2), keepdims=True)

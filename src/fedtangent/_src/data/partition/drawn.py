@@ -338,8 +338,9 @@ def _split_clients(
 ) -> list[Int[np.ndarray, "_"]]:
     """Divides the examples among clients of equal size for ``dirichlet``; returns each client's indices.
 
-    In random order, each client draws its label shares from Dir(``concentration``) and then its examples from those
-    that are left. ``pools`` has the indices of each class, shuffled.
+    In random order, each client draws its label shares from a Dirichlet distribution, and then its examples from those
+    that are still free. ``pools`` has the shuffled indices of each class; ``concentration`` [C] is the distribution's
+    parameter.
     """
     num_examples = sum(len(p) for p in pools)
     base, extra = divmod(num_examples, num_clients)
@@ -355,9 +356,10 @@ def _split_clients(
 def _draw_counts(
     rng: np.random.Generator, size: int | np.integer, pool: Int[np.ndarray, "C"], shares: Float[np.ndarray, "C"]
 ) -> Int[np.ndarray, "C"]:
-    """Draws the labels of one client's ``size`` examples without replacement, as a number for each class [C].
+    """Draws the labels of one client's ``size`` examples without replacement; returns their number in each class [C].
 
-    Labels have the probabilities ``shares``, renormalised when a class is used up; ``pool`` is what is left of each.
+    Labels have the probabilities ``shares`` [C], renormalised when a class is used up. ``pool`` [C] has the number of
+    examples of each class that are still free.
     """
     counts = np.zeros_like(pool)
     while (missing := size - int(counts.sum())) > 0:
@@ -410,9 +412,13 @@ class Partitioner(Protocol):
 
 
 def _entry(function: Partitioner, summary: str, options: type[ClientsOptions], *papers: str) -> Entry:
-    """Builds the catalogue's entry of a partitioner, a function such as ``iid``, with its summary, options and papers.
+    """Builds the catalogue entry of a partitioner such as ``iid``.
 
-    The function's first argument is ``labels`` or ``num_examples``.
+    Args:
+        function: The partitioner, whose first argument is ``labels`` or ``num_examples``.
+        summary: Description in one line.
+        options: Dataclass of its options.
+        papers: Keys of its papers.
     """
     takes_labels = "labels" in inspect.signature(function).parameters
 

@@ -188,7 +188,14 @@ MAX_CELLS = 2**26  # of heterogeneity's table [N, C]: half a gigabyte
 
 
 class Heterogeneity(NamedTuple):
-    """Measures of how much the clients' label distributions differ; means are over clients with examples."""
+    """Measures of how much the clients' label distributions differ; means are over clients with examples.
+
+    Attributes:
+        label_distribution: Share of each class among each client's examples [N, C]; 0 for a client without examples.
+        total_variation: Mean total variation distance between a client's label distribution and that of all clients'
+            examples together.
+        commonest_share: Mean share of a client's commonest label among its examples.
+    """
 
     label_distribution: Float64[np.ndarray, "N C"]  # share of each class among a client's examples (0 if it has none)
     total_variation: float  # mean over clients of 1/2 sum_c |share - share in all clients' examples together|

@@ -34,7 +34,7 @@ LABELS = {"cifar10": 1, "cifar100": 2}  # bytes before the pixels; the last one 
 
 
 def _load(published: Published, options: StoredImageOptions, data_dir: Path | None, seed: int) -> Dataset:
-    """Loads colour images [n, 32, 32, 3] in [0, 1] in the order of the files; of CIFAR-100 the fine labels."""
+    """Loads colour images [n, 32, 32, 3] in [0, 1] in the order of the files; CIFAR-100 with its 100 fine labels."""
     name = published.name
     instead = f"folder {FOLDERS[name]}" + (", nor cifar10*.npz" if name == "cifar10" else "")
     stored = obtain(published, options, data_dir, functools.partial(_otherwise, name), instead)
@@ -52,7 +52,7 @@ def _otherwise(name: str, directory: Path) -> Found | None:
 
 
 def _part(name: str, path: Path) -> Arrays:
-    """Reads the images and labels to train and to test from the user's archive ``cifar10*.npz`` at ``path``."""
+    """Reads the images and labels of both splits from the user's archive ``cifar10*.npz`` at ``path``."""
     arrays = files.read(name, path, ("train_images", "train_labels"))
     x, y = files.images(name, path, arrays, "train", SIZE)
     count = len(y) if "test_images" in arrays else len(y) - len(y) // 5
@@ -72,7 +72,11 @@ def _read(published: Published, paths: Mapping[str, Path]) -> Arrays:
 
 
 def _arrays(name: str, path: Path, files: Mapping[str, bytes]) -> Arrays:
-    """Returns images uint8 [n, 32, 32, 3] and labels uint8 [n] to train and to test, from the bytes of each file."""
+    """Decodes the contents of CIFAR's binary files into arrays of both splits.
+
+    The arrays are images uint8 [n, 32, 32, 3] and labels uint8 [n]. ``files`` has the bytes of each file by its name;
+    ``name`` and ``path`` are the data set's name and the archive, for error messages.
+    """
     arrays: Arrays = {}
     for split, names in FILES[name].items():
         parts = [_parsed(name, path / file, files[file], split) for file in names]
@@ -81,7 +85,7 @@ def _arrays(name: str, path: Path, files: Mapping[str, bytes]) -> Arrays:
 
 
 def _parsed(name: str, path: Path, content: bytes, split: str) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the images and labels in one file; raises ``ValueError`` for another size or a label out of range."""
+    """Decodes a file's images and labels; raises ``ValueError`` if it has another size or a label is out of range."""
     record = LABELS[name] + PIXELS
     count = RECORDS[name] if split == "train" else RECORDS["cifar10"]
     if len(content) != count * record:

@@ -55,7 +55,7 @@ def _bundled() -> tuple[np.ndarray, np.ndarray]:
 
 
 def _stratified(rng: np.random.Generator, labels: np.ndarray, test_fraction: float) -> tuple[np.ndarray, np.ndarray]:
-    """Draws the indices of a training and a test set in random order, with the same share of each class."""
+    """Draws a training and a test set, indices in random order; the test set has ``test_fraction`` of each class."""
     train, test = [], []
     for c in np.unique(labels):
         examples = rng.permutation(np.flatnonzero(labels == c))

@@ -41,7 +41,7 @@ def _load(options: EmnistOptions, data_dir: Path | None, seed: int) -> Dataset:
 
 
 def of_part(part: str) -> Published:
-    """Returns the description of a part of EMNIST, such as "letters", which is a data set of its own in the cache."""
+    """Returns the description of one part of EMNIST, such as "letters"; each part is cached as a data set."""
     return EMNIST._replace(name=f"emnist_{part}", num_classes=NUM_CLASSES[part])
 
 

@@ -74,7 +74,7 @@ def load_images(
 
 
 def _read(published: Published, paths: Mapping[str, Path]) -> Arrays:
-    """Reads MNIST's files: images uint8 [n, 28, 28], labels uint8 [n]; a file's role is the name of its array."""
+    """Reads MNIST's files: images uint8 [n, 28, 28] and labels uint8 [n] of both splits, by names such as "x_train"."""
     return {role: read_idx(published, role, path) for role, path in paths.items()}
 
 

@@ -77,7 +77,7 @@ def _load(options: OpenImageOptions, data_dir: Path | None, seed: int) -> Datase
 
 
 def _place(client: str) -> tuple[float, str]:
-    """Returns the sort key of a client's name: its number, as FedScale counts; names that are no numbers come last."""
+    """Returns a key by which clients' names are sorted: numbers in ascending order, then names that are no numbers."""
     return (int(client) if client.isdecimal() else math.inf, client)
 
 

@@ -83,7 +83,7 @@ def _archived(directory: Path) -> Found | None:
 
 
 def _examples(data: np.ndarray, where: str) -> Arrays:
-    """Builds the arrays to train and to test from ``data`` [printer, speed, row, 3]; NaN raises ``ValueError``."""
+    """Builds the arrays of both splits from ``data`` [printer, speed, row, 3]; raises ``ValueError`` for NaN."""
     checks.finite(f"printers: {where}", data)
     user = np.broadcast_to(np.arange(PRINTERS)[:, None, None], data.shape[:3])
     x = np.concatenate([data[..., :1] / UNIT, np.eye(PRINTERS)[user]], axis=-1)

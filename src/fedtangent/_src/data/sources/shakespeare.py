@@ -77,9 +77,9 @@ def _dataset(published: Published, parts: Arrays, characters: str, read_from: Pa
 
 
 def _otherwise(directory: Path, share: float) -> Found | None:
-    """Reads the plays if ``directory`` has them in another form than TensorFlow Federated's file; else returns None.
+    """Reads the plays if ``directory`` has them in a form other than TensorFlow Federated's file; else returns None.
 
-    ``share`` is the part of each role's text for the test set.
+    ``share`` is the share of each role's text that becomes the test set.
     """
     for read in (_archived, _texts):
         stored = read(directory, share)
@@ -106,7 +106,7 @@ def _archived(directory: Path, share: float) -> Found | None:
 def _texts(directory: Path, share: float) -> Found | None:
     """Reads LEAF's ``by_play_and_character/*.txt``, a text for each role, ordered by file name; None if there are none.
 
-    ``share`` is the part of each text for the test set.
+    ``share`` is the share of each text that becomes the test set.
     """
     for place in places(directory, NAME):
         for folder in (place, place / "data" / "raw_data", place / "raw_data"):
@@ -118,7 +118,10 @@ def _texts(directory: Path, share: float) -> Found | None:
 
 
 def _divided(texts: list[np.ndarray], share: float) -> Arrays:
-    """Divides each role's text into arrays to train and to test; the last ``share`` of the text is the test set."""
+    """Divides each role's text into training and test text, and joins these to arrays with offsets.
+
+    The last ``share`` of each text is the test set.
+    """
     texts = [_with_plain_lines(text) for text in texts]
     cuts = [round((1 - share) * len(text)) for text in texts]
     both = {
@@ -129,7 +132,7 @@ def _divided(texts: list[np.ndarray], share: float) -> Arrays:
 
 
 def _with_plain_lines(text: UInt8[np.ndarray, "L"]) -> UInt8[np.ndarray, "M"]:
-    """Returns a text as LEAF writes it: no byte-order mark, and a line feed at the end of every line."""
+    """Removes a text's byte-order mark, and ends every line with a line feed, as in LEAF's files."""
     plain = text.tobytes().removeprefix(codecs.BOM_UTF8).replace(b"\r\n", b"\n").replace(b"\r", b"\n")
     if b"\0" in plain:
         raise ValueError(f"{NAME}: got a text with byte 0, must be a text in ASCII, Latin-1 or UTF-8")
@@ -141,7 +144,7 @@ def _joined(texts: list[np.ndarray], split: str) -> Arrays:
 
 
 def _by_role(stored: Found, stride: int) -> Arrays:
-    """Cuts the roles' texts into windows, without roles that are too short; raises ``ValueError`` if all are."""
+    """Cuts the roles' texts into windows, without roles that are too short; raises ``ValueError`` if all roles are."""
     texts = {}
     for split in ("train", "test"):
         text, offsets = (stored.arrays.get(f"{name}_{split}", np.empty(0)) for name in ("text", "offsets"))
@@ -160,7 +163,10 @@ def _by_role(stored: Found, stride: int) -> Arrays:
 
 
 def _of_role(role: leaf.User) -> tuple[np.ndarray, np.ndarray]:
-    """Encodes LEAF's windows and next characters of a role, uint8 [n, 80] and [n]; raises ``ValueError`` for others."""
+    """Encodes the windows and next characters that LEAF's JSON has for a role, as bytes uint8 [n, 80] and [n].
+
+    Raises ``ValueError`` if a window has not 80 characters, or a target not one.
+    """
     for window, following in zip(role.x, role.y, strict=True):
         is_text = isinstance(window, str) and isinstance(following, str)
         if not is_text or (len(window), len(following)) != (WINDOW, 1):

@@ -227,9 +227,14 @@ def locked(folder: Path, name: str, notify: Callable[[str], None] = warnings.war
 
 
 def _lock(folder: Path, name: str, notify: Callable[[str], None]) -> IO[str]:
-    """Locks the file ``.lock`` in a folder and returns the open file; the arguments are those of ``locked``.
+    """Locks the file ``.lock`` in ``folder`` and returns the open file.
 
     If the process that had the lock removes the file meanwhile, a new one is created and locked.
+
+    Args:
+        folder: The folder.
+        name: Name of the folder in error messages.
+        notify: Called with a line of text if the file system has no locks; then nothing is locked.
     """
     for _ in range(_TIMES):
         with contextlib.ExitStack() as unless_held, contextlib.suppress(FileNotFoundError):

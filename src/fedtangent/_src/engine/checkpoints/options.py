@@ -22,7 +22,7 @@ _ROWS = 4096  # of each array; enough to tell data apart, cheap for data of any 
 
 
 class CheckpointError(ValueError):
-    """An error for a checkpoint from which a run cannot continue: absent, damaged, or another run's."""
+    """An error for a checkpoint from which a run cannot continue: missing, damaged, or written by a different run."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -84,7 +84,7 @@ def plain(value: object, where: str) -> Any:
 
 
 def differences(before: object, now: object, name: str = "") -> list[str]:
-    """Returns the fields in which the settings of a checkpoint and of this run differ, as a text for each.
+    """Compares the settings in a checkpoint with this run's settings; returns a text for each field that differs.
 
     Args:
         before: The value in the checkpoint: a dictionary of fields, perhaps nested, or a single value.

@@ -31,7 +31,12 @@ class Link(NamedTuple):
 class Segment(NamedTuple):
     """The part of a run's history from round ``start`` to round ``stop`` (exclusive), between two checkpoints.
 
-    ``seconds`` is the run time from the beginning of the run to the end of the segment.
+    Attributes:
+        start, stop: First round, and the round after the last one.
+        previous: File of the segment before; None for the first segment.
+        infos: Numbers that the rounds reported, NumPy arrays [stop - start, ...].
+        evaluations: Evaluations between the two checkpoints.
+        seconds: Run time from the beginning of the run to the end of the segment.
     """
 
     start: int
@@ -43,7 +48,10 @@ class Segment(NamedTuple):
 
 
 def _lower(value: Any, arrays: dict[str, np.ndarray], where: str) -> Any:
-    """Converts a metric, called ``where`` in errors, to JSON, with its arrays put into ``arrays`` by name."""
+    """Converts a metric to a value that JSON can hold; its arrays go into the dictionary ``arrays``, under new names.
+
+    ``where`` names the metric in the ``ValueError`` for a value of another type.
+    """
     if isinstance(value, (jax.Array, np.ndarray, np.generic)):
         array, name = np.asarray(value), f"metric {len(arrays)}"
         if array.dtype.hasobject or array.dtype.names:
@@ -63,7 +71,7 @@ def _lower(value: Any, arrays: dict[str, np.ndarray], where: str) -> Any:
 
 
 def _raise(value: Any, arrays: dict[str, np.ndarray]) -> Any:
-    """Returns the metric that ``_lower`` turned into ``value``; ``arrays`` has the metric's arrays."""
+    """Rebuilds a metric from the JSON ``value`` that ``_lower`` wrote and the ``arrays`` stored beside it, by name."""
     if not isinstance(value, dict):
         return value
     ((kind, inner),) = value.items()

@@ -46,7 +46,15 @@ _SECONDS, _TIMES = 10.0, 20
 
 
 class Store(NamedTuple):
-    """The folder of a run's checkpoints, with the values that identify the run."""
+    """The folder of a run's checkpoints, with the values that identify the run.
+
+    Attributes:
+        options: The user's options of checkpoints.
+        folder: Folder of this run, below ``options.folder``.
+        identity: Values that a resumed run must share with the run that it continues.
+        circumstances: Values whose differences are only reported, such as versions.
+        shapes: Shapes of the numbers that one round reports.
+    """
 
     options: Checkpoints
     folder: Path  # folder of this run, below ``options.folder``
@@ -56,7 +64,14 @@ class Store(NamedTuple):
 
 
 class Saved(NamedTuple):
-    """The last checkpoint of a run: its round, the end of its history, and the time that it took."""
+    """The last checkpoint of a run.
+
+    Attributes:
+        round: Rounds done when it was written.
+        link: The last file of the run's history; None before the first checkpoint.
+        at: Time at which it was written, by ``time.monotonic``.
+        seconds: Time that the writing took.
+    """
 
     round: int
     link: Link | None
@@ -65,7 +80,15 @@ class Saved(NamedTuple):
 
 
 class RestoredRun(NamedTuple):
-    """A run read from a checkpoint: its state and history, from which another run continues."""
+    """A run read from a checkpoint, which another run continues.
+
+    Attributes:
+        state: State at the checkpoint.
+        infos: Numbers that the rounds reported, one chunk of rounds after the other.
+        evaluations: Evaluations up to the checkpoint.
+        saved: The checkpoint.
+        seconds: Run time up to the checkpoint.
+    """
 
     state: PyTree
     infos: list[PyTree]  # chunk after chunk
@@ -86,7 +109,7 @@ def _rounds(run: Path) -> list[tuple[int, Path]]:
 
 
 def open_store(options: Checkpoints) -> Store:
-    """Returns the folder for a new run's checkpoints or, to resume, that of the newest run with one; writes nothing.
+    """Returns a folder for a new run or, to resume, the folder of the newest run with a checkpoint; writes nothing.
 
     Raises:
         CheckpointError: There is no checkpoint to resume from, or ``folder`` is a file.
@@ -248,7 +271,11 @@ def _remove(folder: Path) -> None:
 
 
 def _tidy(store: Store, round_: int) -> None:
-    """Removes older runs, and all checkpoints but the newest ``keep`` up to ``round_``; later ones are damaged."""
+    """Removes checkpoints that are no longer needed after the one of round ``round_``.
+
+    These are the folders of older runs, all checkpoints up to ``round_`` but the newest ``keep``, and all later ones,
+    which were found damaged.
+    """
     newest = [path for r, path in _rounds(store.folder) if r <= round_][: store.options.keep]
     unwanted = [path for path in store.folder.iterdir() if path.name.startswith("round-") and path not in newest]
     for path in unwanted + [run for run in Path(store.options.folder).glob("run-*") if run != store.folder]:
@@ -334,9 +361,9 @@ def _read(store: Store, path: Path, record: dict[str, Any], like: PyTree) -> Res
 
 
 def _content(store: Store, link: Link) -> bytes:
-    """Returns the bytes of the segment of the history that ``link`` names from an intact copy; replaces a damaged one.
+    """Returns the bytes of the segment of the history that ``link`` names.
 
-    Raises ``DamagedError`` if both copies are damaged.
+    The segment is stored twice, and an intact copy replaces a damaged one. ``DamagedError`` is raised if none is.
     """
     content, damaged = None, []
     for place in (store.folder / history / link.name for history in HISTORIES):
