@@ -20,7 +20,17 @@ import fedtangent as ft
 
 
 class Problem(NamedTuple):
-    """n examples of a linear regression with C outputs, their inputs in r principal directions, float64."""
+    """Linear regression on n examples with C outputs; inputs are in r principal directions, float64.
+
+    Attributes:
+        x: Inputs [n, r], with a diagonal ``x' x``.
+        y: One-hot targets [n, C].
+        labels: Class of each example, [n].
+        singular: Singular values of the inputs, largest first, [r].
+        best: Least-squares model W* [r, C].
+        rank: Rank of the inputs before directions are left out, so at least r.
+        dimension: Dimension of the inputs as loaded.
+    """
 
     x: np.ndarray  # [n, r], X'X diagonal
     y: np.ndarray  # [n, C]
@@ -43,7 +53,13 @@ class Problem(NamedTuple):
 
 
 def _problem_of(loaded: ft.data.Dataset, directions: int = 0, centred: bool = False) -> Problem:
-    """Builds the regression problem of a data set; arguments and errors are as in ``load``."""
+    """Builds the regression problem of a loaded data set.
+
+    Args:
+        loaded: The data set.
+        directions: Number of principal directions of the inputs that are kept; 0 keeps all.
+        centred: Whether 1 / C is subtracted from the one-hot targets.
+    """
     flat = loaded.x_train.reshape(len(loaded.x_train), -1).astype(np.float64)
     lengths = np.linalg.norm(flat, axis=1, keepdims=True)
     flat /= np.where(lengths > 0, lengths, 1.0)

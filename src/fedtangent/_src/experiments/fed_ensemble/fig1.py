@@ -47,7 +47,13 @@ class PosteriorSettings:
 
 
 class Distance(NamedTuple):
-    """Distances of K functions from a Gaussian process, [K] each."""
+    """Distances of K functions from a Gaussian process with mean m and standard deviation sd, [K] each.
+
+    Attributes:
+        largest: Largest ``|f - m| / sd`` over the test points.
+        inside: Share of test points at which f is in the 95 % band.
+        squared: Squared Mahalanobis distance in the main directions of the covariance.
+    """
 
     largest: np.ndarray  # the largest |f - m| / sd
     inside: np.ndarray  # share of points in the 95 % band
@@ -70,7 +76,16 @@ class Law(NamedTuple):
 
 
 class PosteriorCase(NamedTuple):
-    """Results of one kind of model (linear or network) with one seed."""
+    """Results of one kind of model (linear or network) with one seed.
+
+    Attributes:
+        seed: Seed of data and models.
+        data: Sine data.
+        law: Gaussian process of Theorem 2 at the test points.
+        trained: Outputs of the models before and after training.
+        distances: Distances of the models from the process, before and after training.
+        to_limit: Largest relative distance of a model's mean after the last round from the mean after infinitely many.
+    """
 
     seed: int
     data: sine.SineData
@@ -189,7 +204,14 @@ def _pooled(name: str, when: str, cases: Sequence[PosteriorCase]) -> lab.Row:
 
 
 def _reference(cases: Sequence[PosteriorCase], num_models: int) -> tuple[tuple[float, float], float]:
-    """Computes, by sampling the processes, in which range the share in the band and the largest distance should be."""
+    """Computes, by sampling from the processes, which distances true draws of them would have.
+
+    Returns the range of the share of points in the 95 % band, and the upper limit of the largest distance.
+
+    Args:
+        cases: Results of all seeds, which have the processes.
+        num_models: Number K of functions drawn for each seed.
+    """
     inside, largest, shape = np.zeros(REFERENCE_DRAWS), np.zeros(REFERENCE_DRAWS), (REFERENCE_DRAWS, num_models)
     for i, case in enumerate(cases):
         d = _distance(case.law, _draws(case.law, REFERENCE_DRAWS * num_models, i))
