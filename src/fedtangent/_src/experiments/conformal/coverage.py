@@ -69,7 +69,6 @@ class Covered(NamedTuple):
     Attributes:
         method: Name of the predictor and of its kind of set.
         promised: Whether the sets are conformal, so that their coverage is guaranteed.
-        seed: Seed of data and training.
         overall: Share of all clients' test examples whose set contains the target.
         by_client: This share for each client, [N].
         size: Mean size of a set: length of an interval, or number of classes.

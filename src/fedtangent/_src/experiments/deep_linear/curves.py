@@ -108,9 +108,7 @@ class Curve(NamedTuple):
     """Losses per example of one run after 0, .., R rounds, with the theory of the same run.
 
     Attributes:
-        seed: Seed of the data and of the network.
         classes: Classes of a client; 0 if examples are dealt at random.
-        setting: Numbers of clients and of local steps.
         floor: Loss of least squares.
         excess: Loss of the network above ``floor``, [R + 1].
         flow: Loss above ``floor`` of a network of infinite width from the same initial function, [R + 1].
@@ -257,14 +255,8 @@ def _trained(
 ) -> Trained:
     """Trains the deep linear network with FedAvg. Needs 64-bit types.
 
-    Args:
-        examples: The regression problem.
-        clients: Partition of its examples.
-        settings: Width, depth, number of rounds and precision.
-        setting: Numbers of clients and of local steps.
-        rate: Learning rate.
-        seed: Seed of the initial network.
-        mapping: How the simulator maps over clients.
+    ``setting`` has the numbers of clients and local steps, ``settings`` the sizes of the network and number of rounds;
+    ``mapping`` says how the simulator maps over clients.
     """
     inputs, outputs, count = examples.x.shape[1], examples.y.shape[1], setting.num_clients
     size = Size(count, 0, inputs, outputs, settings.width, setting.local_steps, settings.num_rounds, settings.depth)

@@ -29,7 +29,6 @@ class Look(NamedTuple):
     """The hypotheses and terms in the proof of DeepLin's Theorem IV.2, measured after one round.
 
     Attributes:
-        round: Number of the round.
         hypotheses: The hypotheses of the proof, each with measured and required value.
         terms: Norms of the four terms of eq. (17) over the residual's norm, in units of ``eta K lambda_min / N``. For
             "first" it is 1 minus this ratio of norms.
@@ -51,9 +50,7 @@ class FollowedNetwork(NamedTuple):
     norm of the initial residual.
 
     Attributes:
-        seed: Seed of the data.
         draw: Number of the network among those of the seed.
-        width: Width of the network.
         theorem: Constants, bounds and hypotheses of Theorem IV.2.
         eigenvalues: Eigenvalues of P(0), [n C].
         modes: Residuals of the network after every round, [R + 1, n C].

@@ -25,7 +25,6 @@ class Problem(NamedTuple):
     Attributes:
         x: Inputs [n, r], with a diagonal ``x' x``.
         y: One-hot targets [n, C].
-        labels: Class of each example, [n].
         singular: Singular values of the inputs, largest first, [r].
         best: Least-squares model W* [r, C].
         rank: Rank of the inputs before directions are left out, so at least r.

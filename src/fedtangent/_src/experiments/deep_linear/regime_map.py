@@ -96,11 +96,7 @@ class Cell(NamedTuple):
     P(0) is the tangent kernel of the initial network. Losses [T] after each round are relative to the initial loss.
 
     Attributes:
-        seed: Seed of data and network.
-        depth: Number of layers.
-        width: Width of the layers.
         scale: Standard deviation s of the initial weights.
-        rounds: Numbers of the rounds, [T].
         loss: Loss of the network with N clients and K steps.
         flow: Loss of its flow at infinite width.
         own: Loss of its flow for the kernel P(0).

@@ -68,10 +68,6 @@ class TrainedWidth(NamedTuple):
     """Losses at all learning rates, for one parameterization, width and seed, and how far the network changed.
 
     Attributes:
-        parameterization: "ntk", "standard" or maximal update.
-        width: Width of the hidden layers.
-        seed: Seed of weights, cohorts and minibatches.
-        rates: Learning rates.
         losses: Training loss at each rate after the last round; infinite if the run diverged.
         start: Training loss before the first round.
         changes: At one rate for all widths, how far features and outputs move, and the laziness: the distance from the

@@ -127,7 +127,6 @@ class Scores(NamedTuple):
     """Scores of one entrant (a method with a number of models) on one kind of clients, with all seeds.
 
     Attributes:
-        entrant: The entrant.
         classes: Classes of a client, as in the settings.
         chosen: Tuned learning rate.
         values: Means over the last three rounds, by metric of the test split, and ``fell``; [seeds] each.

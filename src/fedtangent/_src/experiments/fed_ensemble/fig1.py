@@ -79,8 +79,6 @@ class PosteriorCase(NamedTuple):
     """Results of one kind of model (linear or network) with one seed.
 
     Attributes:
-        seed: Seed of data and models.
-        data: Sine data.
         law: Gaussian process of Theorem 2 at the test points.
         trained: Outputs of the models before and after training.
         distances: Distances of the models from the process, before and after training.

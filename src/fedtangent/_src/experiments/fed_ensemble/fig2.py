@@ -70,8 +70,6 @@ class GapCase(NamedTuple):
     """The bands of all methods on one seed's data, and their scores.
 
     Attributes:
-        seed: Seed of data and models.
-        data: Sine data with a gap.
         bands: Band of each method.
         scores: Scores of each band, by name: coverage, width and expected NLL.
         distance: Relative distance of Fed-ensemble's models from the flow's prediction from their initial functions.

@@ -80,8 +80,6 @@ class ScanCurve(NamedTuple):
     """Bias and variance in closed form for each K, for one choice of settings and initial weights of variance 1.
 
     Attributes:
-        data_seed: Seed of the data.
-        local_steps: Local steps in a round.
         budget: "rounds" if ``length`` counts rounds, "ages" if it counts multiples of K rounds.
         length: Length of the training.
         num_models: Numbers K of models.

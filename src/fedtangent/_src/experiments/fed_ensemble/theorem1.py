@@ -48,7 +48,6 @@ class EnsembleDecay(NamedTuple):
     """Norms of one seed's residuals over their initial norms, and FE-2024's Theorem 1 for the same run.
 
     Attributes:
-        width: Width of the networks.
         theorem: Constants, bounds and assumptions of Theorem 1.
         networks: Norm of the residual of each of K networks after each of R rounds, [R + 1, K].
         flow: The same of the exact flow, over A ages of K rounds, [A * K + 1, K].
