@@ -50,12 +50,9 @@ class CoverageSettings:
 
 
 class Predictors(NamedTuple):
-    """The trained predictors, and the held-out examples of all clients.
+    """The trained predictors, and the targets and clients of the held-out examples.
 
-    Attributes:
-        predicted: Predictions at the n held-out examples, by name: "ensemble" and, on the sine, "Gaussian process".
-        targets: Targets or labels of the held-out examples.
-        clients: Partition of the held-out examples among clients.
+    ``predicted`` has their predictions at these n examples by name: "ensemble" and, on the sine, "Gaussian process".
     """
 
     predicted: dict[str, ft.types.Prediction | ft.types.Gaussian]  # by name of the predictor

@@ -114,7 +114,6 @@ class Curve(NamedTuple):
         flow: Loss above ``floor`` of a network of infinite width from the same initial function, [R + 1].
         limit: Value to which ``flow`` tends.
         contraction: Largest factor by which a round shrinks the infinitely wide model's distance from its limit.
-        constants: Constants of bound (18) of DeepLin for this run.
         variation: Total variation between a client's labels and the labels of all examples.
     """
 

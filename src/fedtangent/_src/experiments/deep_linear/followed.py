@@ -51,7 +51,6 @@ class FollowedNetwork(NamedTuple):
 
     Attributes:
         draw: Number of the network among those of the seed.
-        theorem: Constants, bounds and hypotheses of Theorem IV.2.
         eigenvalues: Eigenvalues of P(0), [n C].
         modes: Residuals of the network after every round, [R + 1, n C].
         flows: Residuals of the two right and three wrong flows in FLOWS, by name, [R + 1, n C] each.

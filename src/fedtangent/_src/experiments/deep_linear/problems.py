@@ -54,10 +54,8 @@ class Problem(NamedTuple):
 def _problem_of(loaded: ft.data.Dataset, directions: int = 0, centred: bool = False) -> Problem:
     """Builds the regression problem of a loaded data set.
 
-    Args:
-        loaded: The data set.
-        directions: Number of principal directions of the inputs that are kept; 0 keeps all.
-        centred: Whether 1 / C is subtracted from the one-hot targets.
+    It keeps ``directions`` principal directions of the inputs, 0 for all. With ``centred`` it subtracts 1 / C from the
+    one-hot targets.
     """
     flat = loaded.x_train.reshape(len(loaded.x_train), -1).astype(np.float64)
     lengths = np.linalg.norm(flat, axis=1, keepdims=True)

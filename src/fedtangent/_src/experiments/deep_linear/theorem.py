@@ -223,10 +223,7 @@ def _rounds_sheet(f: FollowedNetwork) -> lab.Sheet:
 
 
 def _hypotheses_sheet(networks: list[FollowedNetwork]) -> lab.Sheet:
-    """Builds a table of the hypotheses in the proof of DeepLin's Theorem IV.2.
-
-    Each is shown at the round where it is nearest to failing.
-    """
+    """Builds a table of the hypotheses in the proof of Theorem IV.2, each at its round nearest to failing."""
     rows = []
     for i, first in enumerate(networks[0].looks[0].hypotheses):
         along = [look.hypotheses[i] for f in networks for look in f.looks]

@@ -128,7 +128,6 @@ class Scores(NamedTuple):
 
     Attributes:
         classes: Classes of a client, as in the settings.
-        chosen: Tuned learning rate.
         values: Means over the last three rounds, by metric of the test split, and ``fell``; [seeds] each.
         spread: Standard deviation of the accuracy over the last rounds of all seeds.
     """

@@ -76,13 +76,9 @@ class Law(NamedTuple):
 
 
 class PosteriorCase(NamedTuple):
-    """Results of one kind of model (linear or network) with one seed.
+    """Trained models of one kind (linear or network) with one seed, and their distances from Theorem 2's process.
 
-    Attributes:
-        law: Gaussian process of Theorem 2 at the test points.
-        trained: Outputs of the models before and after training.
-        distances: Distances of the models from the process, before and after training.
-        to_limit: Largest relative distance of a model's mean after the last round from the mean after infinitely many.
+    ``to_limit`` is the largest relative distance of a model's exact mean after the last round from the process's mean.
     """
 
     seed: int
@@ -202,13 +198,9 @@ def _pooled(name: str, when: str, cases: Sequence[PosteriorCase]) -> lab.Row:
 
 
 def _reference(cases: Sequence[PosteriorCase], num_models: int) -> tuple[tuple[float, float], float]:
-    """Computes, by sampling from the processes, which distances true draws of them would have.
+    """Computes, by sampling ``num_models`` functions from each process, the distances that true draws have.
 
     Returns the range of the share of points in the 95 % band, and the upper limit of the largest distance.
-
-    Args:
-        cases: Results of all seeds, which have the processes.
-        num_models: Number K of functions drawn for each seed.
     """
     inside, largest, shape = np.zeros(REFERENCE_DRAWS), np.zeros(REFERENCE_DRAWS), (REFERENCE_DRAWS, num_models)
     for i, case in enumerate(cases):

@@ -70,8 +70,6 @@ class GapCase(NamedTuple):
     """The bands of all methods on one seed's data, and their scores.
 
     Attributes:
-        bands: Band of each method.
-        scores: Scores of each band, by name: coverage, width and expected NLL.
         distance: Relative distance of Fed-ensemble's models from the flow's prediction from their initial functions.
         wrong: Their relative distance from the flow's mean, which ignores the initial functions; a control.
         trouble: Why Theorem 2's process is numerically unreliable; "" if it is reliable.

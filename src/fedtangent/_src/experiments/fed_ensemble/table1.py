@@ -206,11 +206,8 @@ def run(study: Study) -> lab.Outcome:
 def _deviations(budget: str, pairs: Pairs) -> lab.Row:
     """Computes how many standard errors the simulation differs from the closed form, at most over K.
 
-    The row also has the deviations from two wrong theories: variance not divided by K, and schedules left out.
-
-    Args:
-        budget: How rounds are counted, "rounds" or "ages".
-        pairs: For each K the decomposition in closed form and by simulation.
+    The row also has the deviations from two wrong theories: variance not divided by K, and schedules left out. ``pairs``
+    has the closed form and the simulation by K; ``budget`` says how rounds are counted, "rounds" or "ages".
     """
     largest = max(pairs)
     exact, simulated = pairs[largest]
@@ -225,12 +222,9 @@ def _deviations(budget: str, pairs: Pairs) -> lab.Row:
 
 
 def _verdict(settings: BiasVarianceSettings, c: lab.Row, budgets: int) -> ft.types.Verdict:
-    """Judges whether simulation agrees with the closed form for every K.
+    """Judges by the deviations ``c`` whether simulation agrees with the closed form for every K.
 
-    Args:
-        settings: Settings, with the numbers of schedules and of models.
-        c: The deviations from ``_deviations``.
-        budgets: Number of such verdicts, for the Bonferroni correction.
+    ``budgets`` is the number of such verdicts, for the Bonferroni correction.
     """
     allowed, control = sine.allowed(settings.schedules, budgets * 2 * len(settings.num_models)), c[NOT_DIVIDED]
     measured, holds = f"variance {c['variance']:.1f} SE, bias {c['bias']:.1f} SE at most", max(c["variance"], c["bias"])

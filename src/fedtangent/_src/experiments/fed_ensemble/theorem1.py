@@ -102,13 +102,9 @@ def _follow(setting: Setting, settings: EnsembleDecaySettings) -> EnsembleDecay:
 
 
 def _rate(setting: Setting, flow: ft.theory.Flow, plan: ft.types.Cohort, ages: int) -> float:
-    """Computes the factor by which the first model's slowest mode shrinks in one of the flow's ages.
+    """Computes the factor by which the first model's slowest mode shrinks in one age.
 
-    Args:
-        setting: Comparison from which the flow is built.
-        flow: Flow over all ages.
-        plan: Cohorts of the flow's rounds.
-        ages: Number of ages of the flow.
+    ``flow`` is the run's flow, ``plan`` has the cohorts of its rounds, and ``ages`` is the number of ages in it.
     """
     few = min(ages, RATE_AGES)
     if few < ages:

@@ -76,9 +76,7 @@ class Tuned(NamedTuple):
     """Results of fine-tuning one part of the network (all, last layer, or LoRA) with one seed.
 
     Attributes:
-        theory: Predicted learning curve and learning rates.
         side: Network and prediction side by side, at half the predicted best learning rate.
-        rates: Learning rates at which networks were trained.
         losses: Test loss of the network at each rate after the last round; NaN where the run diverged.
         accuracies: Test accuracy at each rate, at the start and after the last round.
     """

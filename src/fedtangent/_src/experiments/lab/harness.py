@@ -58,12 +58,7 @@ class Method(NamedTuple):
     """A method on the data of one seed: how its algorithm is built, and the grids of its hyper-parameters.
 
     Attributes:
-        label: Name of the method in tables.
-        rates: Learning rates to try.
         steps: Numbers of steps in a round to try, of each client or of the server; (0,) without such a choice.
-        build: Function from steps and rate to the algorithm.
-        data: The clients' training examples, in the form that this method needs.
-        splits: Examples for evaluation, by split.
         pool_size: The most examples that the server of NTK-FL pools.
         bound_to_seed: Whether the algorithm contains arrays of this seed, as FedBE's does, so that other seeds cannot
             share its compiled program.
@@ -159,16 +154,11 @@ class Bench:
     The methods of only one seed are in memory at a time.
 
     Attributes:
-        study: Checked request: settings, seeds and output folder.
-        trial: Function from a seed to its data.
-        methods_of: Function from this data to the methods by name.
         depends_on: Settings that a run depends on besides its data and configuration.
         measure: Function that computes the metrics of a state.
-        every: Rounds between two evaluations.
         largest_client: Size of the largest client of any seed; 0 to take each seed's own, rounded up.
         judged_by: Metric by which rates are chosen, larger is better.
         called: Text added to a run's name in the metrics.
-        compiled, current: Caches of the compiled programs, and of the last seed's methods.
     """
 
     study: Study
@@ -327,11 +317,7 @@ def _metrics(called: str, seed: int, record: Record) -> list[Metric]:
 class Tuned(NamedTuple):
     """The hyper-parameters chosen for a method, and the score of each point of its grid.
 
-    Attributes:
-        config: The chosen learning rate and steps.
-        score: Mean of the metric ``judged_by`` of the bench.
-        at_edge: "rate" or "steps" if the choice is at an end of this grid, where a wider one might do better.
-        grid: Score of every configuration.
+    ``at_edge`` names "rate" or "steps" if the choice is at an end of this grid, where a wider one might do better.
     """
 
     config: Config

@@ -31,14 +31,9 @@ class EvaluationSet(NamedTuple):
 
 
 class Trial(NamedTuple):
-    """Data that all methods share for one seed.
+    """Data that all methods share for one seed: the clients' training data, and validation and test examples.
 
-    Attributes:
-        seed: The seed.
-        data: Training examples, divided among clients.
-        splits: Examples for evaluation, "validation" and "test".
-        num_classes: Number of classes.
-        by_client: Examples of every split divided among clients, if clients are tested on their own; else None.
+    If clients are tested on their own examples, ``by_client`` has each split's examples divided among clients.
     """
 
     seed: int

@@ -156,12 +156,10 @@ class NtkRounds(NamedTuple):
 
     Attributes:
         time: Chosen number t(k) of gradient steps.
-        before: Squared residual before the round.
-        after: Squared residual after the round.
+        before, after: Squared residual before and after the round.
         candidates: Squared residual at each of the candidate numbers of steps, [R, number of candidates].
         lambda_min: Least eigenvalue of the kernel at the start of the round.
         bound: Factor by which NTK-FL's theory lets the squared residual shrink, ``(1 - eta lambda_min / (2 N))^t(k)``.
-        uplink_bytes: Bytes that the clients sent in all rounds.
     """
 
     time: tuple[int, ...]  # t(k)
