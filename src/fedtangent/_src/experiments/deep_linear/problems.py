@@ -24,7 +24,7 @@ class Problem(NamedTuple):
 
     Attributes:
         x: Inputs [n, r], with a diagonal ``x' x``.
-        y: One-hot targets [n, C].
+        y: One-hot targets [n, C], minus 1 / C if centred.
         singular: Singular values of the inputs, largest first, [r].
         best: Least-squares model W* [r, C].
         rank: Rank of the inputs before directions are left out, so at least r.

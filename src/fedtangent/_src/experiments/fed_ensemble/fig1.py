@@ -171,7 +171,7 @@ def _case(study: Study, model: Model, algorithm: Algorithm, seed: int) -> Poster
 def _pooled(name: str, when: str, cases: Sequence[PosteriorCase]) -> lab.Row:
     """Computes, over all seeds, how far models are from the Gaussian process, and their share in its 95 % band.
 
-    ``name`` is the kind of model, ``when`` BEFORE or AFTER training.
+    ``name`` is the kind of model, ``when`` "untrained" or "trained".
     """
     # The ratio is expected to be 1. Its range is a chi-square variable's at the level of three standard errors. The
     # ranges of the share in the band and of the largest distance are at the same level, by draws of the processes.

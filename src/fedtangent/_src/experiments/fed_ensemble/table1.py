@@ -206,8 +206,8 @@ def run(study: Study) -> lab.Outcome:
 def _deviations(budget: str, pairs: Pairs) -> lab.Row:
     """Computes how many standard errors the simulation differs from the closed form, at most over K.
 
-    The row also has the deviations from two wrong theories: variance not divided by K, and schedules left out. ``pairs``
-    has the closed form and the simulation by K; ``budget`` says how rounds are counted, "rounds" or "ages".
+    The row also has the deviations from two wrong theories: variance not divided by K, and schedules left out.
+    ``pairs`` has the closed form and the simulation by K; ``budget`` says how rounds are counted, "rounds" or "ages".
     """
     largest = max(pairs)
     exact, simulated = pairs[largest]
