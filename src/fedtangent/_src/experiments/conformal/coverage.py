@@ -50,7 +50,10 @@ class CoverageSettings:
 
 
 class Predictors(NamedTuple):
-    """The trained predictors, and the held-out examples of all clients."""
+    """The trained predictors, and the targets and clients of the held-out examples.
+
+    ``predicted`` has their predictions at these n examples by name: "ensemble" and, on the sine, "Gaussian process".
+    """
 
     predicted: dict[str, ft.types.Prediction | ft.types.Gaussian]  # by name of the predictor
     targets: np.ndarray
@@ -58,7 +61,15 @@ class Predictors(NamedTuple):
 
 
 class Covered(NamedTuple):
-    """Coverage and size of the prediction sets of one method with one seed, means over splits."""
+    """Coverage and size of the prediction sets of one method with one seed, means over splits.
+
+    Attributes:
+        method: Name of the predictor and of its kind of set.
+        promised: Whether the sets are conformal, so that their coverage is guaranteed.
+        overall: Share of all clients' test examples whose set contains the target.
+        by_client: This share for each client, [N].
+        size: Mean size of a set: length of an interval, or number of classes.
+    """
 
     method: str
     promised: bool  # whether the sets are conformal
@@ -166,7 +177,7 @@ def _on(is_covered: np.ndarray, size: np.ndarray, test: list[np.ndarray]) -> tup
 
 
 def run(study: Study) -> lab.Outcome:
-    """Trains with every seed, measures the coverage of all prediction sets, and judges it."""
+    """Trains with every seed, measures how many targets each method's sets contain, and judges this coverage."""
     results = list[Covered]()
     for seed in study.each_seed():
         for one in _covered(study, _trained(study, seed), seed):

@@ -105,7 +105,17 @@ def figure_scales(
 
 
 class Curve(NamedTuple):
-    """Losses of one run per example after 0, .., R rounds; the excess is the loss above that of least squares."""
+    """Losses per example of one run after 0, .., R rounds, with the theory of the same run.
+
+    Attributes:
+        classes: Classes of a client; 0 if examples are dealt at random.
+        floor: Loss of least squares.
+        excess: Loss of the network above ``floor``, [R + 1].
+        flow: Loss above ``floor`` of a network of infinite width from the same initial function, [R + 1].
+        limit: Value to which ``flow`` tends.
+        contraction: Largest factor by which a round shrinks the infinitely wide model's distance from its limit.
+        variation: Total variation between a client's labels and the labels of all examples.
+    """
 
     seed: int
     classes: int  # of a client; 0: dealt at random
@@ -130,7 +140,7 @@ class Curve(NamedTuple):
 
     @property
     def error(self) -> float:
-        """The largest ``|ln excess - ln flow|`` of any round: how far the network is from infinite width."""
+        """The largest ``|ln excess - ln flow|`` of any round: the network's distance from infinite width."""
         return apart(self.excess, self.flow)
 
 
@@ -205,7 +215,10 @@ def stable_rate(study: Study) -> float:
 
 
 def rate_of(study: Study) -> float:
-    """Returns the learning rate of all runs: the setting's, or ``share`` of the largest stable one, to two digits."""
+    """Returns the learning rate of all runs.
+
+    It is ``settings.learning_rate`` if above 0, else ``share`` of the largest stable rate, rounded to two digits.
+    """
     settings = study.settings
     if settings.learning_rate:
         return float(settings.learning_rate)
@@ -216,7 +229,10 @@ def rate_of(study: Study) -> float:
 
 @functools.partial(jax.jit, static_argnames=("model", "size"))
 def _product(model: Model, size: int, params: PyTree) -> jax.Array:
-    """Multiplies the network's layers to one matrix M [d, C], ``f(x) = M' x``, in float64; ``size`` is d."""
+    """Multiplies the network's layers to one matrix M [d, C], with outputs ``f(x) = M' x``, in float64.
+
+    ``size`` is the number d of inputs.
+    """
     return model.apply(jax.tree.map(lambda leaf: leaf[0].astype(jnp.float64), params), jnp.eye(size))
 
 
@@ -236,7 +252,11 @@ def _trained(
     seed: int,
     mapping: str = "auto",
 ) -> Trained:
-    """Trains the deep linear network with FedAvg at learning rate ``rate``. Needs 64-bit types."""
+    """Trains the deep linear network with FedAvg. Needs 64-bit types.
+
+    ``setting`` has the numbers of clients and local steps, ``settings`` the sizes of the network and number of rounds;
+    ``mapping`` says how the simulator maps over clients.
+    """
     inputs, outputs, count = examples.x.shape[1], examples.y.shape[1], setting.num_clients
     size = Size(count, 0, inputs, outputs, settings.width, setting.local_steps, settings.num_rounds, settings.depth)
     algorithm = fed_avg_of(size, rate, settings.dtype)
@@ -315,7 +335,12 @@ def _constants(
 
 
 class Wrong(NamedTuple):
-    """Excess of the flows of two wrong theories after every round, [R + 1] each."""
+    """Loss above least squares that two wrong theories predict after every round, [R + 1] each.
+
+    Attributes:
+        one_step: With one local step a round instead of K; None if K = 1.
+        summed: With clients' changes added, not averaged; shorter if it diverges.
+    """
 
     one_step: np.ndarray | None  # K forgotten; None if K = 1
     summed: np.ndarray  # N forgotten: clients' changes are added, not averaged; cut off where it diverges
@@ -328,7 +353,11 @@ def _wrong(
     flow: theory.LocalRegression,
     start: np.ndarray,
 ) -> Wrong:
-    """Computes two wrong flows: with one local step instead of K, and with clients' changes added, not averaged."""
+    """Computes the loss above least squares, by round, that two wrong theories predict.
+
+    One has a single local step instead of K; the other adds the clients' changes instead of averaging them. ``flow`` is
+    the right theory, ``start`` the initial model [r, C].
+    """
     one = None
     if work.local_steps > 1:
         one_step = theory.deep_linear_limit(work._replace(local_steps=1), settings.depth)
@@ -340,7 +369,11 @@ def _wrong(
 
 
 def _verdict(curves: Sequence[Curve], wrong: Sequence[Wrong], sizes: str) -> Verdict:
-    """Judges whether each curve's distance to its flow is below half that flow's distance to one of another K / N."""
+    """Judges whether each curve is closer to its own theory than to the theory of another K / N.
+
+    The curve's distance from the flow (theory at infinite width) of its run must be below half of the distance between
+    this flow and the nearest flow of a run with another K / N. The controls are the wrong theories.
+    """
     # Controls: the flows with K forgotten and with N forgotten; the nearest to its curve counts.
     ratios, forgotten = list[float](), {"K forgotten": list[float](), "N forgotten": list[float]()}
     for curve, other in zip(curves, wrong, strict=True):

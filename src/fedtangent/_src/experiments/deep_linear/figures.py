@@ -71,13 +71,13 @@ def run_3(study: Study) -> lab.Outcome:
 
 
 def by_power(curves: Sequence[Curve], level: float, of: str, power: float) -> tuple[lab.Claim, ...]:
-    """Judges whether the rounds to a given loss grow or fall with N or K, and in proportion to its power.
+    """Judges how the number of rounds to a given loss depends on N or K: its direction, and proportionality.
 
     Args:
         curves: Curves of all runs.
-        level: The loss, as a share of the initial excess.
-        of: "N" or "K".
-        power: 1 if rounds should grow, -1 if they should fall.
+        level: The loss to reach, as a share of the initial loss above least squares.
+        of: "N" (clients) or "K" (local steps).
+        power: 1 if rounds should grow in proportion, -1 if they should fall in proportion.
     """
     verdicts, grow = list[lab.Claim](), "grow" if power > 0 else "fall"
     for (classes,), group in lab.grouped(curves, "classes").items():
@@ -155,7 +155,7 @@ class Pair(NamedTuple):
 
     @property
     def of_ratios(self) -> float:
-        """Distance between the pair's first curve and the curve of another K / N."""
+        """Distance between the first curve of the pair and ``other``, the curve of another K / N."""
         return apart(self.one.excess, self.other.excess)
 
     @property

@@ -26,7 +26,15 @@ CONTROL = "1 - 2 eta K lambda_min: N forgotten"  # the name of a wrong bound
 
 
 class Look(NamedTuple):
-    """The hypotheses and terms in the proof of DeepLin's Theorem IV.2, measured after one round."""
+    """The hypotheses and terms in the proof of DeepLin's Theorem IV.2, measured after one round.
+
+    Attributes:
+        hypotheses: The hypotheses of the proof, each with measured and required value.
+        terms: Norms of the four terms of eq. (17) over the residual's norm, in units of ``eta K lambda_min / N``. For
+            "first" it is 1 minus this ratio of norms.
+        moved: Change since the start of the products ``W^{i+1}' W^{i+1}`` and ``W^i W^i'`` of all layers, relative.
+        unbalanced: Change since the start of the difference of these two products, relative to the same norm.
+    """
 
     round: int
     hypotheses: tuple[Assumption, ...]
@@ -38,7 +46,15 @@ class Look(NamedTuple):
 class FollowedNetwork(NamedTuple):
     """A trained deep linear network, Theorem IV.2 of DeepLin for it, and its flows.
 
-    Residuals [n C] are in the eigenbasis of the initial kernel P(0), least eigenvalue first, over the initial norm.
+    Residuals [n C] are coordinates in the eigenbasis of the initial kernel P(0), least eigenvalue first, divided by the
+    norm of the initial residual.
+
+    Attributes:
+        draw: Number of the network among those of the seed.
+        eigenvalues: Eigenvalues of P(0), [n C].
+        modes: Residuals of the network after every round, [R + 1, n C].
+        flows: Residuals of the two right and three wrong flows in FLOWS, by name, [R + 1, n C] each.
+        looks: Quantities of the proof after selected rounds; only for draw 0.
     """
 
     seed: int
@@ -56,7 +72,7 @@ class FollowedNetwork(NamedTuple):
         return np.asarray(np.sum(self.modes**2, axis=1))
 
     def error(self, name: str) -> float:
-        """Computes the largest distance in any round of the flow ``name``'s residual from the network's."""
+        """Computes the largest distance between the residuals of the network and of the flow ``name``, over all rounds."""
         return float(np.linalg.norm(self.flows[name] - self.modes, axis=1).max())
 
     @property
@@ -114,7 +130,7 @@ def follow(
 
 
 def check_width(name: str, width: int, outputs: int, dimension: int) -> None:
-    """Raises ``ValueError`` for a width below both C and d, where P(0) is singular and the bound does not fall.
+    """Raises ``ValueError`` if a width is below both C and d: P(0) is then singular, and bound (18) is constant.
 
     Args:
         name: Name of the setting in the message.
@@ -165,7 +181,11 @@ def _looked(
 
 
 def _balance(initial: Sequence[np.ndarray], weights: Sequence[np.ndarray]) -> tuple[float, float]:
-    """Computes how far ``W^{i+1}' W^{i+1}`` and ``W^i W^i'`` have changed in all layers, and their difference."""
+    """Computes how far the layers' products ``W^{i+1}' W^{i+1}`` and ``W^i W^i'`` have changed since the start.
+
+    Returns the norm of both changes and the norm of their difference, over all layers and relative to the products'
+    initial norm.
+    """
     # Both are relative to the initial norm of the two. The difference is ``theory.balancedness``.
     size = moved = apart = 0.0
     for (below0, above0), (below, above) in zip(itertools.pairwise(initial), itertools.pairwise(weights), strict=True):

@@ -20,7 +20,16 @@ import fedtangent as ft
 
 
 class Problem(NamedTuple):
-    """n examples of a linear regression with C outputs, their inputs in r principal directions, float64."""
+    """Linear regression on n examples with C outputs; inputs are in r principal directions, float64.
+
+    Attributes:
+        x: Inputs [n, r], with a diagonal ``x' x``.
+        y: One-hot targets [n, C], minus 1 / C if centred.
+        singular: Singular values of the inputs, largest first, [r].
+        best: Least-squares model W* [r, C].
+        rank: Rank of the inputs before directions are left out, so at least r.
+        dimension: Dimension of the inputs as loaded.
+    """
 
     x: np.ndarray  # [n, r], X'X diagonal
     y: np.ndarray  # [n, C]
@@ -43,7 +52,11 @@ class Problem(NamedTuple):
 
 
 def _problem_of(loaded: ft.data.Dataset, directions: int = 0, centred: bool = False) -> Problem:
-    """Builds the regression problem of a data set; arguments and errors are as in ``load``."""
+    """Builds the regression problem of a loaded data set.
+
+    It keeps ``directions`` principal directions of the inputs, 0 for all. With ``centred`` it subtracts 1 / C from the
+    one-hot targets.
+    """
     flat = loaded.x_train.reshape(len(loaded.x_train), -1).astype(np.float64)
     lengths = np.linalg.norm(flat, axis=1, keepdims=True)
     flat /= np.where(lengths > 0, lengths, 1.0)

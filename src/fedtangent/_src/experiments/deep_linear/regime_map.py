@@ -93,7 +93,20 @@ class RegimeSettings:
 class Cell(NamedTuple):
     """Two networks of one seed, depth, width and scale, with N and with 2 N clients, and their flows.
 
-    Losses [T] are relative to the initial one; P(0) is the network's initial kernel, and (18) DeepLin's bound.
+    P(0) is the tangent kernel of the initial network. Losses [T] after each round are relative to the initial loss.
+
+    Attributes:
+        scale: Standard deviation s of the initial weights.
+        loss: Loss of the network with N clients and K steps.
+        flow: Loss of its flow at infinite width.
+        own: Loss of its flow for the kernel P(0).
+        doubled: Loss of the network with 2 N clients and 2 K steps.
+        own_doubled: Loss of the flow for P(0) with 2 N clients and 2 K steps.
+        rho: Factor of a round in bound (18) of DeepLin.
+        wrong: Wrong factor as control, without the division by N.
+        need: Width that DeepLin's theorem asks for.
+        moved: Relative change of the kernel from the first to the last round.
+        apart: Relative distance of P(0) from the kernel of infinite width.
     """
 
     seed: int
@@ -118,13 +131,20 @@ class Cell(NamedTuple):
         return not (np.isfinite(self.loss).all() and np.isfinite(self.doubled).all())
 
     def late(self, loss: np.ndarray) -> float:
-        """Computes the decrease of ln ``loss`` per round, over the second half of the rounds above rounding."""
+        """Computes the decrease of ln ``loss`` per round, over the second half of the usable rounds.
+
+        Usable are the rounds before the relative loss falls below FLOOR, where only rounding is left.
+        """
         count = alive(self.loss)
         first, last = count // 2, count - 1
         return float(np.log(loss[first] / loss[last]) / (self.rounds[last] - self.rounds[first]))
 
     def numbers(self) -> dict[str, float]:
-        """Computes this network's quantities for the map, named in NUMBERS; all NaN if it diverged."""
+        """Computes the quantities that the maps show, by the names in NUMBERS; all NaN if a network diverged.
+
+        They are the late decay over that of infinite width, of P(0) and of bound (18), the kernel's change, and the
+        distances between the curves of equal K / N, of networks and of flows.
+        """
         if self.diverged:
             return dict.fromkeys(NUMBERS, np.nan)
         rate = self.late(self.loss)
@@ -215,7 +235,7 @@ def _cell(settings: RegimeSettings, seed: int, depth: int, width: int, scale: fl
 
 
 def _relative(residuals: np.ndarray) -> np.ndarray:
-    """Computes squared norms of residuals [T, n, C], relative to the first: [T]."""
+    """Computes squared norms of residuals [T, n, C] divided by the first squared norm; returns [T]."""
     with np.errstate(over="ignore", invalid="ignore"):
         squares = np.sum(residuals**2, axis=(1, 2))
     return np.asarray(squares / squares[0])
@@ -288,7 +308,10 @@ def _mean(values: list[float]) -> float | None:
 
 
 def _at_corner(settings: RegimeSettings, cells: list[Cell], lazy: bool) -> list[Cell]:
-    """Selects every seed's widest network of largest scale if ``lazy``, else the narrowest of smallest scale."""
+    """Selects the lazy or the rich end of the map of widths, for every seed.
+
+    The lazy end (``lazy``) is the widest network of largest scale, the rich end the narrowest of smallest scale.
+    """
     # With ``lazy`` it is the cell with the largest width and the largest scale, otherwise the one with the smallest
     # width and the smallest scale.
     place = -1 if lazy else 0

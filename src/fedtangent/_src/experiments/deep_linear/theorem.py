@@ -172,9 +172,10 @@ def _row(f: FollowedNetwork) -> lab.Row:
 
 
 def _worst_terms(networks: list[FollowedNetwork], wrong: list[FollowedNetwork]) -> list[lab.Row]:
-    """Computes the largest ratio of each term of eq. (17) of DeepLin to what the proof allows.
+    """Computes the largest ratio of each term of eq. (17) of DeepLin to the value that the proof allows.
 
-    It is the largest over rounds and seeds. The control networks' ratios are in the rows too.
+    Eq. (17) splits the residual after a round into four terms. The ratio is the largest over rounds and seeds. The rows
+    also have the ratios of the control networks ``wrong``.
     """
 
     def over(f: FollowedNetwork, name: str, unit: float = 1.0) -> float:
@@ -222,7 +223,7 @@ def _rounds_sheet(f: FollowedNetwork) -> lab.Sheet:
 
 
 def _hypotheses_sheet(networks: list[FollowedNetwork]) -> lab.Sheet:
-    """Builds the table of the proof's hypotheses, each at the round where it is nearest to failing."""
+    """Builds a table of the hypotheses in the proof of Theorem IV.2, each at its round nearest to failing."""
     rows = []
     for i, first in enumerate(networks[0].looks[0].hypotheses):
         along = [look.hypotheses[i] for f in networks for look in f.looks]

@@ -65,7 +65,14 @@ class FeatureSettings:
 
 
 class TrainedWidth(NamedTuple):
-    """Losses at all learning rates, for one parameterization, width and seed, and how far the network changed."""
+    """Losses at all learning rates, for one parameterization, width and seed, and how far the network changed.
+
+    Attributes:
+        losses: Training loss at each rate after the last round; infinite if the run diverged.
+        start: Training loss before the first round.
+        changes: At one rate for all widths, how far features and outputs move, and the laziness: the distance from the
+            linearised network, relative to how far this one moves.
+    """
 
     parameterization: str
     width: int
@@ -200,7 +207,7 @@ def _steps_apart(narrow: TrainedWidth, wide: TrainedWidth) -> float:
 
 
 def _cost(narrow: TrainedWidth, wide: TrainedWidth) -> float:
-    """Computes the loss of the ``wide`` network at the ``narrow`` one's best rate, over its own least loss."""
+    """Computes the loss of the ``wide`` network at the ``narrow`` one's best rate, over the wide one's least loss."""
     return float(min(wide.losses[narrow.at], MOST_SHOWN * wide.start) / wide.losses[wide.at])
 
 

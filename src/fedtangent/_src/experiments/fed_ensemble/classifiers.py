@@ -124,7 +124,13 @@ class Entrant(NamedTuple):
 
 
 class Scores(NamedTuple):
-    """Scores of one entrant on one kind of clients, which have ``classes`` classes each."""
+    """Scores of one entrant (a method with a number of models) on one kind of clients, with all seeds.
+
+    Attributes:
+        classes: Classes of a client, as in the settings.
+        values: Means over the last three rounds, by metric of the test split, and ``fell``; [seeds] each.
+        spread: Standard deviation of the accuracy over the last rounds of all seeds.
+    """
 
     entrant: Entrant
     classes: int  # of a client, as in the settings
@@ -315,7 +321,10 @@ def descent(optimizer: str, weight_decay: float, rate: float | Array) -> optax.G
 
 
 def _measure(algorithm: Algorithm, state: PyTree, splits: EvaluationSets) -> dict[str, Array]:
-    """Computes accuracies by split; on the test split also of the best and worst model, and the mean entropy."""
+    """Computes the ensemble's accuracy on each split of the data.
+
+    On the test split it adds the accuracies of the best and the worst model and the mean entropy of the predictions.
+    """
     # They are the best and the worst model's accuracy, and the entropy of a model's predictive distribution, mean over
     # examples and models (FE-2024, Table V). If some output is not finite, the accuracy is 0.
     metrics = {}
@@ -470,7 +479,9 @@ def more_accurate(one: Scores, other: Scores) -> lab.Claim:
 
 
 def ahead(scores: Sequence[Scores], method: str) -> tuple[lab.Claim, ...]:
-    """Judges whether a method is more accurate than each other one; one claim for each and kind of clients.
+    """Judges whether a method is more accurate than each other method.
+
+    Returns one claim for each other method and each kind of clients.
 
     Args:
         scores: Scores of all entrants.

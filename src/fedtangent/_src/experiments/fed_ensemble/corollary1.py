@@ -126,7 +126,10 @@ def _series(
 
 
 def _variances(linear: Series) -> Verdict:
-    """Judges whether the linear model's variance is the closed form's at every K; control: not divided by K."""
+    """Judges whether the linear model's simulated variance equals the closed form at every K.
+
+    The control is the closed form without the division by K.
+    """
     allowed, most = sine.allowed(linear.runs, len(linear.both)), max(linear.both)
     largest = max(abs(sine.apart(simulated.variance, exact.variance)) for exact, simulated in linear.both.values())
     exact, simulated = (d.variance for d in linear.both[most])
@@ -137,7 +140,10 @@ def _variances(linear: Series) -> Verdict:
 
 
 def _slope(one: Series, comparisons: int) -> Verdict:
-    """Judges whether the simulated slope of log variance against log K is the closed form's; control: slope 0."""
+    """Judges whether the simulated slope of log variance against log K equals that of the closed form.
+
+    The control is slope 0. ``comparisons`` is the number of such tests, for the Bonferroni correction.
+    """
     exact, fitted, allowed = one.slope(False), one.slope(True), sine.allowed(one.runs, comparisons)
     away, control = (abs(fitted.slope - slope) / fitted.standard_error for slope in (exact.slope, 0.0))
     measured = f"{fitted.slope:.3f} +- {fitted.standard_error:.3f}"

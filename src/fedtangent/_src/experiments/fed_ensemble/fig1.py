@@ -47,7 +47,13 @@ class PosteriorSettings:
 
 
 class Distance(NamedTuple):
-    """Distances of K functions from a Gaussian process, [K] each."""
+    """Distances of K functions from a Gaussian process with mean m and standard deviation sd, [K] each.
+
+    Attributes:
+        largest: Largest ``|f - m| / sd`` over the test points.
+        inside: Share of test points at which f is in the 95 % band.
+        squared: Squared Mahalanobis distance in the main directions of the covariance.
+    """
 
     largest: np.ndarray  # the largest |f - m| / sd
     inside: np.ndarray  # share of points in the 95 % band
@@ -70,7 +76,10 @@ class Law(NamedTuple):
 
 
 class PosteriorCase(NamedTuple):
-    """Results of one kind of model (linear or network) with one seed."""
+    """Trained models of one kind (linear or network) with one seed, and their distances from Theorem 2's process.
+
+    ``to_limit`` is the largest relative distance of a model's exact mean after the last round from the process's mean.
+    """
 
     seed: int
     data: sine.SineData
@@ -162,7 +171,7 @@ def _case(study: Study, model: Model, algorithm: Algorithm, seed: int) -> Poster
 def _pooled(name: str, when: str, cases: Sequence[PosteriorCase]) -> lab.Row:
     """Computes, over all seeds, how far models are from the Gaussian process, and their share in its 95 % band.
 
-    ``name`` is the kind of model, ``when`` BEFORE or AFTER training.
+    ``name`` is the kind of model, ``when`` "untrained" or "trained".
     """
     # The ratio is expected to be 1. Its range is a chi-square variable's at the level of three standard errors. The
     # ranges of the share in the band and of the largest distance are at the same level, by draws of the processes.
@@ -189,7 +198,10 @@ def _pooled(name: str, when: str, cases: Sequence[PosteriorCase]) -> lab.Row:
 
 
 def _reference(cases: Sequence[PosteriorCase], num_models: int) -> tuple[tuple[float, float], float]:
-    """Computes, by sampling the processes, in which range the share in the band and the largest distance should be."""
+    """Computes, by sampling ``num_models`` functions from each process, the distances that true draws have.
+
+    Returns the range of the share of points in the 95 % band, and the upper limit of the largest distance.
+    """
     inside, largest, shape = np.zeros(REFERENCE_DRAWS), np.zeros(REFERENCE_DRAWS), (REFERENCE_DRAWS, num_models)
     for i, case in enumerate(cases):
         d = _distance(case.law, _draws(case.law, REFERENCE_DRAWS * num_models, i))

@@ -67,7 +67,13 @@ class Band(NamedTuple):
 
 
 class GapCase(NamedTuple):
-    """The bands of all methods on one seed's data, and their scores."""
+    """The bands of all methods on one seed's data, and their scores.
+
+    Attributes:
+        distance: Relative distance of Fed-ensemble's models from the flow's prediction from their initial functions.
+        wrong: Their relative distance from the flow's mean, which ignores the initial functions; a control.
+        trouble: Why Theorem 2's process is numerically unreliable; "" if it is reliable.
+    """
 
     seed: int
     data: sine.SineData
@@ -219,7 +225,10 @@ def judge(summaries: dict[str, dict[str, lab.MeanInterval]]) -> tuple[lab.Claim,
 
 
 def exact(cases: Sequence[GapCase]) -> Verdict:
-    """Judges whether linear models equal the flow's prediction from their start; control: the flow's mean."""
+    """Judges whether linear models equal the outputs that the flow predicts from their initial functions.
+
+    The control is the flow's mean, which ignores the initial functions.
+    """
     largest, wrong = max(case.distance for case in cases), min(case.wrong for case in cases)
     controls = {"its mean, without their start": wrong}
     verdict = exact_verdict("the exact flow", "linear models are where it puts them", largest, controls, EXACT)

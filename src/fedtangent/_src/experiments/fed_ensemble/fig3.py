@@ -77,7 +77,7 @@ class Triple(NamedTuple):
 
     @property
     def barriers(self) -> np.ndarray:
-        """The loss barrier of each pair, [3]: the highest loss on the segment above that of the worse end."""
+        """The loss barrier of each pair, [3]: the highest loss on the segment minus the loss at its worse end."""
         return np.array([ft.measures.barrier(values) for values in self.segments])
 
 

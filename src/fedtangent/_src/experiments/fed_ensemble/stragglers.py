@@ -119,7 +119,10 @@ def _times(study: Study, classes: int, entrant: Entrant) -> np.ndarray:
 
 
 def _in_time(one: Waited, budget: np.ndarray) -> np.ndarray:
-    """Computes the mean accuracy of the last three rounds (LAST) that end within the time ``budget``, both [seeds]."""
+    """Computes the mean accuracy of the last three rounds (LAST) that end within a time budget, [seeds].
+
+    ``budget`` [seeds] is in units of a client's mean time for a round.
+    """
     # The state before training, round 0, counts as a round.
     clock = one.seconds.cumsum(axis=1)
     done = (clock <= budget[:, None] * (1 + 1e-12)).sum(axis=1)
@@ -127,7 +130,10 @@ def _in_time(one: Waited, budget: np.ndarray) -> np.ndarray:
 
 
 def _alike(results: Sequence[Waited]) -> dict[tuple[int, float, Entrant], list[Waited]]:
-    """Groups the results by classes, slowness and entrant; a group has one for each way, FE-2024's first."""
+    """Groups the results by classes, slowness and entrant.
+
+    A group has one result for each way to close a round; 100 of 130 clients, FE-2024's way, is the first.
+    """
     return lab.grouped(results, "classes", "slowness", "entrant")
 
 

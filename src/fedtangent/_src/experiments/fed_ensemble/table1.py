@@ -77,7 +77,16 @@ Pairs = dict[int, tuple[Decomposition, Decomposition]]  # by K, closed form and 
 
 
 class ScanCurve(NamedTuple):
-    """Bias and variance in closed form for each K, for one choice of settings and initial weights of variance 1."""
+    """Bias and variance in closed form for each K, for one choice of settings and initial weights of variance 1.
+
+    Attributes:
+        budget: "rounds" if ``length`` counts rounds, "ages" if it counts multiples of K rounds.
+        length: Length of the training.
+        num_models: Numbers K of models.
+        bias: Squared bias for each K.
+        initialisation: Variance for each K that is due to the initial weights.
+        schedules: Variance for each K that is due to the random schedules.
+    """
 
     data_seed: int
     local_steps: int
@@ -90,7 +99,16 @@ class ScanCurve(NamedTuple):
 
 
 class Fit(NamedTuple):
-    """A choice of settings with its best initial standard deviation, and its distance from the published numbers."""
+    """A choice of settings with its best initial standard deviation, and its distance from the published numbers.
+
+    Attributes:
+        data_seed, local_steps, budget, length: As in ``ScanCurve``.
+        sigma: Initial standard deviation of the weights that fits best.
+        reading: Whether the published bias is taken as squared ("squared") or not ("root").
+        variance_factor: Typical factor between variance in closed form and published: exp of the root mean square log.
+        bias_factor: The same factor for the bias.
+        distance: Root mean square of the logarithms of all these ratios.
+    """
 
     data_seed: int
     local_steps: int
@@ -186,7 +204,11 @@ def run(study: Study) -> lab.Outcome:
 
 
 def _deviations(budget: str, pairs: Pairs) -> lab.Row:
-    """Computes the largest deviations, in standard errors, of simulation from the closed form and from wrong ones."""
+    """Computes how many standard errors the simulation differs from the closed form, at most over K.
+
+    The row also has the deviations from two wrong theories: variance not divided by K, and schedules left out.
+    ``pairs`` has the closed form and the simulation by K; ``budget`` says how rounds are counted, "rounds" or "ages".
+    """
     largest = max(pairs)
     exact, simulated = pairs[largest]
     wrong = abs(simulated.variance.value - largest * exact.variance.value) / simulated.variance.standard_error
@@ -200,7 +222,10 @@ def _deviations(budget: str, pairs: Pairs) -> lab.Row:
 
 
 def _verdict(settings: BiasVarianceSettings, c: lab.Row, budgets: int) -> ft.types.Verdict:
-    """Judges whether simulation agrees with the closed form for every K; ``budgets`` is the number of such verdicts."""
+    """Judges by the deviations ``c`` whether simulation agrees with the closed form for every K.
+
+    ``budgets`` is the number of such verdicts, for the Bonferroni correction.
+    """
     allowed, control = sine.allowed(settings.schedules, budgets * 2 * len(settings.num_models)), c[NOT_DIVIDED]
     measured, holds = f"variance {c['variance']:.1f} SE, bias {c['bias']:.1f} SE at most", max(c["variance"], c["bias"])
     right = measured, f"<= {allowed:.1f} SE", holds <= allowed

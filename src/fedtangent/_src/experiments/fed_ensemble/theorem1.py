@@ -45,7 +45,15 @@ class EnsembleDecaySettings:
 
 
 class EnsembleDecay(NamedTuple):
-    """Residual norms of networks and flow, over the initial ones, for one seed; FE-2024's Theorem 1 for the flow."""
+    """Norms of one seed's residuals over their initial norms, and FE-2024's Theorem 1 for the same run.
+
+    Attributes:
+        theorem: Constants, bounds and assumptions of Theorem 1.
+        networks: Norm of the residual of each of K networks after each of R rounds, [R + 1, K].
+        flow: The same of the exact flow, over A ages of K rounds, [A * K + 1, K].
+        rate: Factor by which the flow's slowest mode shrinks in an age.
+        uplink: Bytes sent by one run, up and down.
+    """
 
     width: int
     theorem: ft.theory.Theorem1
@@ -94,7 +102,10 @@ def _follow(setting: Setting, settings: EnsembleDecaySettings) -> EnsembleDecay:
 
 
 def _rate(setting: Setting, flow: ft.theory.Flow, plan: ft.types.Cohort, ages: int) -> float:
-    """Computes the factor by which the first model's slowest mode shrinks in one of the flow's ages."""
+    """Computes the factor by which the first model's slowest mode shrinks in one age.
+
+    ``flow`` is the run's flow, ``plan`` has the cohorts of its rounds, and ``ages`` is the number of ages in it.
+    """
     few = min(ages, RATE_AGES)
     if few < ages:
         first = ft.types.Cohort(*(np.asarray(leaf)[: few * setting.num_models] for leaf in plan))  # type: ignore[arg-type]
@@ -103,7 +114,10 @@ def _rate(setting: Setting, flow: ft.theory.Flow, plan: ft.types.Cohort, ages: i
 
 
 def _bounds(decay: EnsembleDecay) -> dict[str, np.ndarray]:
-    """Computes every form of the bound, and the control, after each age, over the initial residual, [A + 1] each."""
+    """Computes every form of the bound, and the control, after each age, [A + 1] each.
+
+    Bounds are divided by the norm of the initial residual. Keys are the labels of the forms.
+    """
     theorem = decay.theorem
     forms = {label: np.exp(-theorem.exponent(form)) for form, label in FORMS.items()}
     return forms | {CONTROL: np.exp(-theorem.exponent("proof", theorem.constants.lambda_max))}

@@ -243,7 +243,10 @@ def _pair(runs: GridRuns, chosen: dict[str, Config], criterion: str, metric: str
 
 
 def _comparison(study: Study, chosen: dict[str, Config], rows: list[lab.Row], criterion: str, by: str) -> lab.Sheet:
-    """Builds the table of FedAvg and Fed-ensemble at the rates that ``criterion`` chose; ``by`` is its label."""
+    """Builds the table of FedAvg and Fed-ensemble at the learning rates that are best by ``criterion``.
+
+    ``by`` is the label of this criterion in the title.
+    """
     settings, rates = study.settings, ", ".join(f"{NAMES[m]} {c.rate:g}" for m, c in chosen.items())
     title = (
         f"Fed-ensemble (K = {settings.num_models}) against FedAvg on {study.dataset}: test examples, round "

@@ -73,7 +73,13 @@ class PreTrained(NamedTuple):
 
 
 class Tuned(NamedTuple):
-    """Results of fine-tuning one part of the network (all, last layer, or LoRA) with one seed."""
+    """Results of fine-tuning one part of the network (all, last layer, or LoRA) with one seed.
+
+    Attributes:
+        side: Network and prediction side by side, at half the predicted best learning rate.
+        losses: Test loss of the network at each rate after the last round; NaN where the run diverged.
+        accuracies: Test accuracy at each rate, at the start and after the last round.
+    """
 
     part: str
     num_parameters: int
@@ -90,7 +96,7 @@ class Tuned(NamedTuple):
 
     @property
     def predicted(self) -> Rates:
-        """Learning rates that theory predicts: the best, and the losses at all it tried."""
+        """Learning rates that theory predicts: the best one, and the predicted loss at each rate of its grid."""
         assert self.theory.rates is not None
         return self.theory.rates
 
@@ -101,7 +107,7 @@ class Tuned(NamedTuple):
 
     @property
     def laziness(self) -> float:
-        """Laziness after the last round: the network's distance from its linearisation over the latter's change."""
+        """Laziness: distance of the network from its linearisation, over how far training moves the linearisation."""
         return float(self.side.feature_learning[-1, 0])
 
     @property

@@ -55,7 +55,14 @@ class BuildAlgorithm(Protocol):
 
 
 class Method(NamedTuple):
-    """A method on the data of one seed: how its algorithm is built, and the grids of its hyper-parameters."""
+    """A method on the data of one seed: how its algorithm is built, and the grids of its hyper-parameters.
+
+    Attributes:
+        steps: Numbers of steps in a round to try, of each client or of the server; (0,) without such a choice.
+        pool_size: The most examples that the server of NTK-FL pools.
+        bound_to_seed: Whether the algorithm contains arrays of this seed, as FedBE's does, so that other seeds cannot
+            share its compiled program.
+    """
 
     label: str
     rates: tuple[float, ...]
@@ -145,6 +152,13 @@ class Bench:
     """The common parts of a comparison's runs: data, methods, compiled programs, and what is measured.
 
     The methods of only one seed are in memory at a time.
+
+    Attributes:
+        depends_on: Settings that a run depends on besides its data and configuration.
+        measure: Function that computes the metrics of a state.
+        largest_client: Size of the largest client of any seed; 0 to take each seed's own, rounded up.
+        judged_by: Metric by which rates are chosen, larger is better.
+        called: Text added to a run's name in the metrics.
     """
 
     study: Study
@@ -160,7 +174,7 @@ class Bench:
     current: tuple[int, str, dict[str, Method]] | None = None  # a seed, the fingerprint of its trial, its methods
 
     def methods(self, seed: int) -> dict[str, Method]:
-        """Returns the methods on the data of ``seed``, by name; those of the seed before are dropped."""
+        """Returns the methods on the data of ``seed``, by name; frees the methods of the seed used before."""
         if self.current is None or self.current[0] != seed:
             trial = self.trial(seed)
             self.current = (seed, fingerprint(trial), self.methods_of(trial))
@@ -301,7 +315,10 @@ def _metrics(called: str, seed: int, record: Record) -> list[Metric]:
 
 
 class Tuned(NamedTuple):
-    """The hyper-parameters chosen for a method, and the score of each point of its grid."""
+    """The hyper-parameters chosen for a method, and the score of each point of its grid.
+
+    ``at_edge`` names "rate" or "steps" if the choice is at an end of this grid, where a wider one might do better.
+    """
 
     config: Config
     score: float  # the mean of the bench's ``judged_by``

@@ -60,8 +60,7 @@ def within(default: Any, **limits: object) -> Any:
 def check_settings(settings: AnySettings) -> None:
     """Raises ``ValueError`` if a field of ``settings`` is outside the limits that ``within`` declared.
 
-    A field without limits must be a whole number from 1 to the largest of 32 bits, a finite number, or a tuple of
-    different values.
+    A field without limits must be a whole number from 1 to 2^31 - 1, a finite number, or a tuple of different values.
     """
     for field in dataclasses.fields(settings):
         name, value, limits = field.name, getattr(settings, field.name), dict(field.metadata)
@@ -172,7 +171,10 @@ class Study:
 
 @dataclass(frozen=True)
 class Experiment(Entry):
-    """A table, figure or claim; ``build`` takes a ``Study`` and returns its ``Outcome``."""
+    """Entry of an experiment (a table, figure or claim of a paper) in the list of all experiments.
+
+    Its ``build`` takes a ``Study``, the checked request, and returns the ``Outcome``.
+    """
 
     scales: Mapping[str, Mapping[str, AnySettings]] = dataclasses.field(default_factory=dict)
     """Its settings by data set (the first is the default, and needs no files) and scale."""

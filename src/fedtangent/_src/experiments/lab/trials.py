@@ -31,7 +31,10 @@ class EvaluationSet(NamedTuple):
 
 
 class Trial(NamedTuple):
-    """Data that all methods share for one seed: training data with clients, and two sets for evaluation."""
+    """Data that all methods share for one seed: the clients' training data, and validation and test examples.
+
+    If clients are tested on their own examples, ``by_client`` has each split's examples divided among clients.
+    """
 
     seed: int
     data: FederatedData
@@ -41,7 +44,13 @@ class Trial(NamedTuple):
 
 
 class Examples(NamedTuple):
-    """Training, validation and test examples of one seed, each by PARTS, before they are divided among clients."""
+    """Training, validation and test examples of one seed, before they are divided among clients.
+
+    Attributes:
+        x, y: Inputs and labels, by "train", "validation" and "test".
+        rows: Rows of these examples in the data set's training set; for "test" in its test set.
+        rng: Generator for the further draws of the seed.
+    """
 
     x: dict[str, np.ndarray]  # float32; tokens int32
     y: dict[str, np.ndarray]  # int32
@@ -122,7 +131,7 @@ def of_owners(owner: np.ndarray, num_clients: int) -> Partition:
 
 
 def owners(clients: Partition) -> np.ndarray:
-    """Computes the client of each example, [n], if every example has exactly one: the inverse of ``of_owners``."""
+    """Computes the number of each example's client, [n]; every example must have exactly one client."""
     owner = np.empty(len(clients.indices), np.int64)
     owner[clients.indices] = np.repeat(np.arange(clients.num_clients), clients.sizes)
     return owner

@@ -118,8 +118,8 @@ def first_above(measured: np.ndarray, bound: np.ndarray, floor: float) -> int | 
 
     Args:
         measured: Squared residuals by step.
-        bound: Their bound by step.
-        floor: Squared residual below which only rounding is measured.
+        bound: Bound of each squared residual.
+        floor: Squared residual below which only rounding is measured, and which does not count.
     """
     above = (measured > bound) & (measured > floor)
     above[0] = False
@@ -152,7 +152,15 @@ def step_size(task: TwoLayerProblem, factor: float) -> float:
 
 
 class NtkRounds(NamedTuple):
-    """Results of R rounds of NTK-FL: squared residuals, evolution times t(k), eigenvalues and bounds."""
+    """Results of R rounds of NTK-FL, one entry for each round.
+
+    Attributes:
+        time: Chosen number t(k) of gradient steps.
+        before, after: Squared residual before and after the round.
+        candidates: Squared residual at each of the candidate numbers of steps, [R, number of candidates].
+        lambda_min: Least eigenvalue of the kernel at the start of the round.
+        bound: Factor by which NTK-FL's theory lets the squared residual shrink, ``(1 - eta lambda_min / (2 N))^t(k)``.
+    """
 
     time: tuple[int, ...]  # t(k)
     before: tuple[float, ...]  # squared residual before the round

@@ -65,7 +65,14 @@ class HalfspaceSettings(ExponentialSettings):
 
 
 class Classified(NamedTuple):
-    """The trained models of one problem in r coordinates: two methods', centralised, and support vector machine."""
+    """The trained models of one classification problem, in the r coordinates of ``problem.basis``.
+
+    Attributes:
+        sets: Feasible set of each node: the models that have margin 1 or more on its examples.
+        paths: Global model of Local-GD ("G") and of Modified Local-GD ("G-Mod") after every round, [R + 1, r] each.
+        centralised: Centralised model C, [r].
+        machine: Hard-margin support vector machine S, [r].
+    """
 
     problem: Problem
     sets: theory.FeasibleSets
@@ -74,7 +81,10 @@ class Classified(NamedTuple):
     machine: np.ndarray  # [r], S, the support vector machine
 
     def to(self, model: np.ndarray) -> dict[str, np.ndarray]:
-        """Computes both methods' distances of directions to ``model`` after rounds 2, 3, .., R: [R - 1] each."""
+        """Computes the distances in direction of Local-GD's and Modified Local-GD's models to ``model`` [r].
+
+        Returns them by method, after rounds 2, 3, .., R: [R - 1] each.
+        """
         return {name: theory.direction_distance(path[2:], model) for name, path in self.paths.items()}
 
 
@@ -130,7 +140,10 @@ def left_out(missing: list[str], runs: int) -> tuple[str, ...]:
 
 
 def _descended(settings: ExponentialSettings, sets: theory.FeasibleSets, factor: float) -> np.ndarray | None:
-    """Trains the centralised model [r] on ``factor`` times the sum of all exponential losses; None if it diverges."""
+    """Trains the centralised model [r] by gradient descent; returns None if it diverges.
+
+    The loss is ``factor`` times the sum of the exponential losses of all examples.
+    """
     rate, steps = settings.learning_rate * factor, settings.centralised_steps
     try:
         return theory.exponential_models(sets.pooled(), 1, NO_PULL, learning_rate=rate, local_steps=steps)[-1]
@@ -177,9 +190,9 @@ def _to_dual(settings: ExponentialSettings, one: Classified, name: str, path: np
 
 
 def exact_verdict(settings: ExponentialSettings, results: list[Classified], sizes: str) -> Verdict:
-    """Judges whether the engine's models equal gradient descent in the dual variables in every round.
+    """Judges whether the engine's models of Local-GD and Modified Local-GD equal an independent computation.
 
-    They are those of Local-GD and Modified Local-GD. The control is descent with one local step in a round.
+    This computation is gradient descent in the dual variables. The control is such descent with one local step a round.
 
     Args:
         settings: Settings.
@@ -248,10 +261,11 @@ def row(settings: ExponentialSettings, one: Classified) -> lab.Row:
 
 
 def _in_theory(settings: HalfspaceSettings, one: Classified) -> dict[str, np.ndarray]:
-    """Computes the models of theory after each of R rounds, or K rounds of projections.
+    """Computes the models of theory: of local problems solved exactly, and of projections onto feasible sets.
 
-    "exact" [R + 1, r]: local problems solved exactly; "projected" and "drawn back" [K + 1, r]: the projections of
-    Local-GD and of Modified Local-GD; "ideal" [r]: the hard-margin support vector machine.
+    Returns "exact" [R + 1, r], Local-GD with exact solutions, for R rounds; "projected" and "drawn back" [K + 1, r],
+    the projections of Local-GD and of Modified Local-GD, for K = ``projection_rounds`` rounds; and "ideal" [r], the
+    hard-margin support vector machine.
     """
     rounds = settings.projection_rounds
     return {
@@ -293,8 +307,8 @@ def slope(values: np.ndarray) -> float:
 def _verdicts_of(rows: list[lab.Row], sizes: str) -> tuple[Verdict, ...]:
     """Judges theory's claims on all seeds' rows; ``sizes`` names the dimension.
 
-    The support vector machine solves eq. (15) of Local-GD; projections end in all nodes' feasible sets (Lemma 3); those
-    of the modification approach the machine as 1/k (Lemma 4).
+    The support vector machine solves eq. (15) of Local-GD. Projections end in the intersection of all nodes' feasible
+    sets (Lemma 3). The projections of Modified Local-GD approach the machine as 1/k in the round k (Lemma 4).
     """
 
     def over(key: str) -> np.ndarray:

@@ -47,9 +47,18 @@ class LambdaSettings:
 
 
 class Turned(NamedTuple):
-    """Distances of Local-GD's model from the projections and from the SVM, for one seed, dimension and round.
+    """Distances of Local-GD's model w from the projections' model v and from the SVM, for one seed and dimension.
 
     Arrays are [V], over the V values of ``l = ln(1 / lambda)``.
+
+    Attributes:
+        round: Number k of rounds after which the models are compared.
+        support: Share of examples that are support vectors of the SVM.
+        angle: Angle between w and v.
+        later: Angle between w and the projections' model after one round more.
+        to_svm: Angle between w and the SVM.
+        residual: ``|w - l v| / |v|``.
+        along: Part of the residual along v, ``(w - l v)' v / |v|^2``.
     """
 
     seed: int

@@ -221,7 +221,10 @@ def _claims(results: list[Ended]) -> tuple[lab.Claim, ...]:
 
 
 def _apart(results: list[Ended], task: str) -> lab.MeanInterval:
-    """Computes momentum's distance from gradient descent at the end: relative, or of directions if classified."""
+    """Computes the distance between the last models of momentum and of gradient descent, mean over seeds.
+
+    It is relative for the regression, and a distance of directions for the classification.
+    """
     momentum, descent = (
         np.stack([f.model for f in results if (f.task, f.optimiser) == (task, name)])
         for name in ("momentum", "gradient descent")
@@ -234,7 +237,10 @@ def _apart(results: list[Ended], task: str) -> lab.MeanInterval:
 
 
 def _verdicts(results: list[Ended]) -> tuple[ft.types.Verdict, ...]:
-    """Judges whether gradient descent and momentum end at Local-GD's Theorem 1 (minimum norm); control: Adam."""
+    """Judges whether gradient descent and momentum end at the minimum-norm model (Local-GD, Theorem 1).
+
+    The control is Adam, which must not end there.
+    """
     adam, verdicts = _ends(results, "regression", ADAM, "distance"), []
     wrong = "Adam", f"{adam.min():.1e}", adam.min() > NEAR
     for name in ("gradient descent", "momentum"):

@@ -51,7 +51,13 @@ class ParticipationSettings:
 
 
 class ParticipationRun(NamedTuple):
-    """Distances from the centralised model c by round, for one seed, dimension and number of local steps."""
+    """Distances of the global model w from the centralised model c, by round, for one seed and dimension.
+
+    Attributes:
+        distance: ``|w - c| / |c|`` with the drawn cohorts, [R + 1].
+        everybody: ``|w - c| / |c|`` if all nodes take part in every round, [R + 1].
+        bias: Value to which ``everybody`` tends.
+    """
 
     seed: int
     dimension: int
@@ -148,7 +154,7 @@ def _follow(
     settings: ParticipationSettings,
     place: tuple[int, int, int],
 ) -> ParticipationRun:
-    """Computes the distance of the global from the centralised model by round, relative to the latter's norm.
+    """Computes the distance of the global model from the centralised one by round, over the norm of the latter.
 
     Args:
         form: Closed form of one regression and number of local steps.
@@ -223,13 +229,19 @@ def _conclude(study: Study, results: list[ParticipationRun], verdict: Verdict) -
 
 
 def _first_too_many(settings: ParticipationSettings, results: list[ParticipationRun], seed: int) -> int | None:
-    """Finds the least number of local steps with which a seed's model ends too far from the centralised; or None."""
+    """Finds the least number of local steps with which the model stays too far from the centralised model.
+
+    It is the number for one seed, in the narrow dimension; None if every number of steps ends within ``tolerance``.
+    """
     runs = (f for f in results if f.seed == seed and f.dimension == settings.narrow)
     return next((f.steps for f in runs if f.away > settings.tolerance), None)
 
 
 def _interpolating(settings: ParticipationSettings, results: list[ParticipationRun]) -> Verdict:
-    """Judges whether the distance to the centralised model still falls at the end if wide; control: narrow."""
+    """Judges whether the distance to the centralised model still falls at the end in the wide dimension.
+
+    The control is the narrow dimension, where it must not fall.
+    """
 
     def factors(dimension: int) -> list[float]:
         runs = [f for f in results if f.dimension == dimension and f.steps == settings.local_steps[-1]]

@@ -53,7 +53,15 @@ class RegressionSettings:
 
 
 class RegressionRun(NamedTuple):
-    """Local-GD's global model G, the centralised model C, and their closed forms, for one regression."""
+    """Local-GD's global model G, the centralised model C, and their closed forms, for one regression.
+
+    Attributes:
+        path: G after every round, [R + 1, r].
+        trained: C after its last step, [r].
+        finite: Closed form of G, with L local steps a round.
+        converged: Closed form of G with local work until convergence (eq. (6) of Local-GD).
+        centralised: Closed form of C.
+    """
 
     problem: Problem
     path: np.ndarray  # [R + 1, r], the global model G after every round

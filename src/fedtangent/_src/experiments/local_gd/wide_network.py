@@ -73,7 +73,15 @@ class Task(NamedTuple):
 
 
 class Trained(NamedTuple):
-    """Distances of one network's predictions from theory after the last round, each by name as in DISTANCES."""
+    """Distances of one network's predictions from theory after the last round.
+
+    Distances are at test points, relative to how far training moved the prediction.
+
+    Attributes:
+        distances: Distance from each theory, by the names in DISTANCES, such as last layer or all layers.
+        wrong: Distance of the trained last layer from two wrong closed forms (a step less, a round more).
+        centralised: Distance of the whole network from the minimum-norm fit with its own initial kernel.
+    """
 
     seed: int
     draw: int
@@ -201,7 +209,10 @@ def _algorithms(settings: WidthSettings, width: int, rate: float) -> tuple[Algor
 def _ends(
     settings: WidthSettings, algorithm: Algorithm, x: np.ndarray, task: Task, seed: int, key: Key | None = None
 ) -> tuple[PyTree, PyTree]:
-    """Trains on ``x`` [n, d]; returns the first and last parameters. ``key`` (or else ``seed``) draws the first."""
+    """Trains on inputs ``x`` [n, d]; returns the parameters before and after.
+
+    ``key``, or else ``seed``, draws the initial parameters.
+    """
     data = ft.data.federated_data(x, task.y[:, None], task.partition, jnp.float64)
     both = ft.params_by_round(
         algorithm, data, num_rounds=settings.num_rounds, seed=seed, every=settings.num_rounds, start=key

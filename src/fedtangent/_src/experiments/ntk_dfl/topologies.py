@@ -147,7 +147,11 @@ def measure(algorithm: Algorithm, state: PyTree, splits: EvaluationSets) -> dict
 
 
 class Ends(NamedTuple):
-    """Final accuracy, and rounds and bytes to the target accuracy, of one method on one graph, [seeds] each."""
+    """Final accuracy, and rounds and MiB to the target accuracy, of one method on one graph, [seeds] each.
+
+    If a run never reaches the target, ``rounds`` is one more than all its rounds, and ``mib`` is infinite.
+    ``within_bytes`` is the accuracy after as many bytes as gossip averaging sent in all its rounds.
+    """
 
     accuracy: np.ndarray  # after the last round
     of_clients: np.ndarray  # mean accuracy of the clients' own models

@@ -323,7 +323,7 @@ def mean_and_error(values: np.ndarray) -> str:
 
 
 def _against(runs: Runs, method: str, settings: BaselineSettings) -> tuple[lab.Sheet, list[lab.Row], list[lab.Claim]]:
-    """Compares the test accuracy of all methods, and judges whether ``method`` is above each other method.
+    """Compares the test accuracy of all methods, and judges whether ``method`` is more accurate than each other one.
 
     Differences are paired by seed; returns table, rows and claims.
     """
@@ -348,7 +348,10 @@ def _against(runs: Runs, method: str, settings: BaselineSettings) -> tuple[lab.S
 
 
 class Reached(NamedTuple):
-    """First rounds after which a method's runs reach a level of accuracy, and bytes until then; None if never."""
+    """Rounds, and bytes sent by clients, until each run of a method first reaches a level of accuracy.
+
+    Both have an entry for each seed, which is None if the run never reaches the level.
+    """
 
     rounds: list[int | None]
     uplink: list[int | None]  # bytes until then

@@ -164,9 +164,9 @@ def _read_everything(
 
 
 def _read(images: AttackedImages, x: Array, originals: np.ndarray | None = None, finite: bool = True) -> Reconstruction:
-    """Computes the SSIM of reconstructed images ``x`` [m, ...]; entries that are not finite count as 0.
+    """Computes the SSIM of reconstructed images ``x`` [m, ...]; pixels that are not finite count as 0.
 
-    Without ``originals`` they are compared with ``images``; ``finite`` is only passed on.
+    It compares with ``originals``, or else with ``images``. ``finite`` is stored in the result as it is.
     """
     targets = images.x if originals is None else originals
     clipped = np.clip(np.nan_to_num(np.asarray(x, np.float64), nan=0.0), 0, 1).reshape(targets.shape)
@@ -179,7 +179,10 @@ def _inputs(model: Model, x: np.ndarray) -> Array:
 
 
 def _deep(settings: LeakageSettings, model: Model, key: Key, images: AttackedImages, sparsity: float) -> Read:
-    """Attacks by deep leakage: through gradients, and through Jacobians with all or only the kept entries compared."""
+    """Attacks by deep leakage: matches the messages of dummy images to the messages that a client sent.
+
+    Messages are gradients or Jacobians; of sparsified Jacobians all entries are compared, or only those that were kept.
+    """
     params, x = model.init(jax.random.fold_in(key, 0)), _inputs(model, images.x)
     shape, search = x.shape[1:], jax.random.fold_in(key, 1)
     labels = jnp.asarray(images.labels)

@@ -54,7 +54,15 @@ class WeightGapSettings:
 
 
 class WeightGap(NamedTuple):
-    """Distances of NTK-FL's weights from gradient descent's, and bounds, by step [T + 1], for one network and seed."""
+    """Distances of NTK-FL's weights from gradient descent's, and bounds, by step [T + 1], for one network and seed.
+
+    Attributes:
+        paths: Distances and residuals of both kinds of training.
+        figure: The bound that the paper's figure shows, twice the sum of the largest residuals gamma.
+        lemma: Bound of Lemma 2 with the measured constant R; None for the perceptron, as are the next two.
+        counted: Bound of eq. (25d) with the number of hidden units whose activity did change.
+        left_out: The part of the distance that Lemma 2 leaves out.
+    """
 
     seed: int
     network: str

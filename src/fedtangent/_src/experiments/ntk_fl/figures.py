@@ -156,7 +156,7 @@ def run_fig3(study: Study) -> lab.Outcome:
 
 
 def _losses(settings: BaselineSettings, runs: Runs) -> tuple[lab.Sheet, list[lab.Row], lab.Claim]:
-    """Computes the accuracy that each method loses by subsampling and projection, by differences paired by seed.
+    """Computes the accuracy that NTK-FL and FedAvg each lose by subsampling and projection, paired by seed.
 
     Returns table, rows, and the claim that FedAvg loses more than NTK-FL.
     """
@@ -358,7 +358,11 @@ def published(beta: float, dimension: int) -> float | None:
 
 
 def _judge_fig6(settings: BetaSettings, ends: dict[tuple[float, int], np.ndarray]) -> tuple[lab.Claim, ...]:
-    """Judges whether the largest beta is more accurate than the smallest, and the same of d1'; means over the other."""
+    """Judges whether accuracy is higher at the largest beta than at the smallest, and likewise for d1'.
+
+    beta is the share of examples that a client uses, d1' the projected dimension. The accuracy for one of them is the
+    mean over the values of the other.
+    """
     top, low = max(settings.betas), min(settings.betas)
     most, least = max(settings.dimensions), min(settings.dimensions)
     by_beta = lab.interval(np.mean([ends[top, d] - ends[low, d] for d in settings.dimensions], axis=0))

@@ -44,7 +44,7 @@ class EvolutionDecaySettings:
 
 
 class FollowedDescent(NamedTuple):
-    """Residuals of one two-layer network by step, for the kinds of training in ``METHODS``, with NTK-FL's Theorem 1.
+    """Residuals of one two-layer network by step in three kinds of training, with NTK-FL's Theorem 1.
 
     Attributes:
         seed: Seed of the data and the network.
@@ -52,7 +52,8 @@ class FollowedDescent(NamedTuple):
         factor: Step size as a share of the largest, 2 N / lambda_max.
         theorem: Constants, bounds and assumptions of Theorem 1 of NTK-FL for this network.
         kernel: Tangent kernel at the initial weights, [N, N].
-        paths: Squared residuals after every step: ``network``, ``linear`` and ``tangent``, and other measurements.
+        paths: Squared residuals after every step: of the network under gradient descent (``network``), of its
+            linearisation (``linear``), and of the network at the linearisation's weights (``tangent``).
     """
 
     seed: int

@@ -46,7 +46,15 @@ class AveragingDecaySettings:
 
 
 class FollowedRounds(NamedTuple):
-    """FedAvg's residuals by round for one seed, width, step and number of local steps; NTK-FL's Theorem 2 for it."""
+    """FedAvg's residuals by round for one seed, width and step, with NTK-FL's Theorem 2 and a round of NTK-FL.
+
+    Attributes:
+        factor: Step size as a share of the largest, 2 N / lambda_max.
+        theorem: Constants, bounds and assumptions of Theorem 2 of NTK-FL, with the number of local steps.
+        rounds: Rounds after which the residual was measured, [E].
+        squared: Squared residuals of FedAvg after these rounds, [E].
+        ntk: Squared residual after this round of NTK-FL.
+    """
 
     seed: int
     width: int
@@ -94,7 +102,7 @@ def _follow(task: TwoLayerProblem, settings: AveragingDecaySettings, seed: int) 
 
 
 def _row(f: FollowedRounds) -> lab.Row:
-    """Builds a run's row: FedAvg's residuals over the bound of NTK-FL's Theorem 2, and over those of NTK-FL."""
+    """Builds a run's row: FedAvg's squared residuals over the bound of Theorem 2, and over the residual of NTK-FL."""
     c, rounds, rate = f.theorem.constants, f.rounds, f.theorem.rate()
     bound, floor = f.theorem.residual_bound(rounds), two_layer.TREND * f.squared[0]
     reached, broken = f.squared <= f.ntk, two_layer.first_above(f.squared, bound, floor)

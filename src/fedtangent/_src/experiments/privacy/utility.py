@@ -53,7 +53,16 @@ class PrivacySettings:
 
 
 class Budget(NamedTuple):
-    """Predicted and measured errors for one epsilon and seed."""
+    """Predicted and measured errors for one epsilon and seed.
+
+    Attributes:
+        noise: Noise multiplier that gives this epsilon.
+        rate, clip: Learning rate and clipping bound that theory predicts to be best.
+        predicted: Predicted test error at this pair.
+        losses: Test errors of networks trained on the whole grid, [rates, clips].
+        place: Indices of the predicted pair in ``losses``.
+        accuracy: Test accuracy of the network at this pair.
+    """
 
     epsilon: float
     noise: float  # the noise multiplier

@@ -56,7 +56,7 @@ class TCTSettings:
 
 
 class TCTData(NamedTuple):
-    """Data and clients of one seed."""
+    """Data and clients of one seed: training inputs and labels, test inputs and labels, number of classes."""
 
     data: tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]  # training inputs and labels, test inputs and labels
     clients: Partition
@@ -110,7 +110,10 @@ def _tasks(study: Study, seed: int) -> Iterator[tuple[str, TCTData]]:
 
 
 def _on_network(recipe: str, task: TCTData, settings: TCTSettings) -> tuple[float, np.ndarray]:
-    """Trains the network with ``recipe`` at every learning rate; returns the best rate and the accuracy by round."""
+    """Trains the network with ``recipe`` ("fed_avg" or "scaffold") at every learning rate of the settings.
+
+    Returns the best rate and, at this rate, the test accuracy by round.
+    """
     x_test, labels = jnp.asarray(task.data[2], jnp.float32), task.data[3]
 
     def at_rate(rate: float | Array) -> Algorithm:
