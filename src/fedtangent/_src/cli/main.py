@@ -155,7 +155,7 @@ def _performed(line: ParsedLine, job: object) -> int:
 
 
 def _folder(line: ParsedLine) -> Path | None:
-    """Returns the output folder of a command; None if it has none, or if another process of the run writes."""
+    """Returns the output folder of a command; None if it has no folder, or if another process writes the files."""
     from fedtangent._src.engine import processes
 
     folder = line.values.get("output")

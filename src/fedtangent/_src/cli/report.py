@@ -104,7 +104,7 @@ def _values(command: str, line: Sequence[str]) -> Values:
 
 
 def _means(command: str, line: Sequence[str], values: Mapping[str, object]) -> bool:
-    """Tells whether the words ``line`` of a command give its options exactly these values."""
+    """Tells whether parsing the words ``line`` of a command gives exactly the option values ``values``."""
     try:
         return _values(command, line) == values
     except ValueError:
