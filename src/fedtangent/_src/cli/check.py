@@ -52,8 +52,8 @@ class ClaimedRuns(NamedTuple):
     Attributes:
         settings: The comparisons with theory to make.
         words: Command line of ``fedtangent compare`` for these comparisons.
-        agree: Words that select the verdicts that must hold; None if the claim names none.
-        within: Largest relative distance to theory, one number or one for each width; None if the claim names none.
+        agree: Words that occur in the verdicts that must hold; None for all verdicts.
+        within: Allowed distance to theory of the widest networks, or of the networks of each width; None for any.
     """
 
     settings: list[Setting]

@@ -39,7 +39,14 @@ Predicted: TypeAlias = Prediction | Gaussian | Float[AnyArray, "K n C"]
 
 
 class Reliability(NamedTuple):
-    """Confidence and accuracy of predictions in B bins, for a reliability diagram; empty bins hold zeros."""
+    """Confidence and accuracy of predictions in B bins of confidence, for a reliability diagram.
+
+    Attributes:
+        edges: Bin b holds the confidences in (edges[b], edges[b + 1]].
+        examples: Number of examples in each bin.
+        confidence: Mean confidence in each bin; 0 if it is empty.
+        accuracy: Share of correct predictions in each bin; 0 if it is empty.
+    """
 
     edges: Float[Array, "B+1"]  # bin b holds the confidences in (edges[b], edges[b + 1]]
     examples: Int[Array, "B"]  # how many
@@ -301,7 +308,10 @@ def _scores(
     labels: Int[Array, "n"] | None,
     loss: str | Loss,
 ) -> tuple[dict[str, Float[Array, ""]], Int[Array, "n"]]:
-    """Computes the metrics of ``measure`` but accuracies, and the predicted classes [n]; ``mean`` is over models."""
+    """Computes the metrics of ``measure``, except accuracies, by name; returns them and the predicted classes [n].
+
+    ``mean`` is the mean of ``members`` over the models. The other arguments are as for ``measure``.
+    """
     several, scores = members.shape[0] > 1, dict[str, Array]()
     metric = metric_of(loss)
     if metric == "nll" and labels is not None:
