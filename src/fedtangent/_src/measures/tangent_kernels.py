@@ -230,9 +230,9 @@ def _commutator(kernel: Float64[np.ndarray, "n n"], a: Int[np.ndarray, "n_a"], b
 
 
 def _variance(kernel: Float64[np.ndarray, "n n"], rows: list[Int[np.ndarray, "_"]]) -> tuple[float, float]:
-    """Computes ``|Var(Pi_i)|`` of the clients' Gram operators and its ratio to ``|E[Pi_i]^2|`` (see ``gram_operators``).
+    """Computes the norm ``|Var(Pi_i)|`` for the clients' Gram operators, and its ratio to ``|E[Pi_i]^2|``.
 
-    ``kernel`` is the tangent kernel of all n examples; ``rows`` has the rows of it that each client holds.
+    ``gram_operators`` defines both. ``kernel`` has all n examples; ``rows`` has the rows of it that each client holds.
     """
     total = sum(map(len, rows))
     count, within = np.zeros(len(kernel)), np.zeros_like(kernel)
@@ -312,7 +312,7 @@ class KernelDiagnostics:
     def drifts(self, state: PyTree) -> Float64[np.ndarray, "K"]:
         """Computes the relative change ``|Theta - Theta_0| / |Theta_0|`` of every model's kernel since the start, [K].
 
-        Theta is the kernel at ``state``, Theta_0 the kernel of the initial model; the norm is Frobenius'.
+        Theta is the kernel at ``state``, Theta_0 the kernel of the initial model. The norm is the Frobenius norm.
         """
         return np.array([drift(*pair).frobenius for pair in zip(self.kernels(state), self.initial, strict=True)])
 

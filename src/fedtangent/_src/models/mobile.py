@@ -59,7 +59,7 @@ def _layers(groups: int) -> Layers:
 
 
 def _eighths(channels: float) -> int:
-    """Rounds a number of channels to the nearest multiple of 8, or to the next if that is over a tenth too low.
+    """Rounds a number of channels to the nearest multiple of 8, and up if rounding would lose more than a tenth.
 
     This is the rule of the authors' code of MobileNetV2.
     """
@@ -72,9 +72,13 @@ def _inverted_network(
 ) -> nn.Module:
     """Builds the flax module of MobileNetV2.
 
-    ``stem`` has the channels and the stride of the first convolution. ``stages`` has for each stage the factor of the
-    hidden channels, the channels, the number of blocks, and the stride of the first block. ``head`` is the number of
-    channels of the last convolution.
+    Args:
+        stem: Channels and stride of the first convolution.
+        stages: For each stage the factor of the hidden channels, the channels, the number of blocks, and the stride of
+            the first block.
+        head: Channels of the last convolution.
+        groups: Groups of each GroupNorm.
+        output_size: Number of outputs.
     """
     import flax.linen as nn
 
