@@ -139,11 +139,7 @@ def run_job(job: CheckJob) -> Ended:
 def _outcome(name: str, claim: ClaimedRuns, say: Report, times: dict[str, float]) -> tuple[Verdict, ...] | str:
     """Compares the runs of one claim with theory; returns its verdicts, or the text of the error that ended it.
 
-    Args:
-        name: Name of the claim.
-        claim: The runs, and which verdicts must hold.
-        say: Prints a line of progress.
-        times: Seconds of each step of the command; the seconds of this claim are added.
+    ``say`` prints a line of progress. The seconds of the comparison are added to ``times``.
     """
     verdicts: list[Verdict] = []
     try:

@@ -268,13 +268,10 @@ def _read(command: Command, arguments: Sequence[str], line: Line) -> ParsedLine:
 
 
 def _refusal(command: Command, name: str, chosen: Mapping[str, str], options: Mapping[str, Option]) -> ValueError:
-    """Builds the error for an option that a command does not have.
+    """Builds the error for an option ``name`` that a command does not have.
 
-    Args:
-        command: The command.
-        name: Name of the option.
-        chosen: Names of the chosen algorithm, model and so on, which decide what options there are.
-        options: Options that the command has with these choices.
+    ``chosen`` are the names of the chosen algorithm, model and so on, and ``options`` the options that the command has
+    with them.
     """
     if command.describes:
         description.refuse_unused(name, chosen)

@@ -258,11 +258,8 @@ def _measured_on_clients(built: Built, tests: FederatedData, state: PyTree) -> d
 
 
 def _accuracy_of_targets(outputs: Array, targets: Array, mask: Array) -> Array:
-    """Computes the accuracy [] of predictions if classes are given by targets.
+    """Computes the accuracy [] of ``outputs`` [m, C], if ``targets`` [m, C] are largest at the class of each example.
 
-    Args:
-        outputs: Outputs [m, C].
-        targets: Targets [m, C], largest at the class of each example.
-        mask: Which examples count, [m].
+    ``mask`` [m] tells which examples count.
     """
     return personal.accuracy(outputs, jnp.argmax(targets, axis=-1), mask)

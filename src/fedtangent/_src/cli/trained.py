@@ -201,7 +201,7 @@ def _training_losses(run: Run) -> tuple[float, float]:
 
 
 def counted(runs: dict[int, Run]) -> dict[int, Run]:
-    """Selects the runs over which numbers are averaged: the finished ones, or all if none finished."""
+    """Selects the runs over which numbers are averaged: the runs that finished, or all runs if none finished."""
     return {seed: run for seed, run in runs.items() if status(run) == FINISHED} or runs
 
 

@@ -223,11 +223,8 @@ def mean_loss(model: Model, loss: str, block: int = 2000) -> Loss:
 def _chunk(loss: Loss, basis: PyTree, points: Float[Array, "q d"], arguments: Arguments) -> Float[Array, "q"]:
     """Evaluates the loss at q points ``origin + sum_i points[:, i] directions[i]`` in parameter space, [q].
 
-    Args:
-        loss: Loss of parameters and ``arguments``.
-        basis: The pair (origin, directions), with a tuple of d directions.
-        points: Coordinates of the points along the directions, [q, d].
-        arguments: Pytrees of arrays that the loss needs, such as the data.
+    ``basis`` is the pair (origin, directions), with a tuple of d directions. ``arguments`` are passed to the loss after
+    the parameters.
     """
     origin, directions = basis
 

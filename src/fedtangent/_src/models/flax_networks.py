@@ -281,14 +281,9 @@ def _note(
 ) -> PyTree:
     """Intercepts a call of a flax method: records a layer in ``uses`` and returns zeros in place of its output.
 
-    With the zeros, the network's output no longer depends on weights that are used in layers only.
-
-    Args:
-        uses: Record of the layers that were called.
-        leaves: All parameters of the network.
-        method: The intercepted method.
-        args, kwargs: Its arguments.
-        context: Description of the call, as ``flax.linen.intercept_methods`` passes it.
+    With the zeros, the network's output no longer depends on weights that are used in layers only. ``leaves`` are all
+    parameters of the network. ``context`` describes the call of ``method``, as ``flax.linen.intercept_methods`` passes
+    it.
     """
     output = method(*args, **kwargs)
     layer = _called_layer(args, kwargs, context)

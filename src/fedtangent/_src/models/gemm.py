@@ -221,15 +221,9 @@ def _batched(
 ) -> tuple[Array, int]:
     """Implements ``vmap`` of a bilinear map: returns the result and its batch axis.
 
-    A batch axis of only one operand is folded into another axis of it. If both operands have one, the map becomes a
-    batched matrix product, or a loop where XLA's convolution is faster on a CPU.
-
-    Args:
-        primitive: The map as a JAX primitive.
-        rules: Implementations of the map.
-        args: The two operands.
-        dims: Batch axis of each operand, or None.
-        g: Settings of the convolution.
+    ``primitive`` is the map, ``rules`` are its implementations. ``args`` are the two operands, and ``dims`` their batch
+    axes or None. A batch axis of only one operand is folded into another axis of it. If both operands have one, the map
+    becomes a batched matrix product, or a loop where XLA's convolution is faster on a CPU.
     """
     if None in dims:
         i = 1 if dims[0] is None else 0

@@ -72,13 +72,9 @@ def _inverted_network(
 ) -> nn.Module:
     """Builds the flax module of MobileNetV2.
 
-    Args:
-        stem: Channels and stride of the first convolution.
-        stages: For each stage the factor of the hidden channels, the channels, the number of blocks, and the stride of
-            the first block.
-        head: Channels of the last convolution.
-        groups: Groups of each GroupNorm.
-        output_size: Number of outputs.
+    ``stem`` has the channels and the stride of the first convolution. ``stages`` has for each stage the factor of the
+    hidden channels, the channels, the number of blocks, and the stride of the first block. ``head`` is the number of
+    channels of the last convolution, ``groups`` the number of groups of each GroupNorm.
     """
     import flax.linen as nn
 

@@ -96,11 +96,8 @@ def _quiet(function: Callable[P, T]) -> Callable[P, T]:
 def _model(build: Callable[[int], Sequence[StaxNetwork]], shape: Sequence[int], width: int, name: str) -> Model:
     """Builds a model that can be rebuilt at other widths; models of all widths share one infinite-width kernel.
 
-    Args:
-        build: Function from a width to the stax layers of the network.
-        shape: Shape of an image.
-        width: Width of the model.
-        name: Beginning of the model's name, before the width.
+    ``build`` maps a width to the network's stax layers. ``name`` is the beginning of the model's name, before the
+    width.
     """
 
     def at_width(width: int, kernel: Kernel | None = None) -> Model:
@@ -120,11 +117,7 @@ def _model(build: Callable[[int], Sequence[StaxNetwork]], shape: Sequence[int], 
 def _check(shape: Sequence[int], sides: Mapping[str, int], readout: str, activation: str) -> None:
     """Raises ``ValueError`` for a size below 1, an unknown name, or images too small for the readout.
 
-    Args:
-        shape: Shape of an image.
-        sides: The sizes to check, by name of the argument.
-        readout: Name of the readout.
-        activation: Name of the activation.
+    ``shape`` is the shape of an image; ``sides`` has the sizes to check, by name of the argument.
     """
     for name, size in sides.items():
         whole(name, size)

@@ -80,9 +80,8 @@ def _previous(states: Array) -> Array:
 def _backward(saved: PyTree, by_hidden: Array) -> tuple[Array, Array]:
     """Computes the gradients of an LSTM layer by the arguments ``z`` and ``kernel`` of ``_layer``.
 
-    Args:
-        saved: All states of the forward pass, and the recurrent kernel.
-        by_hidden: Gradient by the hidden states, [T, B, H].
+    ``saved`` are all states of the forward pass and the recurrent kernel. ``by_hidden`` is the gradient by the hidden
+    states, [T, B, H].
     """
     (hidden, cell, gates, candidate), kernel = saved
     transposed = kernel.T
@@ -187,10 +186,8 @@ def _run(
 ) -> tuple[Array, list[Array]]:
     """Computes the outputs and the inputs of the layers for one example, if outputs are for the last character only.
 
-    Args:
-        layers: Number of LSTM layers.
-        recur: Runs one layer, with the arguments and the result of ``_layer``.
-        plan, params, shifts, x: As for ``layers.RunLayers``.
+    ``recur`` runs one of the ``layers`` LSTM layers, as ``_layer`` does. The other arguments are as for
+    ``layers.RunLayers``.
     """
     before: list[Array] = []  # the hidden states before each character
 

@@ -123,14 +123,9 @@ def stax_model(network: StaxNetwork, shape: tuple[int, ...], name: str, kernel: 
 
 
 def _outputs(trace: Callable[[], jax.ShapeDtypeStruct], name: str) -> jax.ShapeDtypeStruct:
-    """Returns the shape and dtype of a network's outputs.
+    """Returns the shape and dtype of a network's outputs from ``trace``, which traces the network on an example.
 
-    Args:
-        trace: Function without arguments that traces the network on an example.
-        name: Name of the network, for the error message.
-
-    Raises:
-        ValueError: The network raises an error for the example.
+    Raises ``ValueError`` if that fails; ``name`` is the network's name for the message.
     """
     try:
         return trace()

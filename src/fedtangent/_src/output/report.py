@@ -298,7 +298,7 @@ def _is_number(value: object) -> bool:
 
 
 def _text(value: object) -> str:
-    """Converts a value to readable text; floats have 4 digits, and None becomes "-"."""
+    """Converts a value to text for the page; floats have 4 digits, and None becomes "-"."""
     if value is None:
         return "-"
     if isinstance(value, _Link):
