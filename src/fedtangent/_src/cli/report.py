@@ -23,7 +23,7 @@ from fedtangent._src.storage import write_atomically
 
 @dataclass(frozen=True)
 class ReportOptions:
-    """Options of the report."""
+    """Options of ``fedtangent report``: the folders of the runs, and the folder for the HTML page."""
 
     runs: Annotated[tuple[str, ...], tyro.conf.Positional] = ("results",)
     """Folders of runs, or folders with folders of runs below them."""

@@ -250,7 +250,10 @@ def _operator_norm(symmetric: Float64[np.ndarray, "n n"]) -> float:
 
 
 def _rows_of(clients: Partition, n: int) -> list[Int[np.ndarray, "_"]]:
-    """Returns the kernel's rows that each client holds, without empty clients; raises ``ValueError`` for bad rows."""
+    """Returns the rows of the kernel [n, n] that each client holds, without empty clients.
+
+    Raises ``ValueError`` if all clients are empty, a row is not below n, or a client holds a row twice.
+    """
     rows = [client for client in map(clients.client, range(clients.num_clients)) if len(client)]
     if not rows:
         raise ValueError("clients: got a partition without examples, must hold at least one")
@@ -298,7 +301,7 @@ class KernelDiagnostics:
     initial: Float64[np.ndarray, "K m m"]  # Theta_0
 
     def __call__(self, algorithm: Algorithm, state: PyTree) -> dict[str, float]:
-        """Computes the metrics named in ``METRICS`` for a state of the run, by name."""
+        """Computes the metrics that ``kernel_diagnostics`` lists for a state of the run; returns them by name."""
         of_models = [self._measured(theta, k) for k, theta in enumerate(self.kernels(state))]
         metrics = {name: float(np.mean([values[name] for values in of_models])) for name in METRICS}
         if len(of_models) > 1:
@@ -355,7 +358,7 @@ def kernel_diagnostics(
     A run with ``evaluation=Evaluation(measure=kernel_diagnostics(algorithm, model, data, seed=0))`` has these metrics
     of each of the K models, on the same training examples:
 
-    - ``drift``, ``drift_operator``: relative change since the start (FE-2021, Theorem 9.1);
+    - ``drift``, ``drift_operator``: relative change since the start, which Theorem 9.1 of FE-2021 bounds;
     - ``alignment``, ``alignment_centred``: alignment with the targets;
     - effective rank, trace over largest eigenvalue, largest and smallest eigenvalue, condition number;
     - ``commutator`` and ``gram_variance``, also relative: mean norm of the commutators and norm of the variance of the

@@ -266,9 +266,11 @@ def coverage_interval(share: ArrayLike, num_points: int, level: float = 0.95) ->
 def measure(
     predicted: Prediction, targets: Num[AnyArray, "n *C"], labels: Int[AnyArray, "n"] | None, loss: str | Loss
 ) -> dict[str, float]:
-    """Computes all metrics in ``METRICS`` that apply to a prediction, by name.
+    """Computes the metrics of a prediction: mean loss, accuracy, calibration and uncertainties, by name.
 
-    The mean loss is called "nll", "mse" or "loss" (``metric_of(loss)``). Accuracies are NaN if an output is not finite.
+    The mean loss is called "nll", "mse" or "loss" (``metric_of(loss)``). Only a loss of classes has calibration, Brier
+    score and entropies. Only K > 1 models have a variance over models and mutual information. Accuracies are NaN if an
+    output is not finite.
 
     Args:
         predicted: Outputs of the K models, [K, n, C], and their mean.

@@ -131,7 +131,7 @@ def patches(x: Array, g: Geometry) -> Array:
 
 
 def _depthwise(x: Array, w: Array, g: Geometry) -> Array:
-    """Computes a depthwise convolution: each channel of ``x`` [B, *spatial, I] with kernels of its own in ``w``.
+    """Computes a depthwise convolution: each channel of ``x`` [B, *spatial, I] with separate kernels.
 
     ``w`` is [*window, 1, O], with O / I kernels for each channel.
     """

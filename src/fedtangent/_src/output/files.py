@@ -63,7 +63,7 @@ FORMATS = {
 
 
 class Figures(NamedTuple):
-    """Folder and file format of the figures that a command draws; ``kind`` is a key of ``FORMATS``."""
+    """Folder and file format of the figures that a command draws; ``kind`` is "png", "pdf" or "svg"."""
 
     folder: Path
     kind: str = "png"
@@ -100,7 +100,7 @@ def ended(failures: Iterable[str], advice: str = "", undecided: Sequence[str] = 
         failures: Descriptions of the failures, a few words each.
         advice: Advice to the user after a failure.
         undecided: Names of the undecided verdicts, for the last line.
-        strict: Whether undecided verdicts without a failure end with the exit code ``UNDECIDED``.
+        strict: Whether undecided verdicts without a failure end with exit code 3 instead of 0.
     """
     failed, remark = list(failures), f"undecided: {', '.join(undecided)}" if undecided else ""
     if failed:
