@@ -1,4 +1,4 @@
-"""Checks of a user's network by experiment: examples of a batch are independent, and every token is read."""
+"""Checks that evaluate a user's network: examples of a batch must be independent, and every token must be read."""
 
 from __future__ import annotations
 
