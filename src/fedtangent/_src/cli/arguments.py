@@ -63,7 +63,7 @@ class FigureOptions:
 
 @dataclasses.dataclass(frozen=True)
 class VerdictOptions:
-    """Options of the exit code and of the JUnit XML, for every command that ends with verdicts."""
+    """Options of the exit code and of the JUnit XML file, for every command that compares theory with simulation."""
 
     strict: bool = option(False, may_differ=True)
     """Exit with 3, not 0, if a verdict is undecided and none fails; the last line names it in any case."""
@@ -129,7 +129,7 @@ class MachineOptions:
 
 
 class Option(NamedTuple):
-    """An option of a command."""
+    """An option of a command: its name, the type of its value, its default, and its text on the help page."""
 
     name: str  # name in Python, with underscores
     type: Any  # of the value, as in an annotation

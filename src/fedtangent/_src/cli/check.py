@@ -35,7 +35,7 @@ NOT_OF_A_CLAIM = options_of({"output": OutputOptions, "figures": FigureOptions, 
 
 @dataclass(frozen=True)
 class CheckOptions:
-    """Options of the check of claims that runs agree with their theory.
+    """Options of ``fedtangent check``, which tests a file of claims that simulated runs agree with theory.
 
     The command exits with 0 if every claim holds, 1 if simulation and theory disagree or a wrong theory passes, 2 if a
     claim cannot be checked, and 3 with --strict if a verdict is undecided.
@@ -47,7 +47,14 @@ class CheckOptions:
 
 
 class ClaimedRuns(NamedTuple):
-    """The runs of a claim, and which verdicts on them must hold."""
+    """The runs of a claim, and which verdicts on them must hold.
+
+    Attributes:
+        settings: The comparisons with theory to make.
+        words: Command line of ``fedtangent compare`` for these comparisons.
+        agree: Words that occur in the verdicts that must hold; None for all verdicts.
+        within: Allowed distance to theory of the widest networks, or of the networks of each width; None for any.
+    """
 
     settings: list[Setting]
     words: list[str]  # of the command line that compares them
@@ -85,7 +92,7 @@ def prepare(options: CheckOptions, verdicts: VerdictOptions) -> CheckJob:
 
 
 def _claim(table: Mapping[str, Any]) -> ClaimedRuns:
-    """Converts a table of the TOML file to a claim; raises ``ValueError`` for a bad option of `fedtangent compare`."""
+    """Converts a table of the TOML file to a claim; raises ``ValueError`` for an option that `compare` lacks."""
     options = {name.replace("-", "_"): value for name, value in table.items()}
     agree, within = options.pop("agree", None), options.pop("within", None)
     if agree is not None and not (isinstance(agree, list) and agree and all(isinstance(one, str) for one in agree)):
@@ -130,7 +137,10 @@ def run_job(job: CheckJob) -> Ended:
 
 
 def _outcome(name: str, claim: ClaimedRuns, say: Report, times: dict[str, float]) -> tuple[Verdict, ...] | str:
-    """Returns the verdicts of a claim, or the text of the error that ended it; adds its seconds to ``times``."""
+    """Compares the runs of one claim with theory; returns its verdicts, or the text of the error that ended it.
+
+    ``say`` prints a line of progress. The seconds of the comparison are added to ``times``.
+    """
     verdicts: list[Verdict] = []
     try:
         for setting in claim.settings:

@@ -52,7 +52,7 @@ class Prepare(Protocol):
 
 
 class Command(NamedTuple):
-    """A command: its module, its ``prepare``, and the types of the arguments of ``prepare`` by name."""
+    """A command: its module, its ``prepare``, and the type of each parameter of ``prepare`` by name (``takes``)."""
 
     name: str
     module: ModuleType
@@ -71,7 +71,13 @@ class Command(NamedTuple):
 
 
 class Line(NamedTuple):
-    """A command line, split into the words of each option, before these are converted to values."""
+    """A command line, split into the words of each option, before these are converted to values.
+
+    Attributes:
+        words: Words after each option, by its name; "" has the words before the first option.
+        config: Options of the config.json that ``--config`` names; empty without one.
+        chosen: Names of the chosen algorithm, model and so on, on which the other options depend.
+    """
 
     words: dict[str, list[str]]  # words after each option, by its name; "" has the words before the first
     config: Values  # options of the config.json that the line repeats
@@ -79,7 +85,14 @@ class Line(NamedTuple):
 
 
 class ParsedLine(NamedTuple):
-    """A command line whose words are converted to the values of the options."""
+    """A command line whose words are converted to the values of the options.
+
+    Attributes:
+        command: The command.
+        arguments: Arguments of the command's ``prepare``.
+        values: Value of every option, by name.
+        identity: Values of the options that tell one run from another.
+    """
 
     command: Command
     arguments: dict[str, Any]  # arguments of the command's ``prepare``
@@ -111,12 +124,12 @@ def _command(name: str, module: ModuleType, prepare: Prepare) -> Command:
 def groups_of(command: Command, chosen: Mapping[str, str]) -> Groups:
     """Returns the option groups of a command by title.
 
-    These are the choices that describe a run, the options of the chosen algorithm, model and so on, and the groups of
-    the command itself.
+    They are the choices that describe a run, the options of the chosen algorithm, model and so on, and the groups that
+    only this command has.
 
     Args:
         command: The command.
-        chosen: Choices that the user made, such as the algorithm, by name.
+        chosen: Choices that the user made by kind, such as ``{"algorithm": "fed_avg"}``.
     """
     groups: Groups = description.groups(chosen) if command.describes else {}
     kinds = [kind for kind in command.takes.values() if kind not in DESCRIBED]
@@ -128,7 +141,7 @@ def groups_of(command: Command, chosen: Mapping[str, str]) -> Groups:
 
 
 def options_by_name(groups: Mapping[str, object]) -> dict[str, Option]:
-    """Returns the options of ``groups`` by name; the command's own option replaces one that describes a run."""
+    """Returns the options of ``groups`` by name; the command's option replaces one of the same name for the run."""
     of_command = {title: group for title, group in groups.items() if isinstance(group, type)}
     return flat.options_of(groups) | flat.options_of(of_command)
 
@@ -186,7 +199,7 @@ def read(command: Command, arguments: Sequence[str]) -> ParsedLine:
 
 
 def _varied(algorithms: Sequence[str], line: Line) -> dict[str, list[str]]:
-    """Returns the options that have several values, with one run for each value, and the words of these values.
+    """Finds the options for which the user gave several values, to get a run for each; returns these values by option.
 
     ``algorithms`` are the names of the algorithms on the command line ``line``.
     """
@@ -208,7 +221,8 @@ def _read_several(
 ) -> ParsedLine:
     """Parses a command line of several runs: one for each algorithm and combination of values of its options.
 
-    ``offered`` has the command's options with each algorithm, and ``varied`` the options with several values.
+    ``offered`` has for each algorithm the command's options by name. ``varied`` has the values of each option for which
+    the user gave several.
     """
     runs: list[ParsedLine] = []
     for algorithm, options in offered.items():
@@ -254,7 +268,11 @@ def _read(command: Command, arguments: Sequence[str], line: Line) -> ParsedLine:
 
 
 def _refusal(command: Command, name: str, chosen: Mapping[str, str], options: Mapping[str, Option]) -> ValueError:
-    """Builds the error for the option ``name``, which the command does not have after the choices ``chosen``."""
+    """Builds the error for an option ``name`` that a command does not have.
+
+    ``chosen`` are the names of the chosen algorithm, model and so on, and ``options`` the options that the command has
+    with them.
+    """
     if command.describes:
         description.refuse_unused(name, chosen)
     if command.prepare is not command.module.prepare:

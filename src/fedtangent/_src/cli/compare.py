@@ -47,9 +47,9 @@ fedtangent list experiments  # tables and figures of the papers"""
 class CompareOptions:
     """Options of the comparison of the standard cases with theory.
 
-    Networks trained by Fed-ensemble, NTK-FL and the Gaussian-process limit are put side by side, with a table, figures,
-    and verdicts with their negative controls. The command exits with 1 if simulation and theory disagree anywhere, or a
-    wrong theory passes.
+    For each case, trained networks (Fed-ensemble), NTK-FL and the Gaussian-process limit are compared in a table, in
+    figures, and by verdicts with negative controls. The command exits with 1 if simulation and theory disagree
+    anywhere, or a wrong theory passes.
     """
 
     case: tuple[str, ...] = DEFAULT_CASES
@@ -67,7 +67,7 @@ class CompareOptions:
 
 @dataclass(frozen=True)
 class ComparisonOptions:
-    """Options of the comparison of a user's run with theory."""
+    """Options of the comparison of a user's run with theory: widths and draws of the networks, evaluations, and output."""
 
     widths: tuple[int, ...] = WIDTHS
     """Widths of the networks, all hidden layers alike; three or more."""
@@ -138,7 +138,10 @@ def prepare_run(
 
 
 def _of_layers(described: Description, hidden_layers: int) -> Description:
-    """Sets the number of hidden layers of a run's mlp; raises ``ValueError`` for a model that has another ``width``."""
+    """Sets the number of hidden layers of the ``mlp`` that a run trains, and returns the run.
+
+    Raises ``ValueError`` if the user set the model's ``width``, or ``hidden_layers`` for another model than ``mlp``.
+    """
     entry, options = described.model
     defaults = type(options)()
     if getattr(options, "width", None) != getattr(defaults, "width", None):
@@ -188,7 +191,7 @@ def run_job(job: CompareJob) -> Ended:
 
 
 def _programs(setting: Setting) -> int:
-    """Counts the programs that train networks for a comparison; its time grows with their number."""
+    """Counts the programs that are compiled to train the networks of a comparison, for an estimate of its time."""
     evolutions = len(setting.size.widths) + (2 if setting.ntk_fl and setting.ntk_fl.exact_draws else 0)
     return len(setting.size.widths) + evolutions
 

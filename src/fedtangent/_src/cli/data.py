@@ -25,7 +25,7 @@ VERDICTS = ("right", "not published", "missing", "WRONG")  # on a checksum
 
 @dataclass(frozen=True)
 class DataOptions:
-    """Options of the command ``data``."""
+    """Options of ``fedtangent data``: prepare or verify, the name of the data set, and the folders of its files."""
 
     action: Annotated[str, tyro.conf.Positional]
     """prepare: download and prepare missing files; verify: compare the checksums of present files."""

@@ -24,7 +24,7 @@ NUM_SEEDS = 5
 
 @dataclass(frozen=True)
 class ExperimentOptions:
-    """Options of one experiment: a table, figure or claim of the papers, with its published numbers beside ours.
+    """Options of one experiment, which repeats a table, figure or claim of a paper and shows the published numbers too.
 
     `fedtangent list experiments` names the experiments. The command exits with 1 if the experiment does not count: it
     diverged, the methods did not get the same budget, or a wrong theory passes too. A claim that is not confirmed is a
@@ -55,7 +55,7 @@ ExperimentJob = tuple[ExperimentOptions, FigureOptions, Experiment, Study]
 
 
 def continues(options: object) -> bool:
-    """Returns True: runs that an equal experiment has finished in the same folder are used again."""
+    """Returns True: if the folder has runs of the same experiment that are finished, they are not repeated."""
     return True
 
 

@@ -34,7 +34,7 @@ def main(arguments: Sequence[str] | None = None, loaded: Callable[[], None] = la
     """Reads the command line, checks it and runs the command; ends the process with its exit code.
 
     Args:
-        arguments: Words of the command line; None for those of the process.
+        arguments: Words of the command line; None for the arguments of the process, ``sys.argv``.
         loaded: Function that is called once the modules of the command line are imported.
     """
     sys.stdout, sys.stderr = (file or open(os.devnull, "w") for file in (sys.stdout, sys.stderr))  # noqa: SIM115
@@ -155,7 +155,7 @@ def _performed(line: ParsedLine, job: object) -> int:
 
 
 def _folder(line: ParsedLine) -> Path | None:
-    """Returns the output folder of a command; None if it has none, or if another process of the run writes."""
+    """Returns the output folder of a command; None if it has no folder, or if another process writes the files."""
     from fedtangent._src.engine import processes
 
     folder = line.values.get("output")

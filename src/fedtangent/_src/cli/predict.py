@@ -52,7 +52,7 @@ MUCH = 10.0  # times the best rate: a largest stable rate beyond it is of no use
 
 @dataclass(frozen=True)
 class PredictOptions(Forecasting):
-    """Options of the prediction of runs, and of its output."""
+    """Options of ``fedtangent predict``: how runs are predicted, and where the results are written."""
 
     evaluate_every: int = 1
     """Rounds between evaluations; a target can be reached only at these."""
@@ -122,7 +122,10 @@ def run_job(job: PredictJob) -> Ended:
 
 
 def _diverged(forecasts: Sequence[Forecast]) -> list[str]:
-    """Describes the runs that are predicted to diverge at their best rate; a single run, also at its given rate."""
+    """Describes the runs that are predicted to diverge, a line each.
+
+    With several runs only the best learning rate of each counts; with a single run its given rate counts as well.
+    """
     curves = [(one.name, one.best) for one in forecasts]
     if len(forecasts) == 1:
         curves.append((forecasts[0].name, forecasts[0].given))
@@ -134,12 +137,12 @@ def _diverged(forecasts: Sequence[Forecast]) -> list[str]:
 
 
 def _is_far(curve: Curve, loss: str) -> bool:
-    """Tells whether a predicted curve diverges by its last values."""
+    """Tells whether a predicted learning curve has diverged at its last round; ``loss`` is the name of its loss."""
     return bool(divergence([values[:, -1] for values in curve.values.values()], curve.mean("train", loss)))
 
 
 def _metrics(forecast: Forecast) -> list[Metric]:
-    """Builds rows of metrics.csv: predicted curves, named as in ``train``, and their 5th and 95th percentiles."""
+    """Builds the rows of metrics.csv for a predicted run: each metric by round, and its 5th and 95th percentiles."""
     curves = {"predicted": forecast.given}
     if forecast.rates is not None:
         curves["predicted at the best rate"] = forecast.best
@@ -163,7 +166,7 @@ def _metrics(forecast: Forecast) -> list[Metric]:
 
 
 def _rows(forecast: Forecast) -> list[Row]:
-    """Builds the rows of result.json for a run: at the given rate, and at the best and the fastest if searched for."""
+    """Builds rows of result.json for a run: at the given learning rate, and at the best and fastest if searched for."""
     rows, plan, rates = [], forecast.plan, forecast.rates
     best = None if rates is None else forecast.best
     for which, curve in (("given", forecast.given), ("best", best), ("fastest", forecast.fastest)):
@@ -192,7 +195,10 @@ def _goal(plan: Plan) -> str:
 
 
 def _ends(forecast: Forecast, curve: Curve) -> list[str]:
-    """Returns the test metrics at the last round, and the round and MiB at which the target is reached."""
+    """Returns cells of a table: test metrics at the last round, and the round and MiB at which the target is reached.
+
+    ``curve`` is a learning curve of ``forecast``, at one learning rate.
+    """
     plan = forecast.plan
     cells = [number(float(curve.mean("test", name)[-1]), 4) for name in dict.fromkeys((plan.loss, plan.main))]
     if plan.forecasting.target is not None:
@@ -203,14 +209,14 @@ def _ends(forecast: Forecast, curve: Curve) -> list[str]:
 
 
 def _columns(plan: Plan) -> list[str]:
-    """Returns the headings of the cells that ``_ends`` returns."""
+    """Returns the headings of the table of test metrics at the last round, and of the rounds and MiB to the target."""
     names = {"nll": "test NLL", "mse": "test MSE", "loss": "test loss", "accuracy": "accuracy"}
     metrics = [names[name] for name in dict.fromkeys((plan.loss, plan.main))]
     return [*metrics, *(["rounds", "MiB up"] if plan.forecasting.target is not None else [])]
 
 
 def _until(plan: Plan) -> str:
-    """Returns the end of a table's title, which names the target accuracy or loss; "" without a target."""
+    """Returns the end of a table's title: the target accuracy or loss, or "" if the user set no target."""
     return "" if plan.forecasting.target is None else f"; rounds and MiB to {_goal(plan)}"
 
 

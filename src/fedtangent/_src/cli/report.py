@@ -23,7 +23,7 @@ from fedtangent._src.storage import write_atomically
 
 @dataclass(frozen=True)
 class ReportOptions:
-    """Options of the report."""
+    """Options of ``fedtangent report``: the folders of the runs, and the folder for the HTML page."""
 
     runs: Annotated[tuple[str, ...], tyro.conf.Positional] = ("results",)
     """Folders of runs, or folders with folders of runs below them."""
@@ -40,7 +40,7 @@ class ReportJob(NamedTuple):
 
 
 def prepare(options: ReportOptions) -> ReportJob:
-    """Reads the files of all runs and builds the page, without writing it; raises ``ValueError`` for bad folders."""
+    """Reads the files of all runs and builds the page, without writing it; raises ``ValueError`` if a folder has no run."""
     if not options.runs:
         raise ValueError("runs: got none, must be folders of runs")
     try:
@@ -104,7 +104,7 @@ def _values(command: str, line: Sequence[str]) -> Values:
 
 
 def _means(command: str, line: Sequence[str], values: Mapping[str, object]) -> bool:
-    """Tells whether the words ``line`` of a command give its options exactly these values."""
+    """Tells whether parsing the words ``line`` of a command gives exactly the option values ``values``."""
     try:
         return _values(command, line) == values
     except ValueError:

@@ -60,7 +60,7 @@ class TrainOptions:
 
 
 class TrainJob(NamedTuple):
-    """A checked run, ready to start."""
+    """A run of ``fedtangent train`` whose options are checked and whose data and algorithm are built."""
 
     options: TrainOptions  # options of evaluations and output
     machine: MachineOptions  # options of the computation, such as its mapping and checkpoints
@@ -149,9 +149,9 @@ def _check(options: TrainOptions, machine: MachineOptions, described: Descriptio
 
 
 def _diagnostics(options: TrainOptions, built: Built, seed: int) -> Diagnostics | None:
-    """Builds the kernel or laziness diagnostics that ``--diagnostics`` names; None if it is "none".
+    """Builds the measure that ``--diagnostics`` names (of tangent kernels or of laziness); None if it is "none".
 
-    Raises ``ValueError`` if the run does not allow them. ``seed`` is the seed of the run.
+    Raises ``ValueError`` if the run does not allow it. ``seed`` is the seed of the run.
     """
     if options.diagnostics == "laziness":
         return laziness_diagnostics(built, options.evaluate_every, options.diagnostics_examples)
@@ -229,9 +229,14 @@ def _simulated(job: TrainJob, seed: int, write: Reported) -> Run:
 def _measured(
     built: Built, kind: str, diagnostics: Diagnostics | None, algorithm: Algorithm, state: PyTree
 ) -> dict[str, dict[str, float]]:
-    """Computes the metrics of an evaluation at ``state``, by split and name.
+    """Computes the metrics of an evaluation by split and name, ``{split: {metric: value}}``.
 
-    ``diagnostics`` are a further measure of the run, or None; the split of their metrics is ``kind``.
+    Args:
+        built: Data and algorithm of the run.
+        kind: Name of the diagnostics, under which their metrics are returned.
+        diagnostics: A further measure of the run, or None.
+        algorithm: The algorithm.
+        state: State of the algorithm at the evaluation.
     """
     metrics = measured(built.examples, algorithm, state)
     if built.of_clients is not None:
@@ -253,5 +258,8 @@ def _measured_on_clients(built: Built, tests: FederatedData, state: PyTree) -> d
 
 
 def _accuracy_of_targets(outputs: Array, targets: Array, mask: Array) -> Array:
-    """Computes the share of right predictions where ``targets`` [m, C] are largest at the class of each example."""
+    """Computes the accuracy [] of ``outputs`` [m, C], if ``targets`` [m, C] are largest at the class of each example.
+
+    ``mask`` [m] tells which examples count.
+    """
     return personal.accuracy(outputs, jnp.argmax(targets, axis=-1), mask)

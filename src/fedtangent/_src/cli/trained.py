@@ -38,7 +38,7 @@ LOWER = "lower the learning rate"
 
 @dataclasses.dataclass(frozen=True)
 class RunFiles:
-    """Writer of the files of a command ``train``; if several processes take part, only the first one writes."""
+    """Writer of the files of ``fedtangent train``; if several processes take part, only the first one writes."""
 
     folder: Path
     built: Built
@@ -111,7 +111,7 @@ class RunFiles:
                 say(remark if len(runs) == 1 else f"seed {seed}: {remark}")
 
     def _reliabilities(self, runs: dict[int, Run]) -> list[Reliability]:
-        """Computes the calibration of each run on the test examples; [] unless the loss is one of classes."""
+        """Computes the calibration of each run on the test examples; returns [] if the loss is not for classes."""
         test = self.built.examples.test
         if targets_of(self.built.loss) != "classes" or test is None or test.labels is None:
             return []
@@ -201,12 +201,12 @@ def _training_losses(run: Run) -> tuple[float, float]:
 
 
 def counted(runs: dict[int, Run]) -> dict[int, Run]:
-    """Selects the runs over which numbers are averaged: the finished ones, or all if none finished."""
+    """Selects the runs over which numbers are averaged: the runs that finished, or all runs if none finished."""
     return {seed: run for seed, run in runs.items() if status(run) == FINISHED} or runs
 
 
 def whose(runs: dict[int, Run], good: dict[int, Run]) -> str:
-    """Describes of which round and of how many seeds the numbers in the table are.
+    """Describes in words the round and the number of seeds that the numbers in the printed table are from.
 
     Args:
         runs: Run of each seed.

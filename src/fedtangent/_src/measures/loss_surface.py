@@ -1,8 +1,9 @@
 """The loss on the plane through three models in weight space, and on the segment between two models.
 
-With the weights w1, w2 and w3 of the models, ``u = w2 - w1`` and ``v = (w3 - w1) - <w3 - w1, u> u / |u|^2``, both then
-normalised, a point of the plane is ``w1 + a u + b v`` (Garipov et al., "Loss surfaces, mode connectivity, and fast
-ensembling of DNNs", NeurIPS 2018, appendix A.1). Fig. 3 of FE-2024 shows the loss on such a plane.
+Let w1, w2 and w3 be the weights of the models. The directions are ``u = w2 - w1`` and ``v = (w3 - w1) - <w3 - w1, u> u
+/ |u|^2``, both scaled to norm 1. A point of the plane is ``w1 + a u + b v`` with numbers a and b (Garipov et al., "Loss
+surfaces, mode connectivity, and fast ensembling of DNNs", NeurIPS 2018, appendix A.1). Fig. 3 of FE-2024 shows the loss
+on such a plane.
 """
 
 from __future__ import annotations
@@ -44,7 +45,14 @@ Arguments: TypeAlias = tuple[PyTree, ...]  # of a loss, after the parameters
 
 
 class Plane(NamedTuple):
-    """A plane in parameter space through three models, with two orthonormal directions and the models' coordinates."""
+    """A plane in parameter space through three models.
+
+    Attributes:
+        origin: Parameters of the first model.
+        first: Direction of norm 1 towards the second model.
+        second: Direction of norm 1, orthogonal to ``first``, on the side of the third model.
+        coordinates: Coordinates of the three models along both directions, [3, 2].
+    """
 
     origin: PyTree  # the first model
     first: PyTree  # of norm 1, towards the second model
@@ -213,9 +221,10 @@ def mean_loss(model: Model, loss: str, block: int = 2000) -> Loss:
 
 @partial(jax.jit, static_argnames="loss")
 def _chunk(loss: Loss, basis: PyTree, points: Float[Array, "q d"], arguments: Arguments) -> Float[Array, "q"]:
-    """Evaluates the loss at the parameters ``origin + sum_i points[:, i] directions[i]``, [q].
+    """Evaluates the loss at q points ``origin + sum_i points[:, i] directions[i]`` in parameter space, [q].
 
-    ``basis`` has the origin and the tuple of directions. ``arguments`` follow the parameters in the call of the loss.
+    ``basis`` is the pair (origin, directions), with a tuple of d directions. ``arguments`` are passed to the loss after
+    the parameters.
     """
     origin, directions = basis
 
@@ -231,9 +240,9 @@ def _chunk(loss: Loss, basis: PyTree, points: Float[Array, "q d"], arguments: Ar
 def _evaluate(
     loss: Loss, basis: PyTree, points: Float64[np.ndarray, "q d"], arguments: Arguments, progress: bool = False
 ) -> Float[np.ndarray, "q"]:
-    """Evaluates the loss at all points in calls of ``_chunk`` with one shape, so that it is compiled once.
+    """Evaluates the loss at all points; equally large groups of points are computed at a time by one compiled function.
 
-    The arguments are those of ``_chunk``; ``progress`` shows a progress bar.
+    The arguments are as for ``_chunk``, which evaluates a group; ``progress`` shows a progress bar.
     """
     size = min(len(points), POINTS_A_CALL)
     padded = np.concatenate([points, np.repeat(points[-1:], -len(points) % size, axis=0)])

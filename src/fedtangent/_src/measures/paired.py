@@ -16,7 +16,15 @@ if TYPE_CHECKING:  # a run measures its metrics, so that the engine stands above
 
 
 class Difference(NamedTuple):
-    """Metric of a configuration minus that of the baseline: the mean over seeds and its confidence interval."""
+    """Metric of a configuration minus the metric of the baseline, averaged over seeds.
+
+    Attributes:
+        config: Options of the configuration.
+        mean: Mean difference over seeds.
+        low, high: Ends of its confidence interval.
+        standard_error: Standard error of the mean.
+        num_seeds: Number of seeds.
+    """
 
     config: Config
     mean: float

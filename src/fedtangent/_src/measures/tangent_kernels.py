@@ -1,7 +1,7 @@
 """Measures of tangent kernels: change since the start, alignment with the targets, spectrum, clients' Gram operators.
 
 The functions take symmetric matrices [n, n] and compute in NumPy float64. ``kernel_diagnostics`` applies them to the
-kernel of every model along a run. For a matrix that is not finite (a run that diverged) they return NaN.
+kernel of every model during a run. If a matrix is not finite, because the run diverged, they return NaN.
 """
 
 from __future__ import annotations
@@ -44,14 +44,26 @@ BLOCK_SIZE = 128  # for networks without a structured kernel; bounds the memory
 
 
 class Drift(NamedTuple):
-    """Relative change of a tangent kernel Theta_t since the start of a run, in two norms."""
+    """Relative change of a tangent kernel since the start of a run, ``|Theta_t - Theta_0| / |Theta_0|``, in two norms.
+
+    Attributes:
+        frobenius: The change in the Frobenius norm.
+        operator: The change in the operator norm, the largest absolute eigenvalue.
+    """
 
     frobenius: float  # |Theta_t - Theta_0|_F / |Theta_0|_F
     operator: float  # the same in the operator norm, the largest absolute eigenvalue
 
 
 class Spectrum(NamedTuple):
-    """Eigenvalues of a kernel matrix and numbers that summarise them, such as the effective rank."""
+    """Eigenvalues of a kernel matrix [n, n] and numbers that summarise them.
+
+    Attributes:
+        eigenvalues: Largest first; those below 0 by rounding are set to 0.
+        effective_rank: exp of the entropy of the eigenvalues divided by their sum, from 1 to n.
+        trace_over_largest: Sum of the eigenvalues divided by the largest one, from 1 to n.
+        condition_number: Largest eigenvalue over smallest; infinite if the smallest is 0 to rounding.
+    """
 
     eigenvalues: Float64[np.ndarray, "n"]  # largest first, those below 0 by rounding set to 0
     effective_rank: float  # exp of the entropy of the eigenvalues over their sum (Roy & Vetterli, 2007), 1 to n
@@ -60,9 +72,13 @@ class Spectrum(NamedTuple):
 
 
 class GramOperators(NamedTuple):
-    """Differences between the clients' Gram operators Pi_i: how far they are from commuting, and from being equal.
+    """Differences between the clients' Gram operators Pi_i, which ``gram_operators`` defines.
 
-    ``gram_operators`` defines them.
+    Attributes:
+        commutators: Norm of ``Pi_i Pi_j - Pi_j Pi_i`` for each of p pairs of clients; 0 if they commute.
+        relative: The same over its largest possible value ``sqrt(2) |Pi_i| |Pi_j|``, from 0 to 1.
+        variance: Norm of the variance of Pi_i over clients; 0 if all are equal.
+        relative_variance: The same over the norm of the squared mean of Pi_i.
     """
 
     commutators: Float64[np.ndarray, "p"]  # |[Pi_i, Pi_j]| as operators on functions (Hilbert-Schmidt norm)
@@ -214,7 +230,10 @@ def _commutator(kernel: Float64[np.ndarray, "n n"], a: Int[np.ndarray, "n_a"], b
 
 
 def _variance(kernel: Float64[np.ndarray, "n n"], rows: list[Int[np.ndarray, "_"]]) -> tuple[float, float]:
-    """Computes ``|Var(Pi_i)|`` of Gram operators and its ratio to ``|E[Pi_i]^2|``, as ``gram_operators`` defines."""
+    """Computes the norm ``|Var(Pi_i)|`` for the clients' Gram operators, and its ratio to ``|E[Pi_i]^2|``.
+
+    ``gram_operators`` defines both. ``kernel`` has all n examples; ``rows`` has the rows of it that each client holds.
+    """
     total = sum(map(len, rows))
     count, within = np.zeros(len(kernel)), np.zeros_like(kernel)
     for client in rows:
@@ -231,7 +250,10 @@ def _operator_norm(symmetric: Float64[np.ndarray, "n n"]) -> float:
 
 
 def _rows_of(clients: Partition, n: int) -> list[Int[np.ndarray, "_"]]:
-    """Returns the kernel's rows that each client holds, without empty clients; raises ``ValueError`` for bad rows."""
+    """Returns the rows of the kernel [n, n] that each client holds, without empty clients.
+
+    Raises ``ValueError`` if all clients are empty, a row is not below n, or a client holds a row twice.
+    """
     rows = [client for client in map(clients.client, range(clients.num_clients)) if len(client)]
     if not rows:
         raise ValueError("clients: got a partition without examples, must hold at least one")
@@ -249,7 +271,14 @@ def _rows_of(clients: Partition, n: int) -> list[Int[np.ndarray, "_"]]:
 
 
 class Watched(NamedTuple):
-    """Training examples on which the tangent kernels of a run are measured."""
+    """Training examples on which the tangent kernels of a run are measured.
+
+    Attributes:
+        rows: Indices of the m examples in the training data, ascending.
+        x: Inputs.
+        targets: Targets; one-hot vectors for classes.
+        clients: Which of the m examples each client holds.
+    """
 
     rows: Int[np.ndarray, "m"]  # rows of the data, ascending
     x: Shaped[AnyArray, "m ..."]
@@ -272,7 +301,7 @@ class KernelDiagnostics:
     initial: Float64[np.ndarray, "K m m"]  # Theta_0
 
     def __call__(self, algorithm: Algorithm, state: PyTree) -> dict[str, float]:
-        """Computes the metrics named in ``METRICS`` for a state of the run, by name."""
+        """Computes the metrics that ``kernel_diagnostics`` lists for a state of the run; returns them by name."""
         of_models = [self._measured(theta, k) for k, theta in enumerate(self.kernels(state))]
         metrics = {name: float(np.mean([values[name] for values in of_models])) for name in METRICS}
         if len(of_models) > 1:
@@ -284,9 +313,9 @@ class KernelDiagnostics:
         return np.asarray(self.kernels_of(state, self.watched.x), np.float64)
 
     def drifts(self, state: PyTree) -> Float64[np.ndarray, "K"]:
-        """Computes ``|Theta - Theta_0| / |Theta_0|`` (Frobenius norm) of every model's kernel at a state, [K].
+        """Computes the relative change ``|Theta - Theta_0| / |Theta_0|`` of every model's kernel since the start, [K].
 
-        Theta_0 is the kernel of the initial model.
+        Theta is the kernel at ``state``, Theta_0 the kernel of the initial model. The norm is the Frobenius norm.
         """
         return np.array([drift(*pair).frobenius for pair in zip(self.kernels(state), self.initial, strict=True)])
 
@@ -329,7 +358,7 @@ def kernel_diagnostics(
     A run with ``evaluation=Evaluation(measure=kernel_diagnostics(algorithm, model, data, seed=0))`` has these metrics
     of each of the K models, on the same training examples:
 
-    - ``drift``, ``drift_operator``: relative change since the start (FE-2021, Theorem 9.1);
+    - ``drift``, ``drift_operator``: relative change since the start, which Theorem 9.1 of FE-2021 bounds;
     - ``alignment``, ``alignment_centred``: alignment with the targets;
     - effective rank, trace over largest eigenvalue, largest and smallest eigenvalue, condition number;
     - ``commutator`` and ``gram_variance``, also relative: mean norm of the commutators and norm of the variance of the
@@ -415,7 +444,10 @@ def _quotas(sizes: Int[np.ndarray, "N"], total: int, rng: np.random.Generator) -
 
 
 def _widest(leaf: Shaped[Array, "*shape"]) -> Shaped[Array, "*shape"]:
-    """Converts a floating array to float64 if 64-bit types are enabled: float32 cannot resolve small eigenvalues."""
+    """Converts a floating array to float64 if JAX's 64-bit types are enabled; returns any other array unchanged.
+
+    Kernels are computed from it in float64, since float32 cannot resolve small eigenvalues.
+    """
     if not jnp.issubdtype(leaf.dtype, jnp.floating):
         return leaf
     return leaf.astype(jnp.promote_types(leaf.dtype, jnp.result_type(float)))

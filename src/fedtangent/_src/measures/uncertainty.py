@@ -39,7 +39,14 @@ Predicted: TypeAlias = Prediction | Gaussian | Float[AnyArray, "K n C"]
 
 
 class Reliability(NamedTuple):
-    """Confidence and accuracy of predictions in B bins, for a reliability diagram; empty bins hold zeros."""
+    """Confidence and accuracy of predictions in B bins of confidence, for a reliability diagram.
+
+    Attributes:
+        edges: Bin b holds the confidences in (edges[b], edges[b + 1]].
+        examples: Number of examples in each bin.
+        confidence: Mean confidence in each bin; 0 if it is empty.
+        accuracy: Share of correct predictions in each bin; 0 if it is empty.
+    """
 
     edges: Float[Array, "B+1"]  # bin b holds the confidences in (edges[b], edges[b + 1]]
     examples: Int[Array, "B"]  # how many
@@ -259,9 +266,11 @@ def coverage_interval(share: ArrayLike, num_points: int, level: float = 0.95) ->
 def measure(
     predicted: Prediction, targets: Num[AnyArray, "n *C"], labels: Int[AnyArray, "n"] | None, loss: str | Loss
 ) -> dict[str, float]:
-    """Computes all metrics in ``METRICS`` that apply to a prediction, by name.
+    """Computes the metrics of a prediction: mean loss, accuracy, calibration and uncertainties, by name.
 
-    The mean loss is called "nll", "mse" or "loss" (``metric_of(loss)``). Accuracies are NaN if an output is not finite.
+    The mean loss is called "nll", "mse" or "loss" (``metric_of(loss)``). Only a loss of classes has calibration, Brier
+    score and entropies. Only K > 1 models have a variance over models and mutual information. Accuracies are NaN if an
+    output is not finite.
 
     Args:
         predicted: Outputs of the K models, [K, n, C], and their mean.
@@ -301,7 +310,10 @@ def _scores(
     labels: Int[Array, "n"] | None,
     loss: str | Loss,
 ) -> tuple[dict[str, Float[Array, ""]], Int[Array, "n"]]:
-    """Computes the metrics of ``measure`` but accuracies, and the predicted classes [n]; ``mean`` is over models."""
+    """Computes the metrics of ``measure``, except accuracies, by name; returns them and the predicted classes [n].
+
+    ``mean`` is the mean of ``members`` over the models. The other arguments are as for ``measure``.
+    """
     several, scores = members.shape[0] > 1, dict[str, Array]()
     metric = metric_of(loss)
     if metric == "nll" and labels is not None:

@@ -109,7 +109,7 @@ def choose_convolution(input_shape: Sequence[int], filters: int, window: int) ->
 
 
 def convolution_called(name: str, input_shape: Sequence[int], filters: int, window: int) -> Convolution:
-    """Returns the convolution called ``name``, one of ``CONVOLUTIONS``, or the faster one for ``"auto"``.
+    """Returns the convolution called ``name``: ``"lax"``, ``"gemm"``, or for ``"auto"`` the faster of these two.
 
     Args:
         name: Name of the convolution.
@@ -125,7 +125,7 @@ def convolution_called(name: str, input_shape: Sequence[int], filters: int, wind
 
 
 def _measure(shape: tuple[int, ...], filters: int, window: int, mapping: str) -> dict[str, float]:
-    """Measures the median seconds of a convolution with its gradients, for each entry of ``CONVOLUTIONS``.
+    """Measures the median seconds of a convolution with its gradients, by ``"lax"`` and by ``"gemm"``.
 
     ``shape`` is (H, W, channels) of an image. With ``mapping`` "scan" the clients run one after another, with "vmap" at
     once.

@@ -48,6 +48,12 @@ class DenseStructure(NamedTuple):
 
     Parameters follow neural-tangents' stax: a list with ``(W [fan_in, fan_out], b [1, fan_out] or None)`` for each
     layer and ``()`` for each activation, so layer ``l``'s parameters are ``params[2 * l]``.
+
+    Attributes:
+        input_size: Number of features of an example.
+        activation: The activation function.
+        layers: Scales of each layer.
+        descend: Function that takes several gradient steps at once, as in ``types.Model``; None if there is none.
     """
 
     input_size: int
@@ -138,9 +144,9 @@ class _Scaled(NamedTuple):
 
 
 def _scaled(layer: _Layer, parameterization: str) -> _Scaled:
-    """Returns the scales of a layer in a parameterization, as ``mlp`` defines them.
+    """Returns the scales of a layer in a parameterization: ntk, standard or maximal_update, which ``mlp`` defines.
 
-    Those of ``maximal_update`` are from table 9 of Yang et al. (2022).
+    The scales of ``maximal_update`` are from table 9 of Yang et al. (2022).
     """
     w_std, b_std, root = layer.w_std, layer.b_std, layer.fan_in**0.5
     if parameterization == "standard":
@@ -197,10 +203,10 @@ def sizes_of(input_size: int | Sized, output_size: int | None) -> tuple[int, int
 
     Args:
         input_size: Number of inputs, or a data set, which has both numbers.
-        output_size: Number of outputs; None for the data set's.
+        output_size: Number of outputs; None to take it from the data set.
 
     Raises:
-        ValueError: ``output_size`` is None although ``input_size`` is a number, or it is a tuple or list.
+        ValueError: ``output_size`` is None although ``input_size`` is a number, or ``input_size`` is a tuple or list.
     """
     if isinstance(output_size, tuple | list):
         raise ValueError(f"output_size: got {output_size}, must be a number; widths are named: widths={output_size}")
@@ -209,11 +215,11 @@ def sizes_of(input_size: int | Sized, output_size: int | None) -> tuple[int, int
 
 
 def outputs_of(inputs: object, output_size: int | None, name: str) -> int:
-    """Returns ``output_size``, or the number of outputs of a data set.
+    """Returns ``output_size``, or if it is None the number of outputs of a data set.
 
     Args:
         inputs: Inputs of a model: a data set, or a shape.
-        output_size: Number of outputs; None for the data set's.
+        output_size: Number of outputs; None to take it from the data set.
         name: Name of the argument ``inputs``, for the error message.
 
     Raises:

@@ -55,7 +55,7 @@ class ModelEntry(Entry):
     """Default step size of the clients for each loss, measured at the model's default sizes."""
 
     def fitting_loss(self, is_regression: bool) -> str:
-        """Returns the default loss of the model, for regression or for classes."""
+        """Returns the name of the model's default loss: the squared error for regression, else the loss for classes."""
         return SQUARED_ERROR if is_regression else self.loss
 
 
@@ -76,12 +76,13 @@ def network(
     """Returns a decorator that marks a function as a model, so that it can be chosen by its name.
 
     Args:
-        most: Names of the parameters that are options on the command line, each with the largest number allowed or
-            None.
+        most: Names of the parameters that are options on the command line. The value is the largest number allowed, or
+            None for no limit.
         papers: Keys of the papers behind the model.
-        sizes: Converts the shape of an example and the number of outputs to arguments of the function.
-        more: A frozen dataclass of further options that are no named parameters of the function.
-        about: Further fields of ``ModelEntry``.
+        sizes: Function that converts the shape of an example and the number of outputs to the first arguments of the
+            marked function.
+        more: A frozen dataclass of options that the marked function takes by ``**``, and so does not name.
+        about: Values of other fields of ``ModelEntry``.
     """
 
     def mark(function: Function) -> Function:

@@ -36,7 +36,14 @@ _CUSTOM = (
 
 
 class _Functions(NamedTuple):
-    """A flax module as pure functions of its parameters; other variables, such as batch statistics, are only named."""
+    """A flax module as pure functions of its parameters.
+
+    Attributes:
+        title: Name of the module.
+        init: Draws the parameters.
+        apply: Computes the outputs.
+        state: Names of variables that are not parameters, such as batch statistics.
+    """
 
     title: str
     init: Callable[[Key], PyTree]
@@ -138,7 +145,7 @@ def _of_nnx(module: object) -> _Functions:
 
 
 def flax_structure(apply: Apply) -> LayeredStructure:
-    """Builds the description of the layers of a flax network, for its tangent kernel.
+    """Builds the functions that find and run the layers of a flax network, from which its tangent kernel is computed.
 
     Args:
         apply: ``(params, x [n, ...]) -> outputs [n, C]``, computed in the parameters' dtype.
@@ -158,9 +165,10 @@ class _Uses(NamedTuple):
 
 
 def _read_plan(apply: Apply, params: PyTree, x: WithShape) -> Plan:
-    """Determines which leaves of ``params`` the network uses in layers only; returns the layers and the other leaves.
+    """Determines which parameters a network uses only as weights of dense and convolutional layers.
 
-    ``apply`` computes the network's outputs from ``params`` and ``x`` [n, ...]; both may be shapes.
+    Returns the applications of these layers, and the indices of all other leaves of ``params``. ``apply`` computes the
+    outputs from ``params`` and ``x`` [n, ...]. Only shapes and dtypes of ``params`` and ``x`` count.
     """
     one = jax.ShapeDtypeStruct((1, *x.shape[1:]), x.dtype)
     shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(jnp.shape(leaf), jnp.result_type(leaf)), params)
@@ -193,9 +201,10 @@ def _needed(jaxpr: Jaxpr) -> set[int]:
 def _run_layers(
     apply: Apply, plan: Plan, params: PyTree, shifts: list[Array], x: AnyArray
 ) -> tuple[Array, list[Array]]:
-    """Computes a network's outputs on one example and the inputs of its layers; see ``layers.RunLayers``.
+    """Computes a network's outputs [1, C] on one example ``x``, and the inputs of its layers.
 
-    Convolutions are computed by ``gemm_convolution``, which is fast inside loops.
+    The arguments after ``apply`` are as for ``layers.RunLayers``. Convolutions are computed by ``gemm_convolution``,
+    which is fast inside loops.
     """
     inputs: list[Array] = []
     layers = {call.path for call in plan.calls}
@@ -250,9 +259,10 @@ def _intercept(interceptor: _Interceptor) -> Iterator[None]:
 def _called_layer(
     args: tuple[PyTree, ...], kwargs: dict[str, PyTree], context: InterceptorContext
 ) -> Conv | Dense | None:
-    """Returns the layer of an intercepted call if it is ``layer(x)`` of a dense or convolutional layer; else None.
+    """Returns the layer of an intercepted call of a flax method.
 
-    The arguments are those of a function for ``flax.linen.intercept_methods``.
+    Returns None unless the call is ``layer(x)`` of a dense or convolutional layer. ``args`` and ``kwargs`` are the
+    arguments of the method; ``context`` describes the call, as ``flax.linen.intercept_methods`` passes it.
     """
     import flax.linen as nn
 
@@ -272,7 +282,8 @@ def _note(
     """Intercepts a call of a flax method: records a layer in ``uses`` and returns zeros in place of its output.
 
     With the zeros, the network's output no longer depends on weights that are used in layers only. ``leaves`` are all
-    parameters of the network; the other arguments are those of ``flax.linen.intercept_methods``.
+    parameters of the network. ``context`` describes the call of ``method``, as ``flax.linen.intercept_methods`` passes
+    it.
     """
     output = method(*args, **kwargs)
     layer = _called_layer(args, kwargs, context)
@@ -295,9 +306,9 @@ def _places_of_weights(layer: Conv | Dense, leaves: list[Array]) -> list[int] | 
 
 
 def _is_plain(layer: Conv | Dense, kernel: Array, x: Array) -> bool:
-    """Returns whether a layer computes ``patch W + b`` of its input ``x`` in the dtype of ``kernel``, its weights W.
+    """Returns whether a layer computes ``patch W + b`` of its input ``x``, in the dtype of its weights W, ``kernel``.
 
-    It does not if one of flax's special options is set, such as a custom product or circular padding.
+    This is false if one of flax's special options is set, such as a custom product or circular padding.
     """
     custom = [getattr(layer, name, None) for name in _CUSTOM]
     if any(value is not None for value in custom) or layer.dtype not in (None, kernel.dtype):

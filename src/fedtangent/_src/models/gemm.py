@@ -37,7 +37,8 @@ DimensionNumbers = lax.ConvGeneralDilatedDimensionNumbers
 class Geometry(NamedTuple):
     """Settings of a convolution of x [B, *spatial, I] with w [*window, I, O] into y [B, *output, O].
 
-    B is the number of examples, I and O are the numbers of input and output channels.
+    B is the number of examples, I and O are the numbers of input and output channels. ``padding`` has zeros (before,
+    after) for each spatial axis, and ``dilation`` is the distance between the entries of the window.
     """
 
     spatial: tuple[int, ...]
@@ -76,7 +77,8 @@ def _library(x: Array, w: Array, g: Geometry) -> Array:
 def _direct_to_input(y: Array, w: Array, g: Geometry) -> Array:
     """Computes the gradient of a convolution by its input, as a convolution of ``y`` with the flipped kernel ``w``.
 
-    ``y`` is the gradient by the convolution's output, [B, *output, O]. It is dilated and padded.
+    ``y`` is the gradient by the convolution's output, [B, *output, O]; the function dilates and pads it. ``g`` are the
+    settings of the convolution that is differentiated.
     """
     before = [e - 1 - low for e, (low, _) in zip(g.extent, g.padding, strict=True)]
     dilated = [(n - 1) * stride + 1 for n, stride in zip(g.output, g.strides, strict=True)]
@@ -95,7 +97,7 @@ def _direct_to_input(y: Array, w: Array, g: Geometry) -> Array:
 def _direct_to_kernel(x: Array, y: Array, g: Geometry) -> Array:
     """Computes the gradient of a convolution by its kernel from input ``x`` and the gradient ``y`` by its output.
 
-    It is a convolution of ``x`` with ``y``, in which channels and examples are swapped.
+    It is a convolution of ``x`` with ``y`` in which the axes of channels and examples are swapped.
     """
     dilated = [(n - 1) * stride + 1 for n, stride in zip(g.output, g.strides, strict=True)]
     sides = zip(g.padding, g.extent, dilated, g.spatial, strict=True)
@@ -129,7 +131,7 @@ def patches(x: Array, g: Geometry) -> Array:
 
 
 def _depthwise(x: Array, w: Array, g: Geometry) -> Array:
-    """Computes a depthwise convolution: each channel of ``x`` [B, *spatial, I] with kernels of its own in ``w``.
+    """Computes a depthwise convolution: each channel of ``x`` [B, *spatial, I] with separate kernels.
 
     ``w`` is [*window, 1, O], with O / I kernels for each channel.
     """
@@ -149,7 +151,10 @@ _Bilinear = Callable[[Array, Array, Geometry], Array]  # a convolution, or its g
 
 
 def _transposed(forward: _Bilinear, by: str) -> _Bilinear:
-    """Derives the gradient of ``forward``, a convolution, by its operand ``by``, with ``jax.linear_transpose``."""
+    """Derives the gradient of a convolution by one operand with ``jax.linear_transpose``.
+
+    ``forward`` computes the convolution, and ``by`` is "input" or "kernel".
+    """
 
     def to_input(y: Array, w: Array, g: Geometry) -> Array:
         like = jax.ShapeDtypeStruct((y.shape[0], *g.spatial, w.shape[-2]), y.dtype)
@@ -163,9 +168,15 @@ def _transposed(forward: _Bilinear, by: str) -> _Bilinear:
 
 
 class _Map(NamedTuple):
-    """One of three bilinear maps (a convolution, its gradient by the input, by the kernel) with its implementations.
+    """A bilinear map (a convolution, or its gradient by the input or by the kernel) with its implementations.
 
-    ``folds`` has the axes into which ``vmap`` folds a batch axis if only one operand has one.
+    Attributes:
+        direct: Implementation that is fast on a CPU.
+        library: Implementation that is fast on an accelerator.
+        product: Implementation by matrix products of patches.
+        shape: Computes the shape of the result from the shapes of the operands.
+        folds: For each operand the axis into which ``vmap`` folds a batch axis that only this operand has, and the axis
+            of the result in which the batch then is.
     """
 
     direct: _Bilinear  # fast on a CPU
@@ -210,9 +221,9 @@ def _batched(
 ) -> tuple[Array, int]:
     """Implements ``vmap`` of a bilinear map: returns the result and its batch axis.
 
-    ``args`` are the two operands, and ``dims`` their batch axes or None. A batch axis of one operand is folded into a
-    larger map. If both operands have one, the maps become batched matrix products, or a loop where XLA's convolution is
-    faster on a CPU.
+    ``primitive`` is the map, ``rules`` are its implementations. ``args`` are the two operands, and ``dims`` their batch
+    axes or None. A batch axis of only one operand is folded into another axis of it. If both operands have one, the map
+    becomes a batched matrix product, or a loop where XLA's convolution is faster on a CPU.
     """
     if None in dims:
         i = 1 if dims[0] is None else 0
@@ -405,7 +416,10 @@ def _is_exchanged(eqn: JaxprEqn) -> bool:
 
 
 def _exchanged(eqn: JaxprEqn, x: AnyArray, w: AnyArray) -> Array:
-    """Computes a traced convolution ``eqn`` of ``x`` with ``w`` by ``gemm_convolution``, whatever the order of axes."""
+    """Computes the traced convolution ``eqn`` of ``x`` with ``w`` by ``gemm_convolution``.
+
+    Axes may be in any order: they are transposed before and after.
+    """
     (batch, channels, *places), (outputs, inputs, *window), of_result = eqn.params["dimension_numbers"]
     options = {name: eqn.params[name] for name in ("lhs_dilation", "rhs_dilation", "feature_group_count", "precision")}
     last = gemm_convolution(
@@ -443,7 +457,10 @@ def _evaluate(program: ClosedJaxpr, *arguments: Array) -> list[object]:
 
 
 def _rewritten(eqn: JaxprEqn) -> dict[str, object]:
-    """Returns the parameters of an operation; in its inner programs ``gemm_convolution`` replaces the convolutions."""
+    """Returns the parameters of a traced operation, with the programs inside it rewritten.
+
+    In these programs, such as the body of a loop, ``gemm_convolution`` replaces the convolutions.
+    """
 
     def faster(value: object) -> object:
         if not isinstance(value, Program):

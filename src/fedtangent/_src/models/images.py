@@ -32,7 +32,10 @@ SMALLEST = 4  # side of the image that is left at the end, at least
 
 
 def image_shape(input_shape: Sequence[int]) -> tuple[int, int, int]:
-    """Returns ``input_shape`` as (height, width, channels), (H, W) as (H, W, 1); raises ``ValueError`` for others."""
+    """Returns ``input_shape`` as (height, width, channels); (H, W) becomes (H, W, 1).
+
+    Raises ``ValueError`` if it has another number of entries, or an entry below 1.
+    """
     if not isinstance(input_shape, Sequence):
         raise ValueError(f"input_shape: got {input_shape!r}, must be (height, width, channels)")
     shape = tuple(int(n) for n in input_shape)
@@ -66,10 +69,10 @@ def of_images(module: nn.Module, shape: Sequence[int], output_size: int, name: s
 
 
 def strides(shape: Sequence[int], places: int) -> list[int]:
-    """Returns the stride, 1 or 2, of each layer at which the published network halves its images, in order.
+    """Chooses the strides, 1 or 2, of the layers at which a published network halves its images, in order.
 
-    Small images are halved by the last layers only, so that at least 4 x 4 pixels remain. For 32 x 32 images this turns
-    networks for ImageNet into the usual ones for CIFAR.
+    If images are too small for all of them, the first of these layers get stride 1, so that at least 4 x 4 pixels
+    remain. For 32 x 32 images this turns networks for ImageNet into the usual ones for CIFAR.
 
     Args:
         shape: (height, width, ...) of an image.

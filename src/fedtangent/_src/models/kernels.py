@@ -95,6 +95,10 @@ class AnalyticKernel:
     The network is built at the first call. If it pools, a pair of images needs memory in proportion to the square of
     the number of pixels. Kernels of images are therefore computed in tiles (blocks of rows and columns). Without ``x2``
     the kernel is symmetric, and only the tiles on one side of the diagonal are computed.
+
+    Attributes:
+        network: Builds the network of stax.
+        prepare: Converts inputs [n, ...] to the inputs of the network.
     """
 
     network: Callable[[], StaxNetwork]

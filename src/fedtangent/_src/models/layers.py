@@ -36,7 +36,15 @@ class WithShape(Protocol):
 
 
 class Call(NamedTuple):
-    """One application of a layer to an example: shapes and settings, all known before the network is run."""
+    """One application of a layer to an example: shapes and settings, all known before the network is run.
+
+    Attributes:
+        path: Path of the layer's weights in the tree of parameters.
+        window, strides, padding, dilation: Settings of a convolution; the window is () for a dense layer.
+        fan_in: How many numbers a patch has.
+        has_bias: Whether the layer has a bias.
+        input, output: Shapes of the layer's input and output for one example.
+    """
 
     path: Path  # path of the layer in the tree of parameters
     window: tuple[int, ...]  # of a convolution; () for a dense layer
@@ -55,7 +63,13 @@ class Call(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """Assignment of a network's weights to its dense and convolutional layers, for one shape of an example."""
+    """The layers of a network, and the parameters that are outside of them, for one shape of an example.
+
+    Attributes:
+        calls: Applications of the dense and convolutional layers whose weights have no other use, in forward order.
+        others: Indices of all other leaves of the parameters.
+        num_others: How many numbers these leaves have.
+    """
 
     calls: tuple[Call, ...]  # all uses of the layers whose weights have no other use, in the order of the forward pass
     others: tuple[int, ...]  # leaves of the parameters that are used in any other way
@@ -81,7 +95,9 @@ class RunLayers(Protocol):
 class LayeredStructure(NamedTuple):
     """Functions that find and run the dense and convolutional layers of a network, for its tangent kernel.
 
-    A few weights may be elsewhere, such as the scales of a normalisation.
+    Attributes:
+        plan: Finds the layers for ``(params, x)``; some parameters may be outside of layers, such as normalisations.
+        run: Computes outputs and the inputs of the layers.
     """
 
     plan: Callable[[PyTree, WithShape], Plan]  # (params, x [n, ...]), arrays or their shapes -> use of the weights

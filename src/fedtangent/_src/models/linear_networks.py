@@ -113,13 +113,13 @@ def _descended(
     Args:
         weights: Transposes of W^1 to W^L.
         scale: Factor of the product of the weights.
-        loss: Loss as a function of that scaled product, [C, d].
+        loss: Loss as a function of the scaled product ``scale * W^L .. W^1``, [C, d].
         rate: Step size.
         steps: Number of steps.
         together: Steps between two writes of the full weight matrices; it changes the speed, not the result.
 
     Returns:
-        The new weights, and the sum of the losses before each step.
+        The new weights, and the losses before each step, summed over all steps.
     """
     # Multiplied from the output's side, all products and their gradients have C rows, and a weight's gradient is a
     # product of two of them: ``above``, the factor that multiplies the weight, and ``below``, the gradient by their

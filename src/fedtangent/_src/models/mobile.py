@@ -59,7 +59,7 @@ def _layers(groups: int) -> Layers:
 
 
 def _eighths(channels: float) -> int:
-    """Rounds a number of channels to the nearest multiple of 8, or to the next if that is over a tenth too low.
+    """Rounds a number of channels to the nearest multiple of 8, and up if rounding would lose more than a tenth.
 
     This is the rule of the authors' code of MobileNetV2.
     """
@@ -74,7 +74,7 @@ def _inverted_network(
 
     ``stem`` has the channels and the stride of the first convolution. ``stages`` has for each stage the factor of the
     hidden channels, the channels, the number of blocks, and the stride of the first block. ``head`` is the number of
-    channels of the last convolution.
+    channels of the last convolution, ``groups`` the number of groups of each GroupNorm.
     """
     import flax.linen as nn
 

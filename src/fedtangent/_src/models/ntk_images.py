@@ -30,7 +30,7 @@ Sizes = tuple[tuple[int, int, int], int]  # (height, width, channels), number of
 
 
 def _sizes_of(input_shape: Sequence[int] | Sized, output_size: int | None) -> Sizes:
-    """Returns the shape of an image and the number of outputs; a data set has both."""
+    """Returns the shape of an image and the number of outputs; ``input_shape`` may be a data set, which has both."""
     outputs = whole("output_size", outputs_of(input_shape, output_size, "input_shape"))
     return image_shape(input_shape.input_shape if isinstance(input_shape, Sized) else input_shape), outputs
 
@@ -57,7 +57,10 @@ def _activation(activation: str, layer_norm: bool) -> list[StaxNetwork]:
 
 
 def _readout(readout: str, output_size: int) -> list[StaxNetwork]:
-    """Returns the stax layers that compute the outputs from the features at all positions of an image."""
+    """Returns the stax layers that compute the outputs from the features at all positions of an image.
+
+    ``readout`` is "flatten", "average" or "global", as ``ntk_cnn`` explains.
+    """
     layers = stax()
     pooled = {
         "flatten": [layers.Flatten()],
@@ -68,7 +71,10 @@ def _readout(readout: str, output_size: int) -> list[StaxNetwork]:
 
 
 def _sum(branch: Sequence[StaxNetwork], shortcut: StaxNetwork | None = None) -> StaxNetwork:
-    """Builds a residual block of stax: the sum of ``branch`` and ``shortcut``; None for the input itself."""
+    """Builds a residual block of stax, which adds the outputs of ``branch`` and ``shortcut`` for the same input.
+
+    If ``shortcut`` is None, the input itself is added.
+    """
     layers = stax()
     both = layers.parallel(layers.Identity() if shortcut is None else shortcut, layers.serial(*branch))
     block: StaxNetwork = layers.serial(layers.FanOut(2), both, layers.FanInSum())
@@ -88,9 +94,9 @@ def _quiet(function: Callable[P, T]) -> Callable[P, T]:
 
 
 def _model(build: Callable[[int], Sequence[StaxNetwork]], shape: Sequence[int], width: int, name: str) -> Model:
-    """Builds a model that can be resized; models of all widths share one kernel.
+    """Builds a model that can be rebuilt at other widths; models of all widths share one infinite-width kernel.
 
-    ``build`` maps a width to the network's stax layers. ``name`` is the beginning of the model's name, without the
+    ``build`` maps a width to the network's stax layers. ``name`` is the beginning of the model's name, before the
     width.
     """
 
@@ -109,7 +115,10 @@ def _model(build: Callable[[int], Sequence[StaxNetwork]], shape: Sequence[int], 
 
 
 def _check(shape: Sequence[int], sides: Mapping[str, int], readout: str, activation: str) -> None:
-    """Raises ``ValueError`` for a size below 1 or an unknown name, or for images that are too small for the readout."""
+    """Raises ``ValueError`` for a size below 1, an unknown name, or images too small for the readout.
+
+    ``shape`` is the shape of an image; ``sides`` has the sizes to check, by name of the argument.
+    """
     for name, size in sides.items():
         whole(name, size)
     choice("readout", readout, READOUTS)
@@ -119,7 +128,7 @@ def _check(shape: Sequence[int], sides: Mapping[str, int], readout: str, activat
 
 
 def _named(kind: str, shape: Sequence[int], *parts: str) -> str:
-    """Returns the beginning of a model's name, without its width."""
+    """Returns the beginning of a model's name, before its width: kind of network, shape of an image, and ``parts``."""
     return f"{kind}({', '.join(('x'.join(map(str, shape)), *parts))}"
 
 

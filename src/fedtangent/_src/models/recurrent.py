@@ -1,7 +1,8 @@
 """The next-character network of the federated-learning literature: embedding, LSTM layers, a linear output.
 
-For speed, the products with the input kernels are computed for all characters at once, and so are the gradients of both
-kernels in the backward pass. Only one product per character, of all four gates with the state, remains in the loop.
+For speed, the inputs of a layer are multiplied by its input kernel for all characters at once. In the backward pass the
+gradients of the input kernel and the recurrent kernel are also computed at once. In the loop over characters only the
+product of the state with the recurrent kernel remains, for all four gates together.
 """
 
 from __future__ import annotations
@@ -35,7 +36,9 @@ def _gates(z: Array) -> tuple[Array, Array]:
 
 
 def _forward(z: Array, kernel: Array) -> tuple[Array, tuple[Array, ...]]:
-    """Runs one LSTM layer over T characters of B examples; returns hidden states [T, B, H] and all states.
+    """Runs one LSTM layer over T characters of B examples.
+
+    Returns the hidden states [T, B, H], and a tuple of all states: hidden, cell, gates and candidates.
 
     Args:
         z: Products of the inputs with the input kernel, plus bias, [T, B, 4 H] for H units.
@@ -56,7 +59,12 @@ def _forward(z: Array, kernel: Array) -> tuple[Array, tuple[Array, ...]]:
 
 
 def _layer(z: Array, kernel: Array) -> Array:
-    """Computes hidden states [T, B, H] of an LSTM layer; the arguments are those of ``_forward``."""
+    """Computes the hidden states [T, B, H] of an LSTM layer with H units.
+
+    Args:
+        z: Products of the inputs with the input kernel, plus bias, [T, B, 4 H].
+        kernel: Recurrent kernel [H, 4 H].
+    """
     return _forward(z, kernel)[0]
 
 
@@ -70,10 +78,10 @@ def _previous(states: Array) -> Array:
 
 
 def _backward(saved: PyTree, by_hidden: Array) -> tuple[Array, Array]:
-    """Computes the gradients of an LSTM layer by ``z`` and by the recurrent kernel, the arguments of ``_layer``.
+    """Computes the gradients of an LSTM layer by the arguments ``z`` and ``kernel`` of ``_layer``.
 
-    ``saved`` are the states and the kernel that ``_save`` returns, ``by_hidden`` [T, B, H] is the gradient by the
-    hidden states.
+    ``saved`` are all states of the forward pass and the recurrent kernel. ``by_hidden`` is the gradient by the hidden
+    states, [T, B, H].
     """
     (hidden, cell, gates, candidate), kernel = saved
     transposed = kernel.T
@@ -126,9 +134,15 @@ def _initialise(sizes: tuple[int, int, int, int, int], dtype: DTypeLike, key: Ke
 
 
 def _hidden(layers: int, recur: Recurrence, params: PyTree, x: Shaped[AnyArray, "n ..."]) -> tuple[list[Array], Array]:
-    """Runs embedding and LSTM layers; returns the inputs of each layer [T, B, ..] and the last hidden states [T, B, H].
+    """Runs the embedding and the LSTM layers of the network on characters.
 
-    ``recur`` runs one layer, as ``_layer``; ``x`` [B, T] are the characters.
+    Returns the inputs of each layer, [T, B, ..], and the hidden states of the last layer, [T, B, H].
+
+    Args:
+        layers: Number of LSTM layers.
+        recur: Runs one layer, with the arguments and the result of ``_layer``.
+        params: Parameters of the network.
+        x: Characters [B, T] as whole numbers.
     """
     table = params["embedding"]
     # a product and not a gather: the gradient of a gather is a scatter, which is slow on a CPU
@@ -150,7 +164,11 @@ def _apply(layers: int, positions: str, recur: Recurrence, params: PyTree, x: Sh
 
 
 def _plan(layers: int, params: PyTree, x: WithShape) -> Plan:
-    """Describes the layers for the tangent kernel: an LSTM layer has one matrix for its input and previous state."""
+    """Lists the layers of the network for its tangent kernel, as ``layers.Plan``.
+
+    An LSTM layer counts as one layer, whose matrix acts on its input and its previous state together. ``layers`` is the
+    number of LSTM layers.
+    """
     length, calls = x.shape[1], []
     for layer in range(layers):
         weights = params[f"layer_{layer}"]
@@ -166,7 +184,11 @@ def _plan(layers: int, params: PyTree, x: WithShape) -> Plan:
 def _run(
     layers: int, recur: Recurrence, plan: Plan, params: PyTree, shifts: list[Array], x: Array
 ) -> tuple[Array, list[Array]]:
-    """Computes outputs and layer inputs for one example, as ``layers.RunLayers``, where ``positions`` is "last"."""
+    """Computes the outputs and the inputs of the layers for one example, if outputs are for the last character only.
+
+    ``recur`` runs one of the ``layers`` LSTM layers, as ``_layer`` does. The other arguments are as for
+    ``layers.RunLayers``.
+    """
     before: list[Array] = []  # the hidden states before each character
 
     def moved(z: Array, kernel: Array) -> Array:

@@ -1,4 +1,4 @@
-"""Checks of a user's network by experiment: examples of a batch are independent, and every token is read."""
+"""Checks that evaluate a user's network: examples of a batch must be independent, and every token must be read."""
 
 from __future__ import annotations
 
@@ -102,10 +102,11 @@ def _outputs_near_the_start(model: Model, key: Key, x: Shaped[Array, "n ..."]) -
 def check_reads(model: Model, *inputs: Shaped[AnyArray, "n ..."] | None) -> None:
     """Raises ``ValueError`` if a network confuses the largest token of the data with another one.
 
-    This happens if the network's vocabulary is too small. JAX raises no error beyond the end of an embedding: it reads
-    the last row, or NaN, and a one-hot vector is 0. So the outputs for the largest token are compared with those for
-    two others. The token before it has the same outputs if both are read as the last row. The token -2 has the same
-    outputs if both one-hot vectors are 0. Networks that state their vocabulary are not checked.
+    This happens if the network's vocabulary is too small. JAX raises no error for a token beyond the end of an
+    embedding: it reads the last row, or NaN. The one-hot vector of this token is 0. So the outputs for the largest
+    token are compared with the outputs for two other tokens. For the token before it they are equal if both are read as
+    the last row. For the token -2 they are equal if both one-hot vectors are 0. Networks that state their vocabulary
+    are not checked.
 
     Args:
         model: The network.

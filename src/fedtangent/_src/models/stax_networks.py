@@ -88,8 +88,8 @@ def stax_model(network: StaxNetwork, shape: tuple[int, ...], name: str, kernel: 
         network: The triple (init_fn, apply_fn, kernel_fn).
         shape: Shape of an example.
         name: Name of the model.
-        kernel: Kernel of the same network at another width, which is used again; None to take the network's, and to
-            check it.
+        kernel: Kernel of the same network at another width, which the model shares; None to build the network's kernel
+            and to check it.
     """
     if not (isinstance(network, tuple) and len(network) == 3 and all(callable(part) for part in network)):
         raise ValueError(f"network: got {shown(network)}, must be the (init_fn, apply_fn, kernel_fn) of stax.serial")
@@ -123,7 +123,10 @@ def stax_model(network: StaxNetwork, shape: tuple[int, ...], name: str, kernel: 
 
 
 def _outputs(trace: Callable[[], jax.ShapeDtypeStruct], name: str) -> jax.ShapeDtypeStruct:
-    """Returns the shape of a network's outputs by ``trace()``; raises ``ValueError`` if the network fails there."""
+    """Returns the shape and dtype of a network's outputs from ``trace``, which traces the network on an example.
+
+    Raises ``ValueError`` if that fails; ``name`` is the network's name for the message.
+    """
     try:
         return trace()
     except Exception as error:
@@ -131,7 +134,10 @@ def _outputs(trace: Callable[[], jax.ShapeDtypeStruct], name: str) -> jax.ShapeD
 
 
 def _check_kernel(network: StaxNetwork, one: jax.ShapeDtypeStruct, name: str) -> None:
-    """Raises ``ValueError`` unless stax has both kernels of a network, and its output is Gaussian at infinite width."""
+    """Raises ``ValueError`` unless stax has both kernels of a network, and its output is Gaussian at infinite width.
+
+    ``one`` is the shape and dtype of a batch of one example, and ``name`` the network's name for the error message.
+    """
     gaussian: list[bool] = []
 
     def traced(x1: Array, x2: Array) -> tuple[Array, Array]:

@@ -167,8 +167,8 @@ def selection(name: str, model: Model, select: Select, are_matrices: bool = Fals
         are_matrices: Whether only weight matrices can be selected.
 
     Raises:
-        ValueError: The tree of bools has another structure or other values, the expression is invalid, or no parameter
-            is selected.
+        ValueError: The expression is invalid, no parameter is selected, or a tree of bools has another structure than
+            the parameters or values that are not bools.
     """
     instance("model", model, Model)
     params = jax.eval_shape(model.init, jax.random.key(0))

@@ -1,8 +1,8 @@
-"""The two-layer ReLU network that NTK-FL analyses (Yue et al., ICML 2022, eq. (12)), and its kernel, eq. (13) there.
+"""The two-layer ReLU network of NTK-FL (Yue et al., ICML 2022, eq. (12)), and its tangent kernel (eq. (13) there).
 
-``f(v; x) = n^{-1/2} sum_r c_r max(v_r' x, 0)`` has n neurons with trained weights v_r and fixed signs c_r. With the
-factor ``n^{-1/2}`` (erratum `ntk_fl.12`) the tangent kernel of inputs x_i and x_j is ``1/n x_i' x_j`` times the number
-of neurons that are active (``v_r' x > 0``) at both.
+``f(v; x) = n^{-1/2} sum_r c_r max(v_r' x, 0)`` has n neurons with trained weights v_r and fixed signs c_r. The factor
+``n^{-1/2}`` corrects eq. (12) (erratum `ntk_fl.12`). The tangent kernel of inputs x_i and x_j is ``1/n x_i' x_j`` times
+the number of neurons that are active (``v_r' x > 0``) at both.
 """
 
 from __future__ import annotations

@@ -89,7 +89,10 @@ def draw_together(results: Sequence[Compared], figures: Figures) -> list[Path]:
 
 
 def _bands(result: Comparison, path: Path) -> Path:
-    """Draws networks, NTK-FL and the prediction over a scalar input: means with 95 % bands, and single functions."""
+    """Draws trained networks, NTK-FL and the prediction of theory as functions of a scalar input.
+
+    Means are lines with 95 % bands; single networks are thin lines.
+    """
     setting, problem, theory = result.setting, result.setting.problem, result.theory
     x, order = problem.x_test[:, 0], np.argsort(problem.x_test[:, 0])
     evolved = [networks for networks in result.ntk_fl if networks.width == setting.size.largest][:1]
@@ -121,7 +124,7 @@ def _members(ax: Axes, x: np.ndarray, functions: np.ndarray, label: str) -> None
 
 
 def width_errors(results: Sequence[Compared], path: Path) -> Path:
-    """Draws the relative distance of each network to its prediction against the network's width, on log-log axes.
+    """Draws the relative distance of trained networks to their prediction against the width, on log-log axes.
 
     A panel has a line with the fitted slope and one with the slope -1/2 of theory.
 
@@ -162,7 +165,10 @@ def _residuals(results: Sequence[Compared], path: Path) -> Path:
 
 
 def _beside(result: Compared, path: Path) -> Path:
-    """Draws learning curves of networks of every width and the predicted one; beside them, each client's residual."""
+    """Draws learning curves of trained networks of every width beside the predicted curve.
+
+    A further panel has each client's residual.
+    """
     setting, widest = result.setting, result.simulated[-1]
     figure, axes = canvas(2, width=5.2, height=3.9)
     curve, clients = axes[0]
@@ -191,8 +197,9 @@ def _beside(result: Compared, path: Path) -> Path:
 def _laziness(result: Comparison, path: Path) -> Path:
     """Draws how far networks are from the linear (lazy) regime, by width and by round.
 
-    Shown are the parts of a network's distance to the flow (to its linearisation, and from there to infinite width),
-    and the change of its tangent kernel. Points are single networks.
+    The distance of a network to the federated kernel flow has two parts: from the network to its linearisation, and
+    from the linearisation to infinite width. Both are drawn, and the change of the network's tangent kernel. Points are
+    single networks.
     """
     figure, axes = canvas(3, width=4.6, height=3.8)
     across, along, drift = axes[0]
@@ -232,7 +239,10 @@ def _geometric(values: np.ndarray) -> np.ndarray:
 
 
 def _uncertainty(result: Comparison, path: Path) -> Path:
-    """Draws mean and standard deviation over networks of the largest width against the predicted ones, as points."""
+    """Draws the mean and standard deviation of outputs over trained networks against the predicted values, as points.
+
+    The networks are those of the largest width.
+    """
     networks, last = result.simulated[-1], result.theory.moments[-1]
     members = networks.test[-1]  # [K, E, m, C]
     variance = np.maximum(np.diagonal(last.cov, axis1=1, axis2=2), 0).mean(axis=0)
@@ -315,7 +325,10 @@ def _scatter(ax: Axes, name: str, widths: list[Entries], result: Theorem2) -> No
 
 
 def _coverage(ax: Axes, result: Theorem2) -> None:
-    """Draws the share of outputs inside the predicted central interval by its level, after and before training."""
+    """Draws the share of outputs inside the predicted central interval against the level of the interval.
+
+    There are curves for networks after and before training.
+    """
     ax.plot([0, 1], [0, 1], color=PREDICTED, lw=1.2, label="nominal")
     for trained, colour in zip(result.trained, shades(len(result.trained)), strict=True):
         shares = [covered(trained.samples, result.law, level).mean() for level in LEVELS]

@@ -321,7 +321,7 @@ class _View:
 
 
 def _below(panel: Figure) -> Figure:
-    """Moves the legend of a panel below it, and returns the panel."""
+    """Moves the legend of a panel below the panel, and returns the panel."""
     legend = panel.legend[0]
     panel.add_layout(legend, "below")
     legend.update(orientation="horizontal", ncols=2, border_line_color=None, padding=0, margin=0, spacing=8)
@@ -329,14 +329,15 @@ def _below(panel: Figure) -> Figure:
 
 
 def _drawn(values: np.ndarray) -> np.ndarray:
-    """Replaces numbers that are not finite, or too large to be drawn, by NaN."""
+    """Replaces by NaN the numbers that are not finite, or too large for the plot."""
     return np.where(np.abs(values) < LARGEST, values, np.nan)
 
 
 def _bands(errors: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Computes the mean and the 5th and 95th percentiles of each split's errors [E, r] over E initial functions.
+    """Computes the mean and the 5th and 95th percentiles of errors over E initial functions, [r] each.
 
-    The keys are the split's name, also with "_low" and "_high".
+    ``errors`` has the errors [E, r] of each split at r rounds. The key of a mean in the result is the split's name; the
+    keys of the percentiles end in "_low" and "_high".
     """
     columns = dict[str, np.ndarray]()
     for split, of_split in errors.items():
@@ -346,7 +347,10 @@ def _bands(errors: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
 
 
 def _score(curves: Curves) -> str:
-    """Describes the test error of a run at the end in words, with its 90 % range, and the accuracy if there is one."""
+    """Describes the test error at the end of a run in words, with its range over 90 % of the initial functions.
+
+    The accuracy follows if it was computed.
+    """
     errors = curves.errors["test"][:, -1]
     if not np.isfinite(errors).all():
         return "beyond all numbers"

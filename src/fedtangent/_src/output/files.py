@@ -31,7 +31,10 @@ Row = dict[str, Any]  # a row of the table in result.json, by column
 
 
 class Metric(NamedTuple):
-    """One row of metrics.csv: the value of one metric at one evaluation of a run."""
+    """One row of metrics.csv: the value of one metric at one evaluation of a run.
+
+    Bytes are totals up to the round. ``seconds`` is the time since the run began, or None if it was not measured.
+    """
 
     round: int
     algorithm: str
@@ -60,7 +63,7 @@ FORMATS = {
 
 
 class Figures(NamedTuple):
-    """Folder and file format of the figures that a command draws; ``kind`` is a key of ``FORMATS``."""
+    """Folder and file format of the figures that a command draws; ``kind`` is "png", "pdf" or "svg"."""
 
     folder: Path
     kind: str = "png"
@@ -75,7 +78,14 @@ UNDECIDED = 3  # exit code of a command with --strict whose verdicts do not fail
 
 
 class Ended(NamedTuple):
-    """The outcome of a command: the status of result.json, the exit code, and the last line that it prints."""
+    """The outcome of a command.
+
+    Attributes:
+        status: Status for result.json.
+        code: Exit code.
+        advice: Advice to the user, printed after a failure.
+        remark: Last line that is printed if nothing failed.
+    """
 
     status: str = FINISHED
     code: int = 0
@@ -90,7 +100,7 @@ def ended(failures: Iterable[str], advice: str = "", undecided: Sequence[str] = 
         failures: Descriptions of the failures, a few words each.
         advice: Advice to the user after a failure.
         undecided: Names of the undecided verdicts, for the last line.
-        strict: Whether undecided verdicts without a failure end with the exit code ``UNDECIDED``.
+        strict: Whether undecided verdicts without a failure end with exit code 3 instead of 0.
     """
     failed, remark = list(failures), f"undecided: {', '.join(undecided)}" if undecided else ""
     if failed:
@@ -145,7 +155,7 @@ def check_free(folder: Path, command: str, options: Mapping[str, object], goes_o
 
 
 def held_by(folder: Path) -> dict[str, Any] | None:
-    """Reads the content of config.json in ``folder``; returns None if the folder holds no run."""
+    """Reads config.json in ``folder``; returns its content, or None if the folder holds no run."""
     path, config = folder / "config.json", None
     if not path.exists():
         return None
@@ -159,7 +169,7 @@ def clear(folder: Path, whole: bool = True) -> None:
 
     Args:
         folder: Output folder.
-        whole: True to remove all files of the run; False to remove only files that a killed process left half written.
+        whole: True to remove all files of the run; False to remove only the incomplete files of a killed process.
     """
     halves = [path for name in WRITTEN for path in folder.glob(f"{name}.*{PART}")]
     for path in halves + ([folder / name for name in WRITTEN] if whole and held_by(folder) is not None else []):

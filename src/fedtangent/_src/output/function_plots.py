@@ -16,7 +16,16 @@ MEMBERS = (METHODS[0], METHODS[2], METHODS[3], "#e69f00", "#56b4e9")  # one colo
 
 
 class PosteriorRow(NamedTuple):
-    """Functions of a scalar input: a Gaussian process, draws from it, and K models before and after training."""
+    """A Gaussian process and K models as functions of a scalar input, for a row of ``posterior_samples``.
+
+    Attributes:
+        name: Name of the family of models.
+        x, y: Training inputs and targets, [n].
+        grid: Inputs at which the functions are drawn, [m].
+        mean, sd: Mean and standard deviation of the Gaussian process on the grid, [m].
+        draws: Functions drawn from the process, [K, m].
+        trained, untrained: Outputs of the models after and before training, [K, m].
+    """
 
     name: str
     x: np.ndarray  # [n] training inputs
@@ -30,7 +39,14 @@ class PosteriorRow(NamedTuple):
 
 
 class BandPanel(NamedTuple):
-    """Prediction of one method as a function of a scalar input."""
+    """Prediction of one method as a function of a scalar input, at m grid points.
+
+    Attributes:
+        name: Name of the method.
+        mean, sd: Mean and standard deviation of the prediction, [m].
+        members: Outputs of K single models, drawn as thin lines, [K, m].
+        colour: Colour of the panel.
+    """
 
     name: str
     mean: np.ndarray  # [m]
@@ -40,7 +56,15 @@ class BandPanel(NamedTuple):
 
 
 class UserCurve(NamedTuple):
-    """Measurements of one user of a scalar input, and the prediction for this user."""
+    """Measurements of one user (client) as a function of a scalar input, and the prediction for this user.
+
+    Attributes:
+        name: Name of the user.
+        grid: Inputs at which the prediction is drawn, [m].
+        predicted: Prediction there, [m].
+        points: Inputs and targets of training examples.
+        tested: Inputs and targets of test examples; may be empty.
+    """
 
     name: str
     grid: np.ndarray  # [m]

@@ -62,7 +62,10 @@ def history_figure(history: History, metrics: Sequence[str] = ()) -> Figure:
 
 
 def history_html(history: History) -> str:
-    """Returns HTML that shows a history in a notebook: a table of up to 8 evaluations, with the last, and a figure."""
+    """Returns HTML that shows a history in a notebook: a figure, and a table of up to 8 evaluations.
+
+    The last evaluation is always in the table.
+    """
     curves = history.curves()
     if not curves:
         return f"<pre>{escape(repr(history))}</pre>"

@@ -75,10 +75,16 @@ def heat_maps(grid: Sequence[Sequence[Shades]], path: Path, title: str = "") -> 
 
 
 class BoundedPanel(NamedTuple):
-    """A panel of measured curves with their bounds.
+    """A panel of measured curves at T values of the horizontal axis, with their bounds, each by name.
 
-    A measured curve is a solid line, or points if several curves have one name. Bounds are dashed, and wrong bounds,
-    the negative controls, dotted.
+    Attributes:
+        title: Title of the panel.
+        x: Values of the horizontal axis, [T].
+        measured: Curves [T], drawn as lines, or [K, T] for K curves of one name, drawn as points.
+        bounds: Bounds that theory gives, dashed.
+        wrong: Wrong bounds [T] or [K, T], which are negative controls, dotted.
+        predicted: Exact predictions [K, T] of K curves.
+        x_of_bounds: Values of the horizontal axis for the bounds; None for ``x``.
     """
 
     title: str
@@ -137,7 +143,12 @@ def _positive(values: np.ndarray) -> np.ndarray:
 
 
 class Points(NamedTuple):
-    """Values with standard errors, one for each number of models, for ``variance_against_models``."""
+    """Values with standard errors against the number of models K, for ``variance_against_models``.
+
+    Attributes:
+        values: The pair (value, standard error) for each K.
+        is_line: True for a prediction, drawn as a line; False for points with bars of one standard error.
+    """
 
     values: Mapping[int, tuple[float, float]]
     is_line: bool  # a prediction, drawn as a line; otherwise points with bars of one standard error
@@ -185,7 +196,7 @@ def points_with_errors(
 ) -> Path:
     """Draws several series of values with bars of one standard error.
 
-    The last series is the published one, which is dashed.
+    The last series is dashed: it has the values that a paper published.
 
     Args:
         series: For each label the value and standard error at each position on the horizontal axis.

@@ -217,7 +217,7 @@ MARKS = ("holds", "control_fails", "passed")
 
 
 def _is_verdict(row: object) -> bool:
-    """Tells whether a row of a table is a verdict: its entries named in ``MARKS`` are True, False or None."""
+    """Tells whether a row of a table is a verdict: its "holds", "control_fails" and "passed" are True, False or None."""
     return isinstance(row, Mapping) and all(isinstance(row.get(mark, ""), bool | None) for mark in MARKS)
 
 
@@ -298,7 +298,7 @@ def _is_number(value: object) -> bool:
 
 
 def _text(value: object) -> str:
-    """Converts a value to readable text; floats have 4 digits, and None becomes "-"."""
+    """Converts a value to text for the page; floats have 4 digits, and None becomes "-"."""
     if value is None:
         return "-"
     if isinstance(value, _Link):

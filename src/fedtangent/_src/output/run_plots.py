@@ -99,7 +99,10 @@ def _lines(ax: Axes, lines: Mapping[str, np.ndarray], x: Sequence[float]) -> Non
 
 
 def _mark(ax: Axes, x: Sequence[float]) -> None:
-    """Sets a tick at every value of ``x`` if there are at most 8, on a logarithmic axis if they differ widely."""
+    """Sets a tick at every value of ``x`` if there are at most 8 values, and does nothing otherwise.
+
+    With these ticks the axis is logarithmic if the last value is many times the first.
+    """
     if len(x) <= FEW:
         if 0 < MANY_SIZES * x[0] <= x[-1]:
             ax.set_xscale("log")
@@ -110,8 +113,8 @@ def _mark(ax: Axes, x: Sequence[float]) -> None:
 def learning_curves(metrics: Sequence[Metric], loss: str, title: str, path: Path) -> Path:
     """Draws the loss and, if it was measured, the accuracy of a training run against the round.
 
-    A further panel shows the last of these metrics against the MiB of uplink. Each split has a line, as in ``curves``,
-    over the rounds that every seed has measured.
+    A further panel shows the accuracy (or the loss, if there is no accuracy) against the MiB of uplink. Each split has
+    a line, as in ``curves``, over the rounds that every seed has measured.
 
     Args:
         metrics: Rows of metrics.csv.
@@ -197,15 +200,15 @@ def kernel_figure(
     title: str,
     path: Path,
 ) -> Path:
-    """Draws measures of tangent kernels against the round, and the spectrum at the first and the last round.
+    """Draws measures of tangent kernels against the round, and their eigenvalues at the first and the last round.
 
-    The measures are those of ``measures.kernel_diagnostics``. Lines are means over models and seeds; the band of a
-    panel's first metric goes from the smallest to the largest value.
+    ``measures.kernel_diagnostics`` defines the measures. Lines are means over models and seeds; the band of a panel's
+    first metric goes from the smallest to the largest value.
 
     Args:
         series: ``{metric: {round: values}}`` with a value for each model and seed.
         first: Eigenvalues at round 0, largest first, of every model: thin lines, with their geometric mean.
-        last: Eigenvalues at the last round.
+        last: Eigenvalues at the last round, in the same form.
         last_round: Number of the last round, for the legend.
         title: Title of the figure.
         path: File to write, which is returned.
@@ -231,10 +234,10 @@ def kernel_figure(
 def laziness_figure(series: dict[str, dict[int, list[float]]], title: str, path: Path) -> Path:
     """Draws how far networks of a run are from the linear (lazy) regime, by round.
 
-    One panel has the parts of a network's distance to its prediction (to its linearisation, and from there to infinite
-    width), the other the relative change of its tangent kernel. Lines are means over models and seeds; bands go from
-    the smallest to the largest value. Distances start at round 1, because they are 0 before. Parts that ``series``
-    lacks are left out.
+    The distance of a network to its prediction has two parts: from the network to its linearisation, and from the
+    linearisation to infinite width. One panel has these parts, the other has the relative change of the tangent kernel.
+    Lines are means over models and seeds; bands go from the smallest to the largest value. Distances start at round 1,
+    because they are 0 before. Parts that ``series`` lacks are left out.
 
     Args:
         series: ``{metric: {round: values}}`` with a value for each model and seed.

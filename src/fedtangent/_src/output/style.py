@@ -144,7 +144,10 @@ def _lighten(figure: Figure) -> None:
 
 
 def _add_legends(figure: Figure) -> None:
-    """Adds one legend below all panels if its labels mean the same in all of them, or else one below each panel."""
+    """Adds legends below the panels of a figure.
+
+    There is a single legend if a label means the same in all panels, else one below each panel.
+    """
     legends = {ax: dict(zip(*reversed(ax.get_legend_handles_labels()), strict=True)) for ax in figure.axes}
     legends = {ax: legend for ax, legend in legends.items() if legend}
     if not legends:
@@ -175,7 +178,10 @@ def _look(handle: object) -> str:
 
 
 def _columns(labels: Iterable[str], width: float) -> tuple[dict[str, Any], int]:
-    """Returns the arguments with which a legend fits into ``width`` inches, and the number of its lines."""
+    """Returns the arguments with which matplotlib's legend of these labels fits into a width, and its number of lines.
+
+    ``width`` is in inches.
+    """
     lengths = [len(label) for label in labels]
     columns = min(max(int(width / (0.55 + 0.068 * max(lengths))), 1), len(lengths))
     return {"ncols": columns, "fontsize": 8, "frameon": False}, -(-len(lengths) // columns)
@@ -215,7 +221,7 @@ def _part_ticks(figure: Figure) -> None:
 
 
 def reach(values: np.ndarray) -> tuple[float, float] | None:
-    """Computes the limits of an axis that shows all finite ``values`` with a margin; None if they are equal."""
+    """Computes the limits of an axis that shows all finite ``values`` with a margin; None if all of them are equal."""
     finite = values[np.isfinite(values)]
     low, high = float(np.min(finite, initial=np.inf)), float(np.max(finite, initial=-np.inf))
     return (low - MARGIN * (high - low), high + MARGIN * (high - low)) if low < high else None

@@ -17,7 +17,15 @@ LEVELS = 24
 
 
 class SurfacePanel(NamedTuple):
-    """Loss on a plane through three models in weight space, for a panel of ``loss_surfaces``."""
+    """Loss on a plane through three models in weight space, for a panel of ``loss_surfaces``.
+
+    Attributes:
+        name: Title of the panel.
+        a, b: Coordinates of the grid along the two directions of the plane, [A] and [B].
+        loss: Loss at the grid points, [B, A].
+        models: Coordinates of the three models, [3, 2].
+        labels: Names of the three models.
+    """
 
     name: str
     a: np.ndarray  # [A] coordinates along the first direction
@@ -83,7 +91,10 @@ def loss_segments(panels: Mapping[str, Mapping[str, np.ndarray]], title: str, pa
 
 
 def _log10(loss: np.ndarray) -> np.ndarray:
-    """Computes base 10 logarithms, NaN for a loss that is not finite and positive; ``ValueError`` if none is."""
+    """Computes base 10 logarithms of a loss; NaN where it is not finite and positive.
+
+    Raises ``ValueError`` if no loss is finite and positive.
+    """
     usable = np.isfinite(loss) & (loss > 0)
     if not usable.any():
         raise ValueError("loss: is nowhere finite and positive, there is nothing to draw")

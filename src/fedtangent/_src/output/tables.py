@@ -177,7 +177,10 @@ def _verdict_table(verdicts: Sequence[Verdict], title: str) -> Table:
 
 
 def _paragraphs(verdicts: Sequence[Verdict], title: str) -> Group:
-    """Builds a paragraph for each verdict, with headings for their subjects; sizes are named only if they change."""
+    """Builds a paragraph for each verdict, with a heading for each new subject.
+
+    The sizes of a comparison (such as widths and draws) are named only if they differ from the previous verdict.
+    """
     parts, subject, sizes = list[RenderableType]([Text(title, "bold")]), "", ""
     for v in verdicts:
         parts += [Text(f"\n{v.subject}", "bold")] if v.subject != subject else []
