@@ -67,7 +67,7 @@ class CompareOptions:
 
 @dataclass(frozen=True)
 class ComparisonOptions:
-    """Options of the comparison of a user's run with theory: widths and draws of the networks, evaluations, and output."""
+    """Options of the comparison of a user's run with theory: widths and draws of networks, evaluations, output."""
 
     widths: tuple[int, ...] = WIDTHS
     """Widths of the networks, all hidden layers alike; three or more."""

@@ -40,7 +40,7 @@ class ReportJob(NamedTuple):
 
 
 def prepare(options: ReportOptions) -> ReportJob:
-    """Reads the files of all runs and builds the page, without writing it; raises ``ValueError`` if a folder has no run."""
+    """Reads the files of all runs and builds the page in memory; raises ``ValueError`` if a folder has no run."""
     if not options.runs:
         raise ValueError("runs: got none, must be folders of runs")
     try:

@@ -217,7 +217,7 @@ MARKS = ("holds", "control_fails", "passed")
 
 
 def _is_verdict(row: object) -> bool:
-    """Tells whether a row of a table is a verdict: its "holds", "control_fails" and "passed" are True, False or None."""
+    """Returns whether a row of a table is a verdict: its "holds", "control_fails", "passed" are True, False or None."""
     return isinstance(row, Mapping) and all(isinstance(row.get(mark, ""), bool | None) for mark in MARKS)
 
 

@@ -72,7 +72,7 @@ class FollowedNetwork(NamedTuple):
         return np.asarray(np.sum(self.modes**2, axis=1))
 
     def error(self, name: str) -> float:
-        """Computes the largest distance between the residuals of the network and of the flow ``name``, over all rounds."""
+        """Computes the largest distance over all rounds between the residuals of the network and the flow ``name``."""
         return float(np.linalg.norm(self.flows[name] - self.modes, axis=1).max())
 
     @property
