@@ -32,16 +32,10 @@ class SourceInfo(NamedTuple):
 class Dataset(NamedTuple):
     """A data set: inputs and targets to train and to test on, as NumPy arrays on the host.
 
-    Attributes:
-        name: Name of the data set.
-        x_train: Training inputs: floating images [n, height, width, channels], vectors [n, d], or int32 tokens [n, T].
-        y_train: Training targets: integer class labels [n], or floating numbers [n, C] for regression.
-        x_test, y_test: Inputs and targets of the m test examples, in the same forms.
-        num_classes: Number of classes; 0 for regression.
-        user_train: Id of the user (writer, speaker, device) of each training example [n]; None without users.
-        info: Origin of the data.
-        kind: Kind of input: "image", "tokens" or "vector".
-        user_test: Id of the user of each test example [m], or None.
+    ``x_train`` holds floating images [n, height, width, channels], vectors [n, d], or int32 tokens [n, T]. ``y_train``
+    holds integer class labels [n], or floating numbers [n, C] for regression, and then ``num_classes`` is 0.
+    ``user_train`` has the id of the user (writer, speaker, device) of each training example, or is None. The test
+    examples have the same forms. ``kind`` says what an input is: "image", "tokens" or "vector".
     """
 
     name: str

@@ -107,16 +107,19 @@ def dp_fed_avg(
     compression can lengthen them.
 
     Args:
-        privacy: Clipping bound, noise and m. Under ``schedules.poisson_sampling`` m is ``rate * num_clients``.
+        privacy: Clipping bound, noise and m. For ``schedules.poisson_sampling`` give ``rate * num_clients`` as
+            ``expected_clients``, as the command line does; the default is one for every client.
 
     Raises:
         ValueError: A ``clip_norm`` that is not positive, a ``noise_multiplier`` below 0, ``expected_clients`` that are
             not positive, a ``weighting`` other than "uniform", and as ``fed_avg`` raises.
     """
+    instance("schedule", schedule, Schedule)
+    instance("privacy", privacy, ClientPrivacy)
+    instance("averaging", averaging, Averaging)
     clip_norm, expected_clients = privacy.clip_norm, privacy.expected_clients
     if averaging.weighting not in (None, "uniform"):
         raise ValueError(f"weighting: got {averaging.weighting!r}, must be 'uniform': dp_fed_avg bounds every client")
-    instance("schedule", schedule, Schedule)
     m = schedule.num_slots / schedule.num_models if expected_clients is None else expected_clients
     number("expected_clients", m, above=0)
     training = common.trained(model, client_learning_rate, client_optimizer, work, loss)
