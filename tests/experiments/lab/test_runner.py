@@ -179,6 +179,12 @@ REFUSED = [
     ("ntk_fl.fig4b", "digits", "clients_per_round=51", "clients_per_round: got 51, must be at most 50"),
     ("ntk_fl.fig4b", "digits", "window=21", "window: got 21, must be at most num_rounds"),
     ("ntk_fl.fig5", "digits", "partition=shifted", "partition: got 'shifted', must be dirichlet"),
+    (
+        "ntk_fl.table1",
+        "digits",
+        "reference_rounds=2",
+        "reference_rounds: got 2, must be num_rounds, ",
+    ),
     ("ntk_fl.fig5", "digits", "methods=fed_avg", "methods: got fed_avg, must include ntk_fl"),
     ("ntk_fl.fig6", "digits", "dimensions=8,65", "projected: got 65, larger than the 64 inputs"),
     ("ntk_fl.table1", "digits", "methods=fed_avg", "methods: got fed_avg, must have fed_avg and one of "),

@@ -164,7 +164,7 @@ def page(run: Explored, later: Later) -> LayoutDOM:
 
     def start() -> None:
         button.disabled = True
-        threading.Thread(target=train, args=(view.controls,), daemon=True).start()  # Ctrl-C ends it too
+        threading.Thread(target=train, args=(view.controls,), daemon=True).start()
 
     def finish() -> None:
         button.disabled = False

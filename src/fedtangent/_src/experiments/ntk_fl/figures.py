@@ -63,11 +63,15 @@ SCALES_TABLE1 = {
 
 
 def check_table1(study: Study) -> None:
-    """Raises ``ValueError`` unless FedAvg and a method of NTK-FL are among the methods, and all can be built."""
+    """Raises ``ValueError`` unless FedAvg and a method of NTK-FL are there, all can be built, and rounds are enough."""
     methods = set(study.settings.methods)
     if "fed_avg" not in methods or not methods & EVOLVED.keys():
         names = ", ".join(study.settings.methods)
         raise ValueError(f"methods: got {names}, must have fed_avg and one of {', '.join(EVOLVED)}")
+    settings = study.settings
+    if settings.reference_rounds < settings.num_rounds:
+        least = f"num_rounds, {settings.num_rounds}, or more"
+        raise ValueError(f"reference_rounds: got {settings.reference_rounds}, must be {least}")
     baselines.check(study)
 
 
