@@ -105,7 +105,7 @@ class Federation(NamedTuple):
         model = ft.models.linear(FEATURES, sigma=1.0, dtype=jnp.float64)
         schedule, work = ft.schedules.all_clients(self.clients.num_clients), ft.Work(steps=STEPS, batch_size=None)
 
-        def build(factor: float) -> Algorithm:
+        def build(factor: float | jax.Array) -> Algorithm:
             server, client = (factor, 1.0) if staleness.buffered else (1.0, factor)
             averaging = ft.Averaging(server_learning_rate=server * rates[0])
             return ft.fed_async(model, schedule, client * rates[1], work, staleness, averaging=averaging)
