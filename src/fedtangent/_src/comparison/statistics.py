@@ -36,7 +36,7 @@ from typing import NamedTuple
 
 import numpy as np
 import scipy
-from jaxtyping import Float, Int, Num
+from jaxtyping import Float, Num
 
 from fedtangent._src.intervals import Interval
 from fedtangent._src.types import AnyArray, ArrayLike
@@ -268,7 +268,9 @@ def fitted_slope(widths: Num[np.ndarray, "W"], errors: list[Float[np.ndarray, ".
     return _interval(slope, parts, count - 1), float(count @ y / count.sum() - slope * centre)
 
 
-def width_slope(widths: Sequence[int] | Int[np.ndarray, "widths"], errors: list[Float[np.ndarray, "..."]]) -> Interval:
+def width_slope(
+    widths: Sequence[float] | Num[np.ndarray, "widths"], errors: list[Float[np.ndarray, "..."]]
+) -> Interval:
     """Returns the slope of log error against log width, with its interval: ``fitted_slope`` without the intercept.
 
     Args:

@@ -111,7 +111,8 @@ class Federation(NamedTuple):
             return ft.fed_async(model, schedule, client * rates[1], work, staleness, averaging=averaging)
 
         def distance(algorithm: Algorithm, state: PyTree) -> dict[str, jax.Array]:
-            return {"distance": jnp.log(jnp.linalg.norm(jax.tree.leaves(state.server)[0] - self.w))}
+            weights = jax.tree.leaves(state.server)[0]
+            return {"distance": jnp.log(jnp.linalg.norm(weights - jnp.broadcast_to(self.w, weights.shape)))}
 
         data = ft.data.federated_data(self.x, self.x @ self.w, self.clients, dtype=jnp.float64)
         run = partial(ft.sweep, build, data, num_rounds=num_rounds, seeds=seeds, devices=ft.Devices("vmap", "vmap"))
