@@ -145,8 +145,8 @@ class _Case(NamedTuple):
     model: Model
     algorithm: Algorithm
     examples: Examples
-    data: FederatedData  # the examples in float64
-    end: PyTree = None  # state after ROUNDS rounds
+    data: FederatedData
+    end: PyTree = None
 
     def build(self, model: Model | None = None, schedule: Schedule | None = None, **changes: Any) -> Algorithm:
         """Builds the recipe's algorithm for another model or schedule, or with ``changes`` of its options."""

@@ -112,8 +112,8 @@ class FederatedData(NamedTuple):
     """
 
     x: Shaped[Array, "n ..."]
-    y: Shaped[Array, "n ..."]  # targets: [n, C] floating for regression, [n] integer for classification
-    indices: Int32[Array, "m"]  # client after client; an example may belong to several clients
+    y: Shaped[Array, "n ..."]
+    indices: Int32[Array, "m"]
     offsets: Int32[Array, "N+1"]
 
     @property
@@ -138,10 +138,10 @@ class Client(NamedTuple):
     """
 
     id: Int32[Array, ""]
-    size: Int32[Array, ""]  # number of real examples (0 marks an empty slot: nothing to do)
+    size: Int32[Array, ""]
     rows: Int32[Array, "max_size"]
     data: FederatedData
-    round: Int32[Array, ""]  # from 0
+    round: Int32[Array, ""]
 
 
 class Cohort(NamedTuple):
@@ -398,10 +398,10 @@ class RoundInfo(NamedTuple):
         key: Key for the server's random numbers.
     """
 
-    round: Int32[Array, ""]  # from 0
-    weight: Float[Array, ""]  # total weight of the model's slots
-    num_clients: Int32[Array, ""]  # clients whose messages count
-    key: Key  # for the server's random numbers
+    round: Int32[Array, ""]
+    weight: Float[Array, ""]
+    num_clients: Int32[Array, ""]
+    key: Key
 
 
 OK, DIVERGED, NO_EXAMPLES, REFUSED = range(4)
@@ -629,8 +629,8 @@ class Engine(NamedTuple):
     """
 
     map_clients: MapClients
-    max_client_size: int  # examples of the largest client
-    mesh: Mesh | None = None  # devices that hold data and state; None: the default device
+    max_client_size: int
+    mesh: Mesh | None = None
 
 
 class Training(NamedTuple):
@@ -853,4 +853,4 @@ class Gaussian(NamedTuple):
 
     mean: Float[AnyArray, "m C"]
     cov: Float[AnyArray, "m m"]
-    jitter: float = 0.0  # number added to the diagonal of Theta so that it can be factorised
+    jitter: float = 0.0

@@ -93,12 +93,12 @@ class Leak(NamedTuple):
         finite: Whether any restart found a finite mismatch, [m].
     """
 
-    x: Float[Array, "m ..."]  # from a Jacobian, [m, B, ...] from a gradient
-    labels: Float[Array, "m B C"] | None  # from a gradient: probabilities (cross entropy) or targets (squared error)
-    mismatch: Float[Array, "m"]  # squared distance of the compared entries, relative to the message's squared norm
-    history: Float[Array, "m num_steps+1"]  # lowest mismatch so far
+    x: Float[Array, "m ..."]
+    labels: Float[Array, "m B C"] | None
+    mismatch: Float[Array, "m"]
+    history: Float[Array, "m num_steps+1"]
     steps: Int32[Array, "m"]
-    finite: Bool[Array, "m"]  # False if no restart found a finite value
+    finite: Bool[Array, "m"]
 
 
 class Minimum(NamedTuple):
@@ -113,8 +113,8 @@ class Minimum(NamedTuple):
 
     point: PyTree
     value: Float[Array, ""]
-    history: Float[Array, "num_steps+1"]  # lowest value so far
-    steps: Int32[Array, ""]  # steps taken
+    history: Float[Array, "num_steps+1"]
+    steps: Int32[Array, ""]
 
 
 def from_jacobians(

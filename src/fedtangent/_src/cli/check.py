@@ -57,7 +57,7 @@ class ClaimedRuns(NamedTuple):
     """
 
     settings: list[Setting]
-    words: list[str]  # of the command line that compares them
+    words: list[str]
     agree: list[str] | None
     within: Nearness | None
 

@@ -79,9 +79,9 @@ class Line(NamedTuple):
         chosen: Names of the chosen algorithm, model and so on, on which the other options depend.
     """
 
-    words: dict[str, list[str]]  # words after each option, by its name; "" has the words before the first
-    config: Values  # options of the config.json that the line repeats
-    chosen: dict[str, str]  # the choices of both, such as the algorithm's name, on which the other options depend
+    words: dict[str, list[str]]
+    config: Values
+    chosen: dict[str, str]
 
 
 class ParsedLine(NamedTuple):
@@ -95,9 +95,9 @@ class ParsedLine(NamedTuple):
     """
 
     command: Command
-    arguments: dict[str, Any]  # arguments of the command's ``prepare``
-    values: Values  # values of every option, by name
-    identity: Values  # values of the options that tell one run from another
+    arguments: dict[str, Any]
+    values: Values
+    identity: Values
 
 
 def find(name: str, *arguments: str) -> Command:

@@ -79,11 +79,11 @@ class Explored:
     """
 
     data: Dataset
-    source: str  # the call that loads the data; "" for a user's own
+    source: str
     num_clients: int
     num_rounds: int
     seed: int
-    plan: Plan  # of the first controls, at rate 1
+    plan: Plan
     kernels: KernelBlocks
 
     @property
@@ -130,10 +130,10 @@ class Curves(NamedTuple):
     """
 
     rounds: Int[np.ndarray, "r"]
-    errors: dict[str, Float[np.ndarray, "E r"]]  # mean squared errors of the models' mean, by split
-    accuracy: float  # of the test examples at the end; NaN in regression
-    functions: Float[np.ndarray, "E K m"]  # first output of each model at the end
-    residuals: Float[np.ndarray, "N"]  # root mean square at each client's examples at the end, of the models' mean
+    errors: dict[str, Float[np.ndarray, "E r"]]
+    accuracy: float
+    functions: Float[np.ndarray, "E K m"]
+    residuals: Float[np.ndarray, "N"]
 
 
 class Moved(NamedTuple):
@@ -147,9 +147,9 @@ class Moved(NamedTuple):
     """
 
     curves: Curves
-    before: Float[np.ndarray, "N"]  # the clients' residuals before training
-    curvatures: Float[np.ndarray, "n"]  # rate times eigenvalue of each mode of each client; stable up to 2
-    remark: str  # whether the run is stable, in words
+    before: Float[np.ndarray, "N"]
+    curvatures: Float[np.ndarray, "n"]
+    remark: str
 
 
 class _Clients(NamedTuple):

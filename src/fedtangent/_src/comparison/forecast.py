@@ -190,9 +190,9 @@ class Reached(NamedTuple):
         nearest: Best value of the metric after any round.
     """
 
-    round: int | None  # None: at no evaluated round
+    round: int | None
     uplink_bytes: int | None
-    nearest: float  # the best value after any round
+    nearest: float
 
 
 class Forecast(NamedTuple):
@@ -209,13 +209,13 @@ class Forecast(NamedTuple):
     """
 
     plan: Plan
-    given: Curve  # curve at the run's rate
-    best: Curve  # curve at the best rate; at the run's rate if none was searched
+    given: Curve
+    best: Curve
     rates: Rates | None
-    uplink_bytes: Int[np.ndarray, "r"]  # from the start to each evaluated round
+    uplink_bytes: Int[np.ndarray, "r"]
     downlink_bytes: Int[np.ndarray, "r"]
-    limit: dict[str, float] | None  # test metrics in the limit of many rounds (Theorem 2), if a target is not reached
-    fastest: Curve | None = None  # curve at the tried rate of the fewest rounds to the target
+    limit: dict[str, float] | None
+    fastest: Curve | None = None
 
     @property
     def name(self) -> str:

@@ -95,8 +95,8 @@ class Laziness(NamedTuple):
     """
 
     width: int
-    parts: Parts  # each [r, K, e]
-    drift: Float[np.ndarray, "r K e"]  # see ``WatchedNetworks``
+    parts: Parts
+    drift: Float[np.ndarray, "r K e"]
 
     def curves(self) -> dict[str, Float[np.ndarray, "r K e"]]:
         """Returns the fields of ``parts``, and ``drift``, under the names ``METRICS``.
@@ -293,11 +293,11 @@ class LazinessDiagnostics:
 
     algorithm: Algorithm
     data: FederatedData
-    x: Shaped[Array, "m ..."]  # where distances are measured
+    x: Shaped[Array, "m ..."]
     rounds: tuple[int, ...]
     kernels: KernelDiagnostics
     paths: LinearisedPaths
-    limit: Callable[[int], Flow] | None  # builds the flow of infinite width for a seed
+    limit: Callable[[int], Flow] | None
     why_no_limit: str = ""
     seed: int = 0
 

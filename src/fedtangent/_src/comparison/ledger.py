@@ -41,10 +41,10 @@ class LedgerRow(NamedTuple):
     round: int
     model: int
     client: int
-    gap: float  # of simulated minus predicted outputs; the same for the residuals
+    gap: float
     tolerance: float
-    passed: bool  # gap <= tolerance; False if either is NaN
-    moved: float  # of predicted minus initial outputs: the scale of the other two
+    passed: bool
+    moved: float
 
 
 class Snapshot(NamedTuple):
@@ -60,9 +60,9 @@ class Snapshot(NamedTuple):
 
     round: int
     outputs: Float64[np.ndarray, "K n C"]
-    change: Float64[np.ndarray, "K q q"]  # of the kernel since round 0
-    travelled: Float64[np.ndarray, "K"]  # |w - w_0|
-    weights: Float64[np.ndarray, "K"]  # |w|
+    change: Float64[np.ndarray, "K q q"]
+    travelled: Float64[np.ndarray, "K"]
+    weights: Float64[np.ndarray, "K"]
 
 
 class Observer(NamedTuple):
@@ -76,10 +76,10 @@ class Observer(NamedTuple):
         parameters: Number of parameters of a model.
     """
 
-    look: Callable[[PyTree], tuple[Array, Array, Array, Array]]  # state -> outputs, kernels, travelled, weights
-    kernels: np.ndarray  # [K, q, q] at round 0
-    along: np.ndarray | None  # [K, n, C] J(X) w_0, for weight decay
-    unit: float  # rounding unit of the run
+    look: Callable[[PyTree], tuple[Array, Array, Array, Array]]
+    kernels: np.ndarray
+    along: np.ndarray | None
+    unit: float
     parameters: int
 
 

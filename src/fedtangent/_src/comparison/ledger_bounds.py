@@ -103,9 +103,9 @@ class Path(NamedTuple):
     """
 
     outputs: Float64[np.ndarray, "R+1 n C"]
-    coefficients: Float64[np.ndarray, "R+1 q D"]  # outputs = (the initial function's share) + theta @ coefficients
-    local_moves: Float64[np.ndarray, "R"]  # the farthest that a client's weights move from the server's in each round
-    propagate: Callable[[int, np.ndarray], np.ndarray]  # round r, values [q, D] -> [R + 1 - r, q, D], from round r on
+    coefficients: Float64[np.ndarray, "R+1 q D"]
+    local_moves: Float64[np.ndarray, "R"]
+    propagate: Callable[[int, np.ndarray], np.ndarray]
 
     def gap(self, round_: int, outputs: Float64[np.ndarray, "n C"]) -> Float64[np.ndarray, "q D"]:
         """Returns ``outputs`` minus the predicted outputs of ``round_``, [q, D] as the coefficients."""
@@ -183,11 +183,11 @@ class Source(NamedTuple):
         local: Share by which the weights' moves within a round may increase the gap.
     """
 
-    round: int  # the end of the interval
-    later: np.ndarray  # the growth as the flow evolves it, [R + 1 - round, q, D]
-    sizes: Float64[np.ndarray, "N"]  # root mean square per client without cancellation; at least that over all clients
-    remaining: Float64[np.ndarray, "rounds"]  # share of the whole growth that remains at each later round
-    local: float  # share that the weights' moves within a round may add to it
+    round: int
+    later: np.ndarray
+    sizes: Float64[np.ndarray, "N"]
+    remaining: Float64[np.ndarray, "rounds"]
+    local: float
 
 
 def source(

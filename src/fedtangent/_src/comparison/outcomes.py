@@ -26,11 +26,11 @@ class Gap(NamedTuple):
         test, train: Predicted outputs at the test points and at the training points.
     """
 
-    error: Float[np.ndarray, "r K E"]  # relative error at the test points
-    run_error: Float[np.ndarray, "K E"]  # of all rounds together
-    simulated: Float[np.ndarray, "r"]  # training error (``Problem.left``), over all networks
+    error: Float[np.ndarray, "r K E"]
+    run_error: Float[np.ndarray, "K E"]
+    simulated: Float[np.ndarray, "r"]
     predicted: Float[np.ndarray, "r"]
-    test: Float[np.ndarray, "r K E m C"]  # predicted outputs
+    test: Float[np.ndarray, "r K E m C"]
     train: Float[np.ndarray, "r K E n C"]
 
 

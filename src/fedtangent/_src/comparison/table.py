@@ -38,11 +38,11 @@ class MethodRow(NamedTuple):
     method: str
     test_mse: float
     accuracy: float | None
-    nll: float | None  # Gaussian, per output; for cross entropy of the mean probabilities; None for margins
-    coverage: float | None  # of the 95 % interval; None for probabilities and margins
-    mean_difference: float | None = None  # mean |mean - GP mean| in Monte Carlo standard errors
+    nll: float | None
+    coverage: float | None
+    mean_difference: float | None = None
     variance_ratio: float | None = None  # to the GP limit's
-    flow_error: float | None = None  # relative, of each network to the flow from the same initial function
+    flow_error: float | None = None
     rounds: int | None = None
     uplink_mib: float | None = None
     seconds_a_run: float | None = None

@@ -29,9 +29,9 @@ class PublishedFile(NamedTuple):
     """
 
     filename: str
-    size: int  # bytes
+    size: int
     sha256: str
-    sha256_unpacked: str = ""  # of the content of a .gz file that the user may have unpacked
+    sha256_unpacked: str = ""
 
 
 class Published(NamedTuple):
@@ -54,16 +54,16 @@ class Published(NamedTuple):
     """
 
     name: str
-    url: str  # ends in "/"
+    url: str
     files: Mapping[str, PublishedFile]
     read: Callable[[Published, Mapping[str, Path]], Arrays]
-    example: tuple[tuple[str, tuple[tuple[int | None, ...], str]], ...]  # its parts: name, shape and dtype
+    example: tuple[tuple[str, tuple[tuple[int | None, ...], str]], ...]
     num_classes: int
     description: str
     homepage: str
     licence: str
-    paper: str  # key of ``papers.PAPERS``
-    stem: str = ""  # prefix of the subfolders that its files are looked for in; by default its name
+    paper: str
+    stem: str = ""
 
 
 def files_of(dataset: str) -> dict[str, PublishedFile]:

@@ -42,7 +42,7 @@ class Built(NamedTuple):
     algorithm: Algorithm
     model: Model
     examples: Examples
-    of_clients: FederatedData | None  # each client's own test examples
+    of_clients: FederatedData | None
 
     @property
     def data(self) -> FederatedData:

@@ -113,9 +113,9 @@ class Mapping(NamedTuple):
         devices: Number of devices over which the clients are divided.
     """
 
-    kind: str  # "scan", "vmap" or "chunked"
-    width: int | None  # slots at a time on one device; None: all
-    devices: int  # number of devices over which the slots are divided
+    kind: str
+    width: int | None
+    devices: int
 
     def __str__(self) -> str:
         inner = f"chunked:{self.width}" if self.kind == "chunked" else self.kind

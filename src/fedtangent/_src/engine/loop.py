@@ -252,10 +252,10 @@ class Past(NamedTuple):
     evaluations: list[Measurement]
     sent: tuple[int, int]  # bytes up and down
     saved: Saved
-    begun: float  # time.monotonic() at the start; for a resumed run without the time between the two processes
-    saved_chunks: int = 0  # how many of the chunks are in the last checkpoint
+    begun: float
+    saved_chunks: int = 0
     saved_evaluations: int = 0
-    is_finite: Array | None = None  # ``all_finite`` of the state; None before the first chunk of this process
+    is_finite: Array | None = None
 
 
 def first_past(setup: RunSetup, fresh: PyTree) -> Past:

@@ -43,15 +43,15 @@ class MemoryPlan(NamedTuple):
         limit: Bytes that the device has.
     """
 
-    data: int  # examples, targets, partition, constants, and the copy of a cohort's examples if there is one
-    state: int  # models, server, client and schedule state, twice: the last good round is kept as a copy
-    start: int  # making the first state
-    server: int  # a round's accumulators, draws, aggregation and server update
-    slot: int  # one client's update
-    concurrent: int  # slots trained at the same time on one device
+    data: int
+    state: int
+    start: int
+    server: int
+    slot: int
+    concurrent: int
     outputs: int  # results of the slots, and infos of the rounds between two stops
-    evaluation: int  # predictions
-    limit: int  # bytes that the device has
+    evaluation: int
+    limit: int
 
     @property
     def total(self) -> int:

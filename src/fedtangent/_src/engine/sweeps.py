@@ -59,7 +59,7 @@ class Sweep(NamedTuple):
 
     configs: tuple[Config, ...]
     seeds: tuple[int, ...]
-    rounds: np.ndarray  # [E] rounds done at each evaluation, 0 first
+    rounds: np.ndarray
     metrics: dict[str, np.ndarray]  # name -> [seeds, configs, E, ...]
 
     def __repr__(self) -> str:
@@ -102,9 +102,9 @@ class _Alike(NamedTuple):
     """
 
     static: Config
-    members: list[int]  # positions among all configurations
-    values: Values  # [members] each, traced
-    partition: Array | None  # number of each member's partition, [members] int32; None: all use that of the data
+    members: list[int]
+    values: Values
+    partition: Array | None
 
 
 def sweep(

@@ -86,11 +86,11 @@ class Stacked(NamedTuple):
         client: Id of the client that sent each message, [K, M]; 0 where a place is empty.
     """
 
-    messages: PyTree  # [K, M, ...]; rows beyond ``filled`` are zeros
+    messages: PyTree
     filled: Int32[Array, "K"]
-    beyond: Int32[Array, "K"]  # number of messages that were dropped because all places were filled
-    weight: Float[Array, "K M"]  # 0 where a place is empty
-    client: Int32[Array, "K M"]  # 0 where a place is empty
+    beyond: Int32[Array, "K"]
+    weight: Float[Array, "K M"]
+    client: Int32[Array, "K M"]
 
 
 def stack(slots_per_model: int) -> Aggregate:

@@ -64,13 +64,13 @@ class State(NamedTuple):
         channel: The channel's memory of each client (error feedback), [K, N, ...].
     """
 
-    round: Array  # [] int32
-    key: Key  # training key, see ``streams``
+    round: Array
+    key: Key
     schedule_key: Key
     schedule: PyTree
-    server: PyTree  # [K, ...]
-    client: PyTree  # [K, N, ...]
-    channel: PyTree  # [K, N, ...], the channel's memory of each client (error feedback)
+    server: PyTree
+    client: PyTree
+    channel: PyTree
 
 
 class Parts(NamedTuple):
@@ -132,8 +132,8 @@ class TrainedSlots(NamedTuple):
         info: Numbers for the history, such as the training loss, by name.
     """
 
-    kept: PyTree  # each client's state, and the channel's memory of the client
-    weight: Array  # weight of the message in its model's average; 0 if the server rejects it
+    kept: PyTree
+    weight: Array
     info: dict[str, Array]
 
 

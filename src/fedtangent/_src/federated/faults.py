@@ -39,7 +39,7 @@ class Contacted(NamedTuple):
 
     inner: PyTree
     contacted: Int32[Array, ""]
-    waited: Float32[Array, ""]  # 0 where no completion times are drawn
+    waited: Float32[Array, ""]
 
 
 def dropout(schedule: Schedule, probability: float | Num[np.ndarray, "N"]) -> Schedule:

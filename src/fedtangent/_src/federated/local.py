@@ -92,7 +92,7 @@ class LocalProblem(NamedTuple):
         prox: Strength of the proximal term.
     """
 
-    start: PyTree  # parameters before the first step
+    start: PyTree
     anchor: PyTree | None = None
     tilt: PyTree | None = None
     prox: Float[Array, ""] | float = 0.0

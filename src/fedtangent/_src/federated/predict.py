@@ -191,10 +191,10 @@ class ClientMetrics(NamedTuple):
         weighted_mean: Mean weighted by the clients' numbers of test examples.
     """
 
-    values: Float[Array, "N"]  # NaN for a client without test examples
-    sizes: Int32[Array, "N"]  # test examples
-    mean: Float[Array, ""]  # over the clients that have test examples, each counting alike
-    weighted_mean: Float[Array, ""]  # weighted by test examples
+    values: Float[Array, "N"]
+    sizes: Int32[Array, "N"]
+    mean: Float[Array, ""]
+    weighted_mean: Float[Array, ""]
 
 
 def evaluate_clients(

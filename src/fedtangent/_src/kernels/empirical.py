@@ -36,10 +36,10 @@ class _Form(NamedTuple):
         is_cheap: Whether smaller blocks take no more time.
     """
 
-    prepare: Callable[[PyTree, Shaped[AnyArray, "n ..."]], PyTree]  # (params, x [n, ...]) -> rows [n, ...]
+    prepare: Callable[[PyTree, Shaped[AnyArray, "n ..."]], PyTree]
     block: Callable[[PyTree, PyTree, PyTree | None, bool], AnyArray]
     # (params, rows1, rows2, trace) -> [n1, n2] or [n1, C, n2, C]; rows2 None means rows1, for a symmetric block
-    is_cheap: bool  # whether smaller blocks take no more time
+    is_cheap: bool
 
 
 def empirical_ntk(

@@ -40,7 +40,7 @@ class _Layer(NamedTuple):
 
     calls: tuple[int, ...]
     positions: int
-    fan_in: int  # including 1 for a bias
+    fan_in: int
     channels: int
 
 

@@ -54,9 +54,9 @@ class Plane(NamedTuple):
         coordinates: Coordinates of the three models along both directions, [3, 2].
     """
 
-    origin: PyTree  # the first model
-    first: PyTree  # of norm 1, towards the second model
-    second: PyTree  # of norm 1, orthogonal to ``first``, on the side of the third model
+    origin: PyTree
+    first: PyTree
+    second: PyTree
     coordinates: Float64[np.ndarray, "3 2"]  # (0, 0), (|w2 - w1|, 0), (a3, b3) with b3 > 0
 
 

@@ -51,8 +51,8 @@ class Drift(NamedTuple):
         operator: The change in the operator norm, the largest absolute eigenvalue.
     """
 
-    frobenius: float  # |Theta_t - Theta_0|_F / |Theta_0|_F
-    operator: float  # the same in the operator norm, the largest absolute eigenvalue
+    frobenius: float
+    operator: float
 
 
 class Spectrum(NamedTuple):
@@ -65,9 +65,9 @@ class Spectrum(NamedTuple):
         condition_number: Largest eigenvalue over smallest; infinite if the smallest is 0 to rounding.
     """
 
-    eigenvalues: Float64[np.ndarray, "n"]  # largest first, those below 0 by rounding set to 0
-    effective_rank: float  # exp of the entropy of the eigenvalues over their sum (Roy & Vetterli, 2007), 1 to n
-    trace_over_largest: float  # trace / lambda_max, 1 to n; never above the effective rank
+    eigenvalues: Float64[np.ndarray, "n"]
+    effective_rank: float
+    trace_over_largest: float
     condition_number: float  # lambda_max / lambda_min; infinite where lambda_min is rounding, n eps lambda_max or less
 
 
@@ -81,10 +81,10 @@ class GramOperators(NamedTuple):
         relative_variance: The same over the norm of the squared mean of Pi_i.
     """
 
-    commutators: Float64[np.ndarray, "p"]  # |[Pi_i, Pi_j]| as operators on functions (Hilbert-Schmidt norm)
-    relative: Float64[np.ndarray, "p"]  # the same over sqrt(2) |Pi_i| |Pi_j|, which it never exceeds: 0 to 1
-    variance: float  # |Var(Pi_i)| as an operator on functions
-    relative_variance: float  # the same over |E[Pi_i]^2|
+    commutators: Float64[np.ndarray, "p"]
+    relative: Float64[np.ndarray, "p"]
+    variance: float
+    relative_variance: float
 
     @property
     def mean(self) -> float:
@@ -280,10 +280,10 @@ class Watched(NamedTuple):
         clients: Which of the m examples each client holds.
     """
 
-    rows: Int[np.ndarray, "m"]  # rows of the data, ascending
+    rows: Int[np.ndarray, "m"]
     x: Shaped[AnyArray, "m ..."]
     targets: Float64[np.ndarray, "m C"]
-    clients: Partition  # which of the m examples each client holds
+    clients: Partition
 
 
 @dataclass(frozen=True)

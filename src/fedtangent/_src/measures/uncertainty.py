@@ -48,10 +48,10 @@ class Reliability(NamedTuple):
         accuracy: Share of correct predictions in each bin; 0 if it is empty.
     """
 
-    edges: Float[Array, "B+1"]  # bin b holds the confidences in (edges[b], edges[b + 1]]
+    edges: Float[Array, "B+1"]
     examples: Int[Array, "B"]  # how many
-    confidence: Float[Array, "B"]  # mean confidence
-    accuracy: Float[Array, "B"]  # share of correct predictions
+    confidence: Float[Array, "B"]
+    accuracy: Float[Array, "B"]
 
 
 def log_probability(members: Float[AnyArray, "K n C"]) -> Float[Array, "n C"]:

@@ -59,7 +59,7 @@ class DenseStructure(NamedTuple):
     input_size: int
     activation: Callable[[Array], Array]
     layers: tuple[DenseLayer, ...]
-    descend: Descend | None = None  # several gradient steps at once, see ``types.Model``
+    descend: Descend | None = None
 
 
 def flatten_inputs(x: Shaped[EitherArray, "n ..."], input_size: int) -> Shaped[EitherArray, "n input_size"]:

@@ -48,7 +48,7 @@ class _Functions(NamedTuple):
     title: str
     init: Callable[[Key], PyTree]
     apply: Apply
-    state: list[str]  # names of variables that are no parameters
+    state: list[str]
 
 
 def is_module(module: object) -> bool:

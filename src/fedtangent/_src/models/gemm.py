@@ -179,11 +179,11 @@ class _Map(NamedTuple):
             of the result in which the batch then is.
     """
 
-    direct: _Bilinear  # fast on a CPU
-    library: _Bilinear  # fast on an accelerator
-    product: _Bilinear  # matrix products of patches
+    direct: _Bilinear
+    library: _Bilinear
+    product: _Bilinear
     shape: Callable[[ShapedArray, ShapedArray, Geometry], tuple[int, ...]]
-    folds: tuple[tuple[int, int], tuple[int, int]]  # per operand: (its axis, the axis of the result)
+    folds: tuple[tuple[int, int], tuple[int, int]]
 
 
 _MAPS = {

@@ -102,7 +102,7 @@ class AnalyticKernel:
     """
 
     network: Callable[[], StaxNetwork]
-    prepare: Callable[[Array], Array]  # inputs [n, ...] -> inputs of the network
+    prepare: Callable[[Array], Array]
 
     def __call__(self, x1: ArrayLike, x2: ArrayLike | None = None, get: str | tuple[str, ...] = KERNELS) -> Blocks:
         """Computes the kernels that ``get`` names between ``x1`` and ``x2``, [n1, n2] each; see ``types.Kernel``."""

@@ -46,14 +46,14 @@ class Call(NamedTuple):
         input, output: Shapes of the layer's input and output for one example.
     """
 
-    path: Path  # path of the layer in the tree of parameters
-    window: tuple[int, ...]  # of a convolution; () for a dense layer
+    path: Path
+    window: tuple[int, ...]
     strides: tuple[int, ...]
     padding: str | Sequence[tuple[int, int]] | None
     dilation: tuple[int, ...]
-    fan_in: int  # numbers in a patch
+    fan_in: int
     has_bias: bool
-    input: tuple[int, ...]  # shapes of the layer's input and output for one example
+    input: tuple[int, ...]
     output: tuple[int, ...]
 
     @property
@@ -71,9 +71,9 @@ class Plan(NamedTuple):
         num_others: How many numbers these leaves have.
     """
 
-    calls: tuple[Call, ...]  # all uses of the layers whose weights have no other use, in the order of the forward pass
-    others: tuple[int, ...]  # leaves of the parameters that are used in any other way
-    num_others: int  # parameters in them
+    calls: tuple[Call, ...]
+    others: tuple[int, ...]
+    num_others: int
 
 
 @runtime_checkable

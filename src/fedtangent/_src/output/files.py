@@ -89,8 +89,8 @@ class Ended(NamedTuple):
 
     status: str = FINISHED
     code: int = 0
-    advice: str = ""  # advice to the user, printed after a failure
-    remark: str = ""  # last line of a run that has not failed
+    advice: str = ""
+    remark: str = ""
 
 
 def ended(failures: Iterable[str], advice: str = "", undecided: Sequence[str] = (), strict: bool = False) -> Ended:

@@ -28,14 +28,14 @@ class PosteriorRow(NamedTuple):
     """
 
     name: str
-    x: np.ndarray  # [n] training inputs
-    y: np.ndarray  # [n]
-    grid: np.ndarray  # [m]
-    mean: np.ndarray  # [m]
-    sd: np.ndarray  # [m]
-    draws: np.ndarray  # [K, m]
-    trained: np.ndarray  # [K, m]
-    untrained: np.ndarray  # [K, m]
+    x: np.ndarray
+    y: np.ndarray
+    grid: np.ndarray
+    mean: np.ndarray
+    sd: np.ndarray
+    draws: np.ndarray
+    trained: np.ndarray
+    untrained: np.ndarray
 
 
 class BandPanel(NamedTuple):
@@ -49,9 +49,9 @@ class BandPanel(NamedTuple):
     """
 
     name: str
-    mean: np.ndarray  # [m]
-    sd: np.ndarray  # [m]
-    members: np.ndarray  # [K, m], drawn as thin lines; K = 0 for none
+    mean: np.ndarray
+    sd: np.ndarray
+    members: np.ndarray
     colour: str
 
 
@@ -67,10 +67,10 @@ class UserCurve(NamedTuple):
     """
 
     name: str
-    grid: np.ndarray  # [m]
-    predicted: np.ndarray  # [m]
-    points: tuple[np.ndarray, np.ndarray]  # x and y of training examples
-    tested: tuple[np.ndarray, np.ndarray]  # x and y of test examples, maybe empty
+    grid: np.ndarray
+    predicted: np.ndarray
+    points: tuple[np.ndarray, np.ndarray]
+    tested: tuple[np.ndarray, np.ndarray]
 
 
 def curves_by_user(users: Sequence[UserCurve], names: tuple[str, str], title: str, path: Path) -> Path:

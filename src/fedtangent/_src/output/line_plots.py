@@ -88,12 +88,12 @@ class BoundedPanel(NamedTuple):
     """
 
     title: str
-    x: np.ndarray  # [T]
-    measured: dict[str, np.ndarray]  # name -> [T], or [K, T]: K curves of one name
+    x: np.ndarray
+    measured: dict[str, np.ndarray]
     bounds: dict[str, np.ndarray]
     wrong: dict[str, np.ndarray] = {}  # noqa: RUF012  # name -> [T], or [K, T]
     predicted: dict[str, np.ndarray] = {}  # noqa: RUF012  # name -> [K, T], exact
-    x_of_bounds: np.ndarray | None = None  # places of the bounds; None: x
+    x_of_bounds: np.ndarray | None = None
 
 
 def bounded(
@@ -151,7 +151,7 @@ class Points(NamedTuple):
     """
 
     values: Mapping[int, tuple[float, float]]
-    is_line: bool  # a prediction, drawn as a line; otherwise points with bars of one standard error
+    is_line: bool
 
 
 def _series(ax: Axes, place: int, label: str, points: Points) -> None:

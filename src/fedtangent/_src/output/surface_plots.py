@@ -28,11 +28,11 @@ class SurfacePanel(NamedTuple):
     """
 
     name: str
-    a: np.ndarray  # [A] coordinates along the first direction
-    b: np.ndarray  # [B]
-    loss: np.ndarray  # [B, A], positive
-    models: np.ndarray  # [3, 2] coordinates of the three models
-    labels: tuple[str, ...]  # of the models
+    a: np.ndarray
+    b: np.ndarray
+    loss: np.ndarray
+    models: np.ndarray
+    labels: tuple[str, ...]
 
 
 def loss_surfaces(panels: Sequence[SurfacePanel], title: str, path: Path) -> Path:

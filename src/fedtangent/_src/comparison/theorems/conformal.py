@@ -60,7 +60,7 @@ class Question(NamedTuple):
     score: str
     calibration_weights: Sequence[float] | None = None
     test_weights: Sequence[float] | None = None
-    calibration_targets: Num[np.ndarray, "n *C"] | None = None  # None: those of the pool
+    calibration_targets: Num[np.ndarray, "n *C"] | None = None
 
 
 def coverages(pool: Pool, question: Question, splits: int, seed: int) -> Float64[np.ndarray, "splits"]:

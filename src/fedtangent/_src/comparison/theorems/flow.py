@@ -73,12 +73,12 @@ class Option(NamedTuple):
     name: str
     schedule: Callable[[], ft.types.Schedule]
     recipe: ft.types.Recipe = algorithms.fed_avg
-    both: Arguments = NONE  # arguments of the recipe, and fields of the Rule with the same names
-    simulated: Arguments = NONE  # further arguments of the recipe
-    predicted: Arguments = NONE  # further fields of the Rule
-    ignored: Arguments | None = None  # fields of a wrong Rule that ignores the option; None: the schedule is ignored
-    uniform: bool = False  # clients have equal weights, instead of their numbers of examples
-    lazy: bool = True  # networks approach the flow as their width grows
+    both: Arguments = NONE
+    simulated: Arguments = NONE
+    predicted: Arguments = NONE
+    ignored: Arguments | None = None
+    uniform: bool = False
+    lazy: bool = True
 
     def _rule(self, case: Case, changes: Arguments = NONE) -> ft.theory.Rule:
         """Returns the theory's ``Rule`` of the option for ``case``, with the fields in ``changes`` replaced.

@@ -197,9 +197,9 @@ class Heterogeneity(NamedTuple):
         commonest_share: Mean share of a client's commonest label among its examples.
     """
 
-    label_distribution: Float64[np.ndarray, "N C"]  # share of each class among a client's examples (0 if it has none)
-    total_variation: float  # mean over clients of 1/2 sum_c |share - share in all clients' examples together|
-    commonest_share: float  # mean over clients of the share of the client's commonest label
+    label_distribution: Float64[np.ndarray, "N C"]
+    total_variation: float
+    commonest_share: float
 
 
 def heterogeneity(partition: Partition, labels: ArrayLike) -> Heterogeneity:

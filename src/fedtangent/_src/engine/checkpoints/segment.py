@@ -42,7 +42,7 @@ class Segment(NamedTuple):
     start: int
     stop: int
     previous: Link | None
-    infos: PyTree  # NumPy arrays [stop - start, ...]
+    infos: PyTree
     evaluations: list[Measurement]
     seconds: float
 

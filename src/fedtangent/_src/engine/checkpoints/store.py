@@ -57,10 +57,10 @@ class Store(NamedTuple):
     """
 
     options: Checkpoints
-    folder: Path  # folder of this run, below ``options.folder``
-    identity: PyTree = None  # values that a resumed run must share with the run that it continues
-    circumstances: PyTree = None  # values whose differences are only reported, such as versions
-    shapes: PyTree = None  # shapes of one round's infos
+    folder: Path
+    identity: PyTree = None
+    circumstances: PyTree = None
+    shapes: PyTree = None
 
 
 class Saved(NamedTuple):
@@ -75,7 +75,7 @@ class Saved(NamedTuple):
 
     round: int
     link: Link | None
-    at: float  # time.monotonic() when it was written
+    at: float
     seconds: float
 
 
@@ -91,10 +91,10 @@ class RestoredRun(NamedTuple):
     """
 
     state: PyTree
-    infos: list[PyTree]  # chunk after chunk
+    infos: list[PyTree]
     evaluations: list[Measurement]
     saved: Saved
-    seconds: float  # run time up to the checkpoint
+    seconds: float
 
 
 def _numbered(folder: Path, kind: str) -> list[tuple[int, Path]]:

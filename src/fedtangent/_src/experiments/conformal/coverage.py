@@ -72,7 +72,7 @@ class Covered(NamedTuple):
     """
 
     method: str
-    promised: bool  # whether the sets are conformal
+    promised: bool
     seed: int
     overall: float
     by_client: np.ndarray

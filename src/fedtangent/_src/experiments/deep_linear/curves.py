@@ -118,15 +118,15 @@ class Curve(NamedTuple):
     """
 
     seed: int
-    classes: int  # of a client; 0: dealt at random
+    classes: int
     setting: Setting
-    floor: float  # of least squares
-    excess: np.ndarray  # [R + 1], of the network
-    flow: np.ndarray  # [R + 1], at infinite width
-    limit: float  # of ``flow``
-    contraction: float  # the largest factor by which a round shrinks the flow's distance to its limit
+    floor: float
+    excess: np.ndarray
+    flow: np.ndarray
+    limit: float
+    contraction: float
     constants: DeepLinearConstants
-    variation: float  # total variation of clients' labels from the labels of all examples
+    variation: float
 
     @property
     def loss(self) -> np.ndarray:
@@ -342,8 +342,8 @@ class Wrong(NamedTuple):
         summed: With clients' changes added, not averaged; shorter if it diverges.
     """
 
-    one_step: np.ndarray | None  # K forgotten; None if K = 1
-    summed: np.ndarray  # N forgotten: clients' changes are added, not averaged; cut off where it diverges
+    one_step: np.ndarray | None
+    summed: np.ndarray
 
 
 def _wrong(

@@ -38,9 +38,9 @@ class Look(NamedTuple):
 
     round: int
     hypotheses: tuple[Assumption, ...]
-    terms: dict[str, float]  # of (17): norms over the residual's in eta K lambda_min / N; "first": 1 less it
+    terms: dict[str, float]
     moved: float  # motion of both sides of the layers' balance, over their norm at the start
-    unbalanced: float  # motion of their difference, over the same
+    unbalanced: float
 
 
 class FollowedNetwork(NamedTuple):
@@ -61,10 +61,10 @@ class FollowedNetwork(NamedTuple):
     draw: int
     width: int
     theorem: ft.theory.DeepLinearTheorem
-    eigenvalues: np.ndarray  # [n C]
-    modes: np.ndarray  # [R + 1, n C]
-    flows: dict[str, np.ndarray]  # residuals of FLOWS, [R + 1, n C]
-    looks: tuple[Look, ...]  # of the first draw only
+    eigenvalues: np.ndarray
+    modes: np.ndarray
+    flows: dict[str, np.ndarray]
+    looks: tuple[Look, ...]
 
     @property
     def loss(self) -> np.ndarray:

@@ -31,13 +31,13 @@ class Problem(NamedTuple):
         dimension: Dimension of the inputs as loaded.
     """
 
-    x: np.ndarray  # [n, r], X'X diagonal
-    y: np.ndarray  # [n, C]
+    x: np.ndarray
+    y: np.ndarray
     labels: np.ndarray  # [n]
-    singular: np.ndarray  # [r], the largest first
-    best: np.ndarray  # [r, C], W*, the least-squares model
-    rank: int  # of the inputs; r is less if directions are left out
-    dimension: int  # d, of the inputs as loaded
+    singular: np.ndarray
+    best: np.ndarray
+    rank: int
+    dimension: int
 
     @property
     def floor(self) -> float:

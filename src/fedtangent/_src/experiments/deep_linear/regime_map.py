@@ -114,16 +114,16 @@ class Cell(NamedTuple):
     width: int
     scale: float
     rounds: np.ndarray  # [T]
-    loss: np.ndarray  # of the network
-    flow: np.ndarray  # of infinite width
-    own: np.ndarray  # of the flow of P(0)
-    doubled: np.ndarray  # of the network with {2 N, 2 K}
-    own_doubled: np.ndarray  # of its flow of P(0)
-    rho: float  # of (18)
+    loss: np.ndarray
+    flow: np.ndarray
+    own: np.ndarray
+    doubled: np.ndarray
+    own_doubled: np.ndarray
+    rho: float
     wrong: float  # rho with N forgotten, at the rate of the linear model
-    need: float  # the width that the theorem asks for
-    moved: float  # |P(end) - P(0)| / |P(0)|
-    apart: float  # |P(0) - P of infinite width| / |P of infinite width|
+    need: float
+    moved: float
+    apart: float
 
     @property
     def diverged(self) -> bool:

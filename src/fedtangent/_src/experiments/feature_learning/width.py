@@ -78,9 +78,9 @@ class TrainedWidth(NamedTuple):
     width: int
     seed: int
     rates: np.ndarray
-    losses: np.ndarray  # training loss at each rate after the last round; infinite where a run diverged
-    start: float  # training loss before the first round
-    changes: dict[str, float]  # how far features and outputs move at ``rate``, and the laziness there; see REMARKS
+    losses: np.ndarray
+    start: float
+    changes: dict[str, float]
 
     @property
     def at(self) -> int:

@@ -133,10 +133,10 @@ class Scores(NamedTuple):
     """
 
     entrant: Entrant
-    classes: int  # of a client, as in the settings
+    classes: int
     chosen: Tuned
-    values: dict[str, np.ndarray]  # [seeds] means over the last rounds, by metric of the test split; and ``fell``
-    spread: float  # standard deviation of the accuracy over the last rounds of all seeds
+    values: dict[str, np.ndarray]
+    spread: float
 
 
 def entrants(settings: ClassifierSettings) -> list[Entrant]:

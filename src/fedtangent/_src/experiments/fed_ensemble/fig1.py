@@ -55,9 +55,9 @@ class Distance(NamedTuple):
         squared: Squared Mahalanobis distance in the main directions of the covariance.
     """
 
-    largest: np.ndarray  # the largest |f - m| / sd
-    inside: np.ndarray  # share of points in the 95 % band
-    squared: np.ndarray  # squared Mahalanobis distance in the leading directions: chi-square of ``rank`` degrees
+    largest: np.ndarray
+    inside: np.ndarray
+    squared: np.ndarray
 
 
 class Law(NamedTuple):

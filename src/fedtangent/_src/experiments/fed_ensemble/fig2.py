@@ -79,9 +79,9 @@ class GapCase(NamedTuple):
     data: sine.SineData
     bands: dict[str, Band]  # by method
     scores: dict[str, dict[str, float]]
-    distance: float  # of Fed-ensemble's models from the flow's prediction of each, relative
-    wrong: float  # of the models from the flow's mean, which ignores their initial functions
-    trouble: str  # why the limit is unreliable; "" if it is not
+    distance: float
+    wrong: float
+    trouble: str
 
 
 def _band_of_members(members: np.ndarray, noise_variance: float = 0.0) -> Band:

@@ -91,11 +91,11 @@ class ScanCurve(NamedTuple):
     data_seed: int
     local_steps: int
     budget: str
-    length: int  # rounds, or ages of K rounds
+    length: int
     num_models: tuple[int, ...]
-    bias: np.ndarray  # squared, for each of ``num_models``
-    initialisation: np.ndarray  # part of the variance
-    schedules: np.ndarray  # part of the variance
+    bias: np.ndarray
+    initialisation: np.ndarray
+    schedules: np.ndarray
 
 
 class Fit(NamedTuple):
@@ -115,10 +115,10 @@ class Fit(NamedTuple):
     budget: str
     length: int
     sigma: float
-    reading: str  # of READINGS: whether the paper's bias is squared
-    variance_factor: float  # exp of the root mean square of log(closed form / published)
+    reading: str
+    variance_factor: float
     bias_factor: float
-    distance: float  # root mean square of all those logarithms
+    distance: float
 
     def num_rounds(self, num_models: int) -> int:
         """Returns the number of rounds of a run with K models: ``length``, or K ``length`` if ``length`` counts ages.

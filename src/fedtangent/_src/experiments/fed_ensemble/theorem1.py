@@ -57,10 +57,10 @@ class EnsembleDecay(NamedTuple):
 
     width: int
     theorem: ft.theory.Theorem1
-    networks: np.ndarray  # [R + 1, K]
-    flow: np.ndarray  # [A * K + 1, K], every round
-    rate: float  # exact factor of an age: spectral radius of the first model's flow
-    uplink: np.ndarray  # bytes of one run, up and down
+    networks: np.ndarray
+    flow: np.ndarray
+    rate: float
+    uplink: np.ndarray
 
 
 def run(study: Study) -> lab.Outcome:

@@ -84,10 +84,10 @@ class Tuned(NamedTuple):
     part: str
     num_parameters: int
     theory: ft.types.Forecast
-    side: ft.types.FromStart  # at half the predicted best rate
+    side: ft.types.FromStart
     rates: np.ndarray  # of networks
-    losses: np.ndarray  # of networks at each rate after the last round; NaN where a run diverged
-    accuracies: np.ndarray  # of networks at each rate, at the start and after the last round
+    losses: np.ndarray
+    accuracies: np.ndarray
 
     @property
     def at(self) -> int:

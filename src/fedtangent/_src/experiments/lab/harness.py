@@ -66,12 +66,12 @@ class Method(NamedTuple):
 
     label: str
     rates: tuple[float, ...]
-    steps: tuple[int, ...]  # steps in a round, of each client or of the server; (0,) where there is no such choice
+    steps: tuple[int, ...]
     build: BuildAlgorithm
     data: FederatedData  # the trial's, in the form that this method trains on
     splits: EvaluationSets  # what it is evaluated on
-    pool_size: int = 0  # the most examples that the server of NTK-FL pools
-    bound_to_seed: bool = False  # whether the algorithm itself holds arrays of the seed, as FedBE's server does
+    pool_size: int = 0
+    bound_to_seed: bool = False
 
 
 class Config(NamedTuple):
@@ -164,12 +164,12 @@ class Bench:
     study: Study
     trial: Callable[[int], Trial]
     methods_of: Callable[[Trial], dict[str, Method]]
-    depends_on: Mapping[str, object]  # the settings that a run depends on besides its data and configuration
+    depends_on: Mapping[str, object]
     measure: Measure = _accuracies
     every: int = 1  # rounds between two evaluations
-    largest_client: int = 0  # size of the largest client of any seed; 0: each seed's own, rounded up
-    judged_by: str = "validation.accuracy"  # the metric by which rates are chosen, the larger the better
-    called: str = ""  # added to a run's name in the metrics, to tell runs of equal configurations apart
+    largest_client: int = 0
+    judged_by: str = "validation.accuracy"
+    called: str = ""
     compiled: dict[tuple[object, ...], TrialProgram] = field(default_factory=dict)
     current: tuple[int, str, dict[str, Method]] | None = None  # a seed, the fingerprint of its trial, its methods
 

@@ -53,8 +53,8 @@ class Examples(NamedTuple):
     """
 
     x: dict[str, np.ndarray]  # float32; tokens int32
-    y: dict[str, np.ndarray]  # int32
-    rows: dict[str, np.ndarray]  # their rows in the training set, and in the test set for "test"
+    y: dict[str, np.ndarray]
+    rows: dict[str, np.ndarray]
     rng: np.random.Generator
 
 

@@ -162,12 +162,12 @@ class NtkRounds(NamedTuple):
         bound: Factor by which NTK-FL's theory lets the squared residual shrink, ``(1 - eta lambda_min / (2 N))^t(k)``.
     """
 
-    time: tuple[int, ...]  # t(k)
-    before: tuple[float, ...]  # squared residual before the round
-    after: tuple[float, ...]  # and after it
+    time: tuple[int, ...]
+    before: tuple[float, ...]
+    after: tuple[float, ...]
     candidates: np.ndarray  # squared residuals at every candidate time, [R, Psi]
-    lambda_min: tuple[float, ...]  # of the kernel H at the start of the round
-    bound: tuple[float, ...]  # (1 - eta lambda_min / (2 N))^t(k)
+    lambda_min: tuple[float, ...]
+    bound: tuple[float, ...]
     uplink_bytes: int
 
 

@@ -76,9 +76,9 @@ class Classified(NamedTuple):
 
     problem: Problem
     sets: theory.FeasibleSets
-    paths: dict[str, np.ndarray]  # by METHODS, [R + 1, r]
-    centralised: np.ndarray  # [r], C
-    machine: np.ndarray  # [r], S, the support vector machine
+    paths: dict[str, np.ndarray]
+    centralised: np.ndarray
+    machine: np.ndarray
 
     def to(self, model: np.ndarray) -> dict[str, np.ndarray]:
         """Computes the distances in direction of Local-GD's and Modified Local-GD's models to ``model`` [r].

@@ -64,12 +64,12 @@ class Turned(NamedTuple):
     seed: int
     dimension: int
     round: int
-    support: float  # share of examples with margin 1 at the SVM
-    angle: np.ndarray  # to the projections v
-    later: np.ndarray  # to the projections after one round more
-    to_svm: np.ndarray  # angle to the SVM
-    residual: np.ndarray  # |w - l v| / |v|
-    along: np.ndarray  # (w - l v)'v / |v|^2
+    support: float
+    angle: np.ndarray
+    later: np.ndarray
+    to_svm: np.ndarray
+    residual: np.ndarray
+    along: np.ndarray
 
 
 def check(study: Study) -> None:

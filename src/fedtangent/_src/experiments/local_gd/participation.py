@@ -62,9 +62,9 @@ class ParticipationRun(NamedTuple):
     seed: int
     dimension: int
     steps: int
-    distance: np.ndarray  # [R + 1], |w - c| / |c|
-    everybody: np.ndarray  # the same with all nodes in every round
-    bias: float  # |end with all nodes - c| / |c|
+    distance: np.ndarray
+    everybody: np.ndarray
+    bias: float
 
     @property
     def rate(self) -> float:

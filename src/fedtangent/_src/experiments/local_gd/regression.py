@@ -64,11 +64,11 @@ class RegressionRun(NamedTuple):
     """
 
     problem: Problem
-    path: np.ndarray  # [R + 1, r], the global model G after every round
-    trained: np.ndarray  # [r], the centralised model C
-    finite: theory.LocalRegression  # closed form of G, with L local steps
-    converged: theory.LocalRegression  # the same for local work until convergence, eq. (6)
-    centralised: theory.LocalRegression  # closed form of C
+    path: np.ndarray
+    trained: np.ndarray
+    finite: theory.LocalRegression
+    converged: theory.LocalRegression
+    centralised: theory.LocalRegression
 
     @property
     def eq_6(self) -> np.ndarray:

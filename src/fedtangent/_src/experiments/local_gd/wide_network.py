@@ -87,8 +87,8 @@ class Trained(NamedTuple):
     draw: int
     width: int
     distances: dict[str, float]
-    wrong: dict[str, float]  # of the last layer to wrong closed forms
-    centralised: float  # of the whole network to its own kernel's minimum-norm model
+    wrong: dict[str, float]
+    centralised: float
 
 
 def _network(settings: WidthSettings, width: int) -> Model:

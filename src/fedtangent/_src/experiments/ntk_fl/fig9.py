@@ -68,11 +68,11 @@ class WeightGap(NamedTuple):
     network: str
     learning_rate: float
     paths: Descents
-    figure: np.ndarray  # 2 sum gamma
+    figure: np.ndarray
     # The next three are bounds for eq. (12) alone.
-    lemma: np.ndarray | None = None  # Lemma 2 with the R that was measured
-    counted: np.ndarray | None = None  # (25d) with the activities that did change
-    left_out: np.ndarray | None = None  # the part that the lemma leaves out
+    lemma: np.ndarray | None = None
+    counted: np.ndarray | None = None
+    left_out: np.ndarray | None = None
 
 
 def check(study: Study) -> None:

@@ -60,7 +60,7 @@ class FollowedDescent(NamedTuple):
     width: int
     factor: float
     theorem: ft.theory.NtkTheorem
-    kernel: np.ndarray  # [N, N] at the start
+    kernel: np.ndarray
     paths: Descents
 
 

@@ -60,10 +60,10 @@ class FollowedRounds(NamedTuple):
     width: int
     factor: float
     theorem: ft.theory.NtkTheorem
-    rounds: np.ndarray  # [E], evaluated
-    squared: np.ndarray  # [E] squared residuals of FedAvg
+    rounds: np.ndarray
+    squared: np.ndarray
     ntk_time: int
-    ntk: float  # squared residual after one round of NTK-FL
+    ntk: float
     uplink_bytes: int
 
 

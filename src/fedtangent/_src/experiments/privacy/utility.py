@@ -65,13 +65,13 @@ class Budget(NamedTuple):
     """
 
     epsilon: float
-    noise: float  # the noise multiplier
-    rate: float  # with ``clip`` the predicted best pair
+    noise: float
+    rate: float
     clip: float
-    predicted: float  # error at that pair, from the network's own initial function
-    losses: np.ndarray  # [rates, clips], of networks
-    place: tuple[int, int]  # of the predicted pair in ``losses``
-    accuracy: float  # of the network at that pair
+    predicted: float
+    losses: np.ndarray
+    place: tuple[int, int]
+    accuracy: float
 
     @property
     def network(self) -> float:

@@ -168,8 +168,8 @@ class Posterior(NamedTuple):
         key: Key of the draws.
     """
 
-    params: PyTree  # the clients' weighted mean, the next round's model
-    clients: Clients  # of the last round in which any client trained this model
+    params: PyTree
+    clients: Clients
     key: types.Key
 
 

@@ -93,7 +93,7 @@ class FinishedRun(NamedTuple):
     schedule: Schedule
     schedule_name: str
     clients_per_round: int
-    only_first: bool  # whether rounds were closed before all clients had answered
+    only_first: bool
     num_rounds: int
 
 

@@ -28,9 +28,9 @@ class Clients(NamedTuple):
         client: Id of each client, [M] int32; -1 where a place is empty.
     """
 
-    params: PyTree  # [M, ...]
-    weight: Array  # [M] float, 0 where a place is empty
-    client: Array  # [M] int32, -1 where a place is empty
+    params: PyTree
+    weight: Array
+    client: Array
 
 
 class Teacher(NamedTuple):
@@ -43,10 +43,10 @@ class Teacher(NamedTuple):
         members: Kinds of members: "samples" from the distribution, "clients" (their models), "mean" (of these models).
     """
 
-    posterior: str  # one of POSTERIORS
+    posterior: str
     num_samples: int
-    concentration: float  # concentration of the Dirichlet distribution
-    members: tuple[str, ...]  # names in MEMBERS
+    concentration: float
+    members: tuple[str, ...]
 
 
 def clients_of(params: PyTree, sent: Stacked) -> Clients:

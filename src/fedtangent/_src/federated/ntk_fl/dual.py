@@ -305,9 +305,9 @@ class Dynamics(NamedTuple):
     """
 
     product: Product
-    lambda_max: Array  # [] largest eigenvalue
+    lambda_max: Array
     dual: Dual
-    matrix: Array | None  # H [n, n]; None if it is not in memory
+    matrix: Array | None
 
 
 def dynamics_of(pool: Pool, tangent: Tangent, evolution: Evolution, method: str) -> Dynamics:

@@ -174,9 +174,9 @@ class Choice(NamedTuple):
         losses: Loss of every candidate, [Psi]; infinite if not finite, NaN after the end of the search.
     """
 
-    params: PyTree  # parameters of the best candidate; without one, the parameters before the round
-    best: Array  # [] int32, number of the best candidate, -1 if all diverged
-    losses: Array  # [Psi] loss of every candidate, infinite if not finite, NaN after the end of the search
+    params: PyTree
+    best: Array
+    losses: Array
 
 
 # candidate, rises of the loss in a row, last and least loss, best parameters and their candidate, all losses

@@ -79,9 +79,9 @@ class Nodes(NamedTuple):
         number: How many nodes count, [] int32; one at the start.
     """
 
-    times: Array  # [NODES]
-    values: Array  # [NODES, columns, rows]
-    number: Array  # [] int32, how many nodes count: one at the start
+    times: Array
+    values: Array
+    number: Array
 
 
 def extrapolated(nodes: Nodes, time: Array) -> Array:
@@ -113,12 +113,12 @@ class _Descent(NamedTuple):
         products: Number of products with the kernel so far, [] int32.
     """
 
-    time: Array  # [] int32
-    dual: Array  # R' [columns, rows]
-    moved: Array  # R' F [columns, r]
+    time: Array
+    dual: Array
+    moved: Array
     nodes: Nodes
-    length: Array  # [] int32, steps of the next stretch
-    products: Array  # [] int32, products with K so far
+    length: Array
+    products: Array
 
 
 def multirate_dual(

@@ -34,13 +34,13 @@ class OutputLoss(NamedTuple):
         methods: Names of the methods that can compute gradient descent on this loss.
     """
 
-    predict: Callable[[Array], Array]  # f -> the prediction that is compared with y, [n, C]
-    examples: Callable[[Array, Array], Array]  # (f, y) -> the loss of every example, [n], before averaging
-    averages_outputs: bool  # whether the mean is over examples and outputs (n C), or over examples only (n)
-    curvature: float  # largest second derivative of an example's loss by its outputs
-    stable: str  # largest stable learning rate times lambda_max of the kernel, as text
-    labels: str  # how to pass class labels, as text for errors
-    methods: tuple[str, ...]  # the METHODS that can evolve it
+    predict: Callable[[Array], Array]
+    examples: Callable[[Array, Array], Array]
+    averages_outputs: bool
+    curvature: float
+    stable: str
+    labels: str
+    methods: tuple[str, ...]
 
     def divisor(self, num_examples: Array | float, num_outputs: int) -> Array | float:
         """Returns the number by which the sum of the examples' losses is divided to give their mean.

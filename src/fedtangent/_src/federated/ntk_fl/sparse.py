@@ -76,8 +76,8 @@ class Keep(NamedTuple):
         value_bits: Bits of a kept number, of which 8 are the exponent and 1 the sign; None: the bits of its dtype.
     """
 
-    sparsity: float  # share of an example's C P numbers that is set to zero
-    value_bits: int | None  # bits of a kept number: sign, 8 bits of exponent, mantissa; None: the bits of the dtype
+    sparsity: float
+    value_bits: int | None
 
     def of(self, entries: Array, at: Array) -> Array:
         """Sets entries below a magnitude to zero, and rounds the others to ``value_bits`` bits.
@@ -157,9 +157,9 @@ class _Hidden(NamedTuple):
         kept: Function that sets the entries of the Jacobian that are not kept to 0.
     """
 
-    inputs: Array  # [n, U]
-    signals: Array  # [groups, n, C, g]
-    units: int  # V
+    inputs: Array
+    signals: Array
+    units: int
     kept: Callable[[Array], Array]
 
     def entries(self, signals: Array) -> Array:

@@ -25,9 +25,9 @@ class Examples(NamedTuple):
         mask: Whether a row is a real example, [n] bool.
     """
 
-    x: Array  # [n, ...]
-    y: Array  # [n, C], or class labels [n]
-    mask: Array  # [n] bool
+    x: Array
+    y: Array
+    mask: Array
 
 
 class Pool(NamedTuple):
@@ -40,10 +40,10 @@ class Pool(NamedTuple):
         num_examples: Number of real examples, [] (at least 1).
     """
 
-    x: Array  # [n, ...] float64 where it was floating
-    y: Array  # [n, C] float64
-    mask: Array  # [n, 1] float64, 1 at a real example
-    num_examples: Array  # [] float64, real ones (at least 1)
+    x: Array
+    y: Array
+    mask: Array
+    num_examples: Array
 
 
 class Tangent(NamedTuple):
@@ -60,12 +60,12 @@ class Tangent(NamedTuple):
         remade: Whether push and pull recompute the Jacobian, so that many calls at once cost as much as one.
     """
 
-    outputs: Array  # f_0 [n, C]
-    gram: Callable[[], Array]  # () -> H [n, n], 1/C sum_k <J_ik, J_jk>, zero rows and columns at padding
-    push: Callable[[PyTree], Array]  # J: change of weights -> change of outputs [n, C]
-    pull: Callable[[Array], PyTree]  # J': [n, C] -> change of weights
-    whole: Callable[[], Array]  # () -> [n C, n C], <J_ik, J_jm>
-    remade: bool = False  # whether push and pull recompute the Jacobian; many calls at once then cost as one
+    outputs: Array
+    gram: Callable[[], Array]
+    push: Callable[[PyTree], Array]
+    pull: Callable[[Array], PyTree]
+    whole: Callable[[], Array]
+    remade: bool = False
 
 
 Linearise = Callable[[Model, PyTree, Pool], Tangent]  # (model, weights in float64, pool) -> Tangent

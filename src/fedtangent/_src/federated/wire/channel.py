@@ -33,8 +33,8 @@ class Unsent(NamedTuple):
         at: Their places among the P numbers, [k] int32; None if all P numbers are sent, in order.
     """
 
-    values: Array  # [k]
-    at: Array | None  # [k] int32, their places among the P numbers; None: all P numbers, in order
+    values: Array
+    at: Array | None
 
 
 class Stage(NamedTuple):

@@ -41,11 +41,11 @@ class Code(NamedTuple):
         scale_bits: Bits of one norm.
     """
 
-    numbers: int  # k, how many numbers are sent
-    places: int  # P, the number of places from which the k are chosen
-    bits: int | None  # bits of a number
-    header: int  # bits of all norms and ranges
-    scale_bits: int  # bits of one norm
+    numbers: int
+    places: int
+    bits: int | None
+    header: int
+    scale_bits: int
 
 
 def is_floating(leaf: Leaf) -> bool:

@@ -140,10 +140,10 @@ class ResidualTerms(NamedTuple):
         fourth: ``s E(t) X``, from products of several layers' changes.
     """
 
-    first: Float64[np.ndarray, "n C"]  # (I - eta K/N P(0)) xi: the linear model's
-    second: Float64[np.ndarray, "n C"]  # -eta/N sum_k (P(t, k) - P(0)) xi_k: the kernel has moved
-    third: Float64[np.ndarray, "n C"]  # -eta/N sum_k P(0) (U_k - U): clients have drifted
-    fourth: Float64[np.ndarray, "n C"]  # s E(t) X: products of several layers' changes
+    first: Float64[np.ndarray, "n C"]
+    second: Float64[np.ndarray, "n C"]
+    third: Float64[np.ndarray, "n C"]
+    fourth: Float64[np.ndarray, "n C"]
 
     @property
     def total(self) -> Float64[np.ndarray, "n C"]:

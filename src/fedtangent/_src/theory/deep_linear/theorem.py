@@ -56,20 +56,20 @@ class DeepLinearConstants(NamedTuple):
         delta: Probability with which the theorem may fail.
     """
 
-    depth: int  # L
-    width: int  # m
-    outputs: int  # d_out
-    num_clients: int  # N
-    rank: int  # r, rank of X
-    largest: float  # |X|, its largest singular value
-    least: float  # sigma_min, the least singular value of X that is not 0
-    lambda_min: float  # least eigenvalue of P(0) on the range of X
+    depth: int
+    width: int
+    outputs: int
+    num_clients: int
+    rank: int
+    largest: float
+    least: float
+    lambda_min: float
     lambda_max: float
-    truth: float  # |W*|
-    residual: float  # |xi(0)|
-    learning_rate: float  # eta
-    local_steps: int  # K
-    delta: float  # the theorem may fail with this probability
+    truth: float
+    residual: float
+    learning_rate: float
+    local_steps: int
+    delta: float
 
     @property
     def kappa(self) -> float:

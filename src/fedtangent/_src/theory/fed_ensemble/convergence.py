@@ -62,18 +62,18 @@ class Constants(NamedTuple):
         largest_progress: Step size times local steps at which kappa_2 is 1.
     """
 
-    lambda_min: float  # lambda_m, of Theta; 0 where rounding makes it negative
+    lambda_min: float
     lambda_max: float
-    examples_per_round: float  # nbar: the largest over rounds and models, which makes the bound weakest
-    least_examples_per_round: float  # the smallest nbar, over rounds in which a model has a client
-    client_norms: Float64[np.ndarray, "N"]  # C_i = sqrt(trace Theta_ii); 0 for a client that never trains
-    c1: float  # bound of l^-1/2 ||Hessian||; 0 for a model linear in its weights
-    c2: float  # sum of the C_i
-    r0: Float64[np.ndarray, "K"]  # norm of the initial residual
-    width: float  # l
+    examples_per_round: float
+    least_examples_per_round: float
+    client_norms: Float64[np.ndarray, "N"]
+    c1: float
+    c2: float
+    r0: Float64[np.ndarray, "K"]
+    width: float
     kappa_2: float  # eq. (19) at the largest eta_0 tau; inf where it overflows
     kappa_3: float  # at the largest eta_0 tau, as printed
-    largest_progress: float  # the eta_0 tau at which kappa_2 = 1
+    largest_progress: float
 
 
 class Curvature(NamedTuple):
@@ -86,10 +86,10 @@ class Curvature(NamedTuple):
         width: Width l of the network.
     """
 
-    c2: float  # sum of the clients' norms C_i
-    c1: float = 0.0  # bound of l^-1/2 ||Hessian||
-    r0: float = 1.0  # norm of the initial residual
-    width: float = 1.0  # l
+    c2: float
+    c1: float = 0.0
+    r0: float = 1.0
+    width: float = 1.0
 
     def _quartic(self) -> float:
         return 2 * self.c2**4 + 8 * self.r0 * self.c1 * self.c2**2 / np.sqrt(self.width)
@@ -204,10 +204,10 @@ class Networks(NamedTuple):
         width: Width l of the network.
     """
 
-    f0_train: ArrayLike | None = None  # initial functions at the training points; None: zero, their mean
-    x_train: ArrayLike | None = None  # inputs; if None, their assumptions are left out
-    initial_kernel: ArrayLike | None = None  # kernel of a network at its initial weights, to compare with Theta
-    c1: float = 0.0  # bound of l^-1/2 ||Hessian||, in the papers' parameterisation; 0 for a model linear in its weights
+    f0_train: ArrayLike | None = None
+    x_train: ArrayLike | None = None
+    initial_kernel: ArrayLike | None = None
+    c1: float = 0.0
     width: float = 1.0  # l, for the factor l^-1/2 of the movement and beside C_1
 
 

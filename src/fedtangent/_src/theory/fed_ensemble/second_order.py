@@ -123,7 +123,7 @@ class Age(NamedTuple):
 
     means: Float64[np.ndarray, "K n n"]  # E[A_l] = sum_i p_i A_i over the round's clients
     variances: Float64[np.ndarray, "K n n"]  # Var[A_l] of Lemma 9.3
-    discreteness: Float64[np.ndarray, "K n n"]  # -sum_i p_i A_i^2 / tau_i, zero for gradient flow
+    discreteness: Float64[np.ndarray, "K n n"]
 
 
 class Condition15(NamedTuple):

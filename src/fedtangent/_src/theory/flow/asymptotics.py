@@ -374,8 +374,8 @@ class Stability(NamedTuple):
         client_bounds: Largest stable step size of each client; inf for a client that never trains.
     """
 
-    condition: Assumption  # the largest step in use is below the least of the clients' bounds
-    client_bounds: Float64[np.ndarray, "N"]  # largest stable step of each client; inf for a client that never trains
+    condition: Assumption
+    client_bounds: Float64[np.ndarray, "N"]
 
     @property
     def stable(self) -> bool:

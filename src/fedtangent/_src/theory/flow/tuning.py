@@ -191,12 +191,12 @@ class Rates(NamedTuple):
         tried, losses: Rates that were tried, rising, and the test loss of each.
     """
 
-    stable: float  # up to it, from 0, the final training loss is not above the first; inf, or 0 for none
-    guaranteed: float | None  # below it no round can diverge (``Flow.stability``); None without a closed bound
-    best: float  # rate of the least test loss after the last round
-    at_edge: bool  # whether the loss still falls at an end of the rates that were tried
-    tried: np.ndarray  # rising
-    losses: np.ndarray  # test loss after the last round at each
+    stable: float
+    guaranteed: float | None
+    best: float
+    at_edge: bool
+    tried: np.ndarray
+    losses: np.ndarray
 
 
 def searched_rates(

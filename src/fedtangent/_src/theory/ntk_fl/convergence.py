@@ -61,9 +61,9 @@ class TwoLayerStart(NamedTuple):
         kernel: Tangent kernel at the start, to compare with Lemma 4's bound; None for no comparison.
     """
 
-    width: int  # n
-    covariance: ArrayLike = 1.0  # covariance of a neuron's weights, [d, d]; a number times the identity
-    kernel: ArrayLike | None = None  # H, to compare with Lemma 4; None for no comparison
+    width: int
+    covariance: ArrayLike = 1.0
+    kernel: ArrayLike | None = None
 
 
 class NtkConstants(NamedTuple):
@@ -78,16 +78,16 @@ class NtkConstants(NamedTuple):
         learning_rate, local_steps, num_clients: Step size eta, local steps tau and number M of clients.
     """
 
-    num_examples: int  # N
-    width: int  # n
+    num_examples: int
+    width: int
     lambda_min: float  # lambda, least eigenvalue of the kernel (13); 0 if rounding makes it negative
     lambda_max: float
-    alpha: float  # root of the least eigenvalue of the neurons' covariance
-    delta: float  # a statement may fail with this probability
-    residual: float  # |f_0 - y|
-    learning_rate: float  # eta, of 1/(2 N) |f - y|^2
-    local_steps: int = 1  # tau
-    num_clients: int = 1  # M
+    alpha: float
+    delta: float
+    residual: float
+    learning_rate: float
+    local_steps: int = 1
+    num_clients: int = 1
 
     def movement_bound(self) -> float:
         """Computes a bound of the distance that a neuron moves, ``4 G sqrt(N) |f_0 - y| / (sqrt(n) lambda)``.

@@ -257,11 +257,11 @@ class Theorem2(NamedTuple):
     """
 
     theory: Predicted
-    gap: LawDistance  # of the last round
-    early: LawDistance  # of the earlier round, see ``SOONER``
+    gap: LawDistance
+    early: LawDistance
     law: ModelLaw
-    of: str  # name of the law: "Theorem 2's limit" or "the flow's law at round R"
-    movement: float  # how far training moves the function by theory: root mean square norm
+    of: str
+    movement: float
     trained: tuple[TrainedEnsemble, ...]
 
     @property

@@ -64,12 +64,12 @@ class Task(NamedTuple):
         local_steps: Local steps of a round.
     """
 
-    sizes: tuple[int, ...]  # of the clients
-    group: tuple[int, ...]  # of each client; groups take turns at as many models
+    sizes: tuple[int, ...]
+    group: tuple[int, ...]
     ages: int
     step: float  # eta_0 tau, as a fraction of the largest that kappa_2 < 1 allows
-    labels: float = 1.0  # norm of Y, in units of the root of the kernel's mean diagonal
-    weakest: bool = False  # Y along the kernel's weakest direction, instead of a random one
+    labels: float = 1.0
+    weakest: bool = False
     evaluations: int = 1
     local_steps: int = 2
 
@@ -212,13 +212,13 @@ class FollowedNetworks(NamedTuple):
     """
 
     setting: Setting
-    ages: Int[np.ndarray, "T"]  # the first is 0
-    residual: Float64[np.ndarray, "E T K"]  # ||f - Y||
-    gap: Float64[np.ndarray, "E T K"]  # ||f - f_lin||
-    change: Float64[np.ndarray, "E T K"]  # ||f - f_0||
+    ages: Int[np.ndarray, "T"]
+    residual: Float64[np.ndarray, "E T K"]
+    gap: Float64[np.ndarray, "E T K"]
+    change: Float64[np.ndarray, "E T K"]
     kernels: Float64[np.ndarray, "E T K n n"]
     c1: Float64[np.ndarray, "E K"]  # the largest along the way
-    start: Float64[np.ndarray, "E K n C"]  # initial functions
+    start: Float64[np.ndarray, "E K n C"]
 
     @property
     def drift(self) -> Float64[np.ndarray, "E T K"]:

@@ -59,7 +59,7 @@ class Decay(NamedTuple):
     """
 
     theorem: ft.theory.NtkTheorem
-    at: Num[np.ndarray, "*rounds T"]  # steps of NTK-FL's evolution, or rounds of FedAvg
+    at: Num[np.ndarray, "*rounds T"]
     ratio: Float64[np.ndarray, "*rounds T"]
 
     def over_bound(self, factor: float = 1.0) -> float:

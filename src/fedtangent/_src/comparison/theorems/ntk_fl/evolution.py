@@ -182,12 +182,12 @@ class Descents(NamedTuple):
         watched: Values that the function ``watch`` of ``descents`` returns, by name.
     """
 
-    network: Float[AnyArray, "T"]  # squared residual of the network under gradient descent
-    tangent: Float[AnyArray, "T"]  # that of the network at the linearisation's weights, which are NTK-FL's
-    linear: Float[AnyArray, "T"]  # that of the linearised network itself
-    largest: Float[AnyArray, "T"]  # largest |f - y| of the network under gradient descent: Lemma 2's gamma
-    apart: Float[AnyArray, "T"]  # sum over outputs of |sum_{u<t} (f_u - linear f_u)|, for ``residual_part``
-    gap: Float[AnyArray, "T"]  # l1 distance of the two weights
+    network: Float[AnyArray, "T"]
+    tangent: Float[AnyArray, "T"]
+    linear: Float[AnyArray, "T"]
+    largest: Float[AnyArray, "T"]
+    apart: Float[AnyArray, "T"]
+    gap: Float[AnyArray, "T"]
     watched: Mapping[str, AnyArray]  # values returned by ``watch``, [T, ..]
 
 
@@ -297,10 +297,10 @@ class GapBounds(NamedTuple):
     """
 
     paths: Descents
-    radius: float  # R, measured
-    lemma: Float64[np.ndarray, "T"]  # Lemma 2
-    counted: Float64[np.ndarray, "T"]  # (25d), with the neurons that did switch
-    left_out: Float64[np.ndarray, "T"]  # the term that (25a) leaves out
+    radius: float
+    lemma: Float64[np.ndarray, "T"]
+    counted: Float64[np.ndarray, "T"]
+    left_out: Float64[np.ndarray, "T"]
 
 
 def gap_bounds(
@@ -467,10 +467,10 @@ class Ratios(NamedTuple):
         radius: Largest distance R that a neuron's weights have moved.
     """
 
-    printed: Float64[np.ndarray, "t"]  # the lemma
-    switched: Float64[np.ndarray, "t"]  # (25d), with the neurons that did switch
-    complete: Float64[np.ndarray, "t"]  # (25d) and the term that (25a) leaves out
-    radius: float  # R, measured
+    printed: Float64[np.ndarray, "t"]
+    switched: Float64[np.ndarray, "t"]
+    complete: Float64[np.ndarray, "t"]
+    radius: float
 
 
 def _ratios(model: Model, params: PyTree, x: np.ndarray, y: np.ndarray, step: float) -> Ratios:
