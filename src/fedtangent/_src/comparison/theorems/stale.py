@@ -64,7 +64,7 @@ def _check_rounds(scale: str, seed: int) -> list[Verdict]:
 
 
 MOST, FEATURES, STEPS = 4, 3, 2  # the largest delay; weights of the linear model; local steps
-SIDE, LONG = 0.02, 480  # distance of the rates from the edge, and rounds (few enough to stay above rounding)
+SIDE, LONG = 0.02, 480  # distance of the rates from the edge; rounds for each round of delay, few enough for rounding
 WIDE_SIDE, SHORT = 0.1, 80  # the same at random delays, whose mean square soon comes from a few runs
 BAND, RANDOM_BAND = (0.98, 1.02), (0.9, 1.1)  # of slopes
 RESAMPLED = 400  # sets of runs
@@ -150,7 +150,7 @@ def _constant(of: Federation, seeds: Sequence[int]) -> list[Verdict]:
         """Returns the largest stable rate of each run."""
         staleness = ft.Staleness(delay, buffered=buffered, discount="constant")
         rates = (float(added[delay]), of.rate) if buffered else (1.0, float(mixed[delay]))
-        distances = of.distances(staleness, rates, SIDE, LONG, seeds)
+        distances = of.distances(staleness, rates, SIDE, LONG * (delay + 1), seeds)  # the later, the slower
         crossed = _crossed(distances[..., -1] - distances[..., 1], SIDE)
         return crossed * (added if buffered else mixed)[delay]
 
