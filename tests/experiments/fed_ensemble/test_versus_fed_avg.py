@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 from pathlib import Path
 
@@ -12,7 +13,7 @@ import pytest
 from scipy import stats
 
 from fedtangent import simulate
-from fedtangent._src import data
+from fedtangent._src import data, pytrees
 from fedtangent._src.data.federated import max_client_size
 from fedtangent._src.engine import Devices, Evaluation
 from fedtangent._src.engine.sweeps import single_device_engine
@@ -52,6 +53,15 @@ def test_no_example_is_both_trained_and_evaluated_on() -> None:
     assert not (sets[0] & sets[1]) and not (sets[0] & sets[2]) and not (sets[1] & sets[2])
     labels, offsets = np.asarray(trial.data.y)[np.asarray(trial.data.indices)], np.asarray(trial.data.offsets)
     assert all(len(set(labels[a:b])) == 2 for a, b in itertools.pairwise(offsets))
+
+
+def test_the_cnn_has_the_width_that_is_set() -> None:
+    settings = study_of(NAME, (*TINY, "model=cnn", "width=32")).settings
+    counts = [
+        pytrees.num_bytes(jax.eval_shape(experiment.network(each, np.zeros((1, 784)), 10).init, jax.random.key(0))) // 4
+        for each in (settings, dataclasses.replace(settings, width=8))
+    ]
+    assert counts[0] == 1_663_370 and counts[1] < counts[0] / 10
 
 
 @pytest.mark.slow

@@ -264,7 +264,7 @@ LONG = with_changes(DIGITS, "num_rounds=400 local_epochs=10 num_points=121")
 IMAGES = with_changes(DIGITS, "num_rounds=40 batch_size=20 learning_rate=0.1 num_train=2000 num_points=31")
 # The paper's MNIST: 100 clients, 10 epochs of batch 16, a CNN; 1.7 million parameters.
 MNIST = with_changes(
-    DIGITS, "num_clients=100 num_rounds=100 local_epochs=10 model=cnn learning_rate=0.01 num_points=41"
+    DIGITS, "num_clients=100 num_rounds=100 local_epochs=10 model=cnn width=32 learning_rate=0.01 num_points=41"
 )
 SCALES = {
     "digits": by_scale(DIGITS, BarrierSettings(num_rounds=120), LONG),

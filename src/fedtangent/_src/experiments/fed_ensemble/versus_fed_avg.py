@@ -22,7 +22,7 @@ from jaxtyping import Shaped
 import fedtangent as ft
 from fedtangent._src.data.federated import max_client_size
 from fedtangent._src.experiments import lab
-from fedtangent._src.experiments.fed_ensemble.classifiers import descent
+from fedtangent._src.experiments.fed_ensemble.classifiers import WIDTHS, descent
 from fedtangent._src.experiments.lab import harness, trials
 from fedtangent._src.experiments.lab.harness import Bench, Config, Method, Record, Steps
 from fedtangent._src.experiments.lab.runner import AnySettings, Study, by_scale, experiment, with_changes, within
@@ -77,7 +77,7 @@ IMAGES = with_changes(
 # The paper's MNIST: 100 clients, 10 epochs of batch 16, weight decay .001, .99 every ten rounds, 55,000 examples.
 TABLE_II = with_changes(
     DIGITS,
-    "num_clients=100 num_rounds=100 local_epochs=10 model=cnn weight_decay=0.001 num_validation=5000",
+    "num_clients=100 num_rounds=100 local_epochs=10 model=cnn width=32 weight_decay=0.001 num_validation=5000",
     "learning_rates=0.001,0.003,0.01,0.03,0.1",
 )
 SCALES = {
@@ -150,14 +150,16 @@ def network(settings: AnySettings, x: Shaped[AnyArray, "n ..."], outputs: int) -
     """Builds the network that ``settings.model`` names, "mlp" or "cnn".
 
     Args:
-        settings: Settings, which have ``model`` and ``width``.
+        settings: Settings, which have ``model`` and ``width``: the units of the MLP, or the channels of the CNN's first
+            layer. The CNN's other layers are as wide in proportion as those of the papers' CNN, where it is 32.
         x: Square images, flat: [n, pixels].
         outputs: Number of outputs.
     """
     size = math.prod(x.shape[1:])
     if settings.model == "mlp":
         return ft.models.build("mlp", size, outputs, widths=(settings.width,), parameterization="standard")
-    return ft.models.build("cnn", (math.isqrt(size), math.isqrt(size), 1), outputs)
+    side = math.isqrt(size)
+    return ft.models.build("cnn", (side, side, 1), outputs, **WIDTHS["cnn"](settings.width))
 
 
 def check(study: Study) -> None:
