@@ -16,6 +16,7 @@ from typing import NamedTuple
 import numpy as np
 
 import fedtangent as ft
+from fedtangent._src import checks
 from fedtangent._src.experiments import lab
 from fedtangent._src.experiments.lab.runner import Study, by_scale, experiment, with_changes, within
 from fedtangent._src.output.line_plots import points_with_errors
@@ -176,6 +177,15 @@ def _on(is_covered: np.ndarray, size: np.ndarray, test: list[np.ndarray]) -> tup
     return np.array([np.mean(is_covered[rows]) for rows in test]), float(np.mean(size[np.concatenate(test)]))
 
 
+def check(study: Study) -> None:
+    """Raises ``ValueError`` if a client of the first seed has too few examples for the settings."""
+    settings, seed = study.settings, study.seeds[0]
+    least = min(map(len, _examples(study, seed, np.random.default_rng(seed))[2]))
+    held_out = settings.num_calibration + settings.num_test
+    checks.whole("num_calibration + num_test", held_out, most=least - 1)
+    checks.whole("num_train", settings.num_train, most=least - held_out)
+
+
 def run(study: Study) -> lab.Outcome:
     """Trains with every seed, measures how many targets each method's sets contain, and judges this coverage."""
     results = list[Covered]()
@@ -234,4 +244,4 @@ def _draw(study: Study, by_method: dict[str, list[Covered]], title: str) -> None
 PAPER = CoverageSettings()
 SMALL = with_changes(PAPER, "num_splits=20 width=32 num_rounds=10 num_train=30")
 SCALES = {name: by_scale(SMALL, PAPER) for name in ("sine", "digits")}
-ENTRIES = (experiment(__name__, run, SCALES, ("lu2023",), least_seeds=2, exact=True),)
+ENTRIES = (experiment(__name__, run, SCALES, ("lu2023",), check=check, least_seeds=2, exact=True),)

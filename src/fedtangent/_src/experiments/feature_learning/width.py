@@ -164,6 +164,12 @@ def _train(problem: _Problem, parameterization: str, width: int, seeds: tuple[in
     ]
 
 
+def check(study: Study) -> None:
+    """Raises ``ValueError`` for wrong settings: builds the first seed's data and FedAvg of a small network."""
+    problem = _problem_of(study)
+    problem.algorithm(ft.models.mlp(math.prod(problem.data.x.shape[1:]), problem.data.y.shape[1], (1,)), 1.0)
+
+
 def run(study: Study) -> lab.Outcome:
     """Trains networks of every parameterization, width and seed, and compares best rates and changes of features."""
     problem, trained = _problem_of(study), list[TrainedWidth]()
@@ -256,4 +262,4 @@ def _draw(study: Study, trained: list[TrainedWidth]) -> None:
 DEFAULT = FeatureSettings()
 SMALL = with_changes(DEFAULT, "num_train=200 local_steps=4 num_rounds=8")
 SCALES = {"digits": by_scale(SMALL, DEFAULT), "fashion_mnist": by_scale(SMALL, DEFAULT)}
-ENTRIES = (experiment(__name__, run, SCALES, ("yang2021", "yang2022"), least_seeds=2),)
+ENTRIES = (experiment(__name__, run, SCALES, ("yang2021", "yang2022"), check=check, least_seeds=2),)

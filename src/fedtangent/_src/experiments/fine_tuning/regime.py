@@ -19,7 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import fedtangent as ft
-from fedtangent._src import pytrees
+from fedtangent._src import checks, pytrees
 from fedtangent._src.experiments import lab
 from fedtangent._src.experiments.lab.runner import Study, by_scale, experiment, with_changes, within
 from fedtangent._src.output.line_plots import BoundedPanel, bounded
@@ -117,20 +117,61 @@ class Tuned(NamedTuple):
         return np.array([history.curves()["test.mse"] for history in (self.side.history, self.side.history.predicted)])
 
 
-def _task_of(study: Study, seed: int) -> PreTrained:
-    """Draws the examples of a seed and pre-trains the network on the first half of the classes."""
+class Halves(NamedTuple):
+    """One seed's examples: (inputs, labels) of the half of the classes for pre-training, and the other half's data.
+
+    Attributes:
+        old: Inputs and labels for pre-training.
+        data: Training inputs and labels, test inputs and labels, for fine-tuning.
+        clients: Division of the training examples of ``data``.
+    """
+
+    old: tuple[np.ndarray, np.ndarray]
+    data: tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]
+    clients: Partition
+
+
+def _halves(study: Study, seed: int) -> Halves:
+    """Draws the examples of a seed, and divides those for fine-tuning among clients."""
     settings, loaded = study.settings, ft.data.load(study.dataset, study.data_dir, seed)
     half, rng = loaded.num_classes // 2, np.random.default_rng(seed)
     y_train, y_test = np.asarray(loaded.y_train), np.asarray(loaded.y_test)
-    old = rng.permutation(np.flatnonzero(y_train < half))[: settings.num_pre_train]
-    new = rng.permutation(np.flatnonzero((y_train >= half) & (y_train < 2 * half)))[: settings.num_train]
-    test = np.flatnonzero((y_test >= half) & (y_test < 2 * half))[: settings.num_test]
+    drawn = {
+        "num_pre_train": rng.permutation(np.flatnonzero(y_train < half)),
+        "num_train": rng.permutation(np.flatnonzero((y_train >= half) & (y_train < 2 * half))),
+        "num_test": np.flatnonzero((y_test >= half) & (y_test < 2 * half)),
+    }
+    old, new, test = (
+        rows[: checks.whole(name, getattr(settings, name), most=len(rows))] for name, rows in drawn.items()
+    )
     data = (loaded.x_train[new], y_train[new] - half, loaded.x_test[test], y_test[test] - half)
-    network = ft.models.mlp(math.prod(loaded.x_train.shape[1:]), half, (settings.width,) * 2, b_std=0.1)
-    sgd = ft.fed_avg(network, ft.schedules.all_clients(1), 1.0, ft.Work(steps=settings.pre_steps, batch_size=32))
-    path = ft.params_by_round(sgd, (loaded.x_train[old], y_train[old]), [np.arange(len(old))], num_rounds=1, seed=seed)
     clients = ft.partition.dirichlet(data[1], settings.num_clients, settings.alpha, seed=seed)
-    return PreTrained(network, jax.tree.map(lambda leaf: jnp.asarray(leaf[-1, 0]), path), data, clients)
+    return Halves((loaded.x_train[old], y_train[old]), data, clients)
+
+
+def _pre_training(halves: Halves, settings: FineTuningSettings) -> Algorithm:
+    """Builds gradient descent, as FedAvg of a single client, on the network for half of the classes."""
+    pixels, classes = math.prod(halves.old[0].shape[1:]), int(halves.old[1].max()) + 1
+    network = ft.models.mlp(pixels, classes, (settings.width,) * 2, b_std=0.1)
+    work = ft.Work(steps=settings.pre_steps, batch_size=32)
+    return ft.fed_avg(network, ft.schedules.all_clients(1), 1.0, work)
+
+
+def _task_of(study: Study, seed: int) -> PreTrained:
+    """Draws the examples of a seed and pre-trains the network on the first half of the classes."""
+    halves = _halves(study, seed)
+    sgd, everyone = _pre_training(halves, study.settings), [np.arange(len(halves.old[0]))]
+    path = ft.params_by_round(sgd, halves.old, everyone, num_rounds=1, seed=seed)
+    weights = jax.tree.map(lambda leaf: jnp.asarray(leaf[-1, 0]), path)
+    return PreTrained(sgd.model, weights, halves.data, halves.clients)
+
+
+def check(study: Study) -> None:
+    """Raises ``ValueError`` for wrong settings: draws the first seed's examples and builds its algorithms."""
+    settings = study.settings
+    _pre_training(_halves(study, study.seeds[0]), settings)
+    ft.schedules.uniform_sampling(settings.num_clients, settings.clients_per_round)
+    ft.Work(steps=settings.local_steps, batch_size=settings.batch_size)
 
 
 def _parts(task: PreTrained, settings: FineTuningSettings) -> dict[str, Model]:
@@ -257,5 +298,5 @@ def _draw(study: Study, by_part: dict[str, list[Tuned]]) -> None:
 
 PAPER = FineTuningSettings()
 SMALL = with_changes(PAPER, "width=16 ranks=1 num_pre_train=200 pre_steps=200 num_train=60 num_test=60 num_rounds=6")
-SCALES = {"digits": by_scale(SMALL, PAPER), "fashion_mnist": by_scale(SMALL, PAPER)}
-ENTRIES = (experiment(__name__, run, SCALES, ("hu2021",), least_seeds=2, exact=True),)
+SCALES = {"digits": by_scale(SMALL, with_changes(PAPER, "num_test=179")), "fashion_mnist": by_scale(SMALL, PAPER)}
+ENTRIES = (experiment(__name__, run, SCALES, ("hu2021",), check=check, least_seeds=2, exact=True),)

@@ -17,6 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import fedtangent as ft
+from fedtangent._src import checks
 from fedtangent._src.experiments import lab
 from fedtangent._src.experiments.lab.runner import Study, by_scale, experiment, with_changes, within
 from fedtangent._src.output.line_plots import points_with_errors
@@ -99,6 +100,8 @@ class PrivateTask(NamedTuple):
 def _task(study: Study, seed: int) -> PrivateTask:
     """Draws the examples of a seed, divides them among clients, and draws the network's initial weights."""
     settings, loaded = study.settings, ft.data.load(study.dataset, study.data_dir, seed)
+    checks.whole("num_train", settings.num_train, most=len(loaded.x_train))
+    checks.whole("num_test", settings.num_test, most=len(loaded.x_test))
     rng = np.random.default_rng(seed)
     rows = rng.permutation(len(loaded.x_train))[: settings.num_train]
     x, x_test = loaded.x_train[rows], loaded.x_test[: settings.num_test]
@@ -165,12 +168,23 @@ def _budgets(study: Study, seed: int, noises: list[float]) -> Iterator[Budget]:
         )
 
 
+def _noises(settings: PrivacySettings) -> list[float]:
+    """Computes the noise multiplier that gives each epsilon of the settings."""
+    of_run = {"num_clients": settings.num_clients, "clients_per_round": settings.num_clients}
+    of_run |= {"num_rounds": settings.num_rounds, "delta": settings.delta}
+    return [ft.measures.noise_multiplier(epsilon, **of_run) for epsilon in settings.epsilons]
+
+
+def check(study: Study) -> None:
+    """Raises ``ValueError`` for wrong settings: computes the noise and draws the examples of the first seed."""
+    _noises(study.settings)
+    _task(study, study.seeds[0])
+
+
 def run(study: Study) -> lab.Outcome:
     """Predicts and trains for every epsilon and seed, and compares the errors."""
     settings, by_epsilon = study.settings, dict[float, list[Budget]]()
-    of_run = {"num_clients": settings.num_clients, "clients_per_round": settings.num_clients}
-    of_run |= {"num_rounds": settings.num_rounds, "delta": settings.delta}
-    noises = [ft.measures.noise_multiplier(epsilon, **of_run) for epsilon in settings.epsilons]
+    noises = _noises(settings)
     for seed in study.each_seed():
         for one in _budgets(study, seed, noises):
             by_epsilon.setdefault(one.epsilon, []).append(one)
@@ -232,4 +246,4 @@ SMALL = with_changes(
     "num_train=300 num_test=100 num_clients=100 num_rounds=10",
 )
 SCALES = {"digits": by_scale(SMALL, PAPER)}
-ENTRIES = (experiment(__name__, run, SCALES, ("mcmahan2018",), least_seeds=2, exact=True),)
+ENTRIES = (experiment(__name__, run, SCALES, ("mcmahan2018",), check=check, least_seeds=2, exact=True),)

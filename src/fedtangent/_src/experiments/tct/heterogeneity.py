@@ -194,6 +194,12 @@ def _results(task: TCTData, clients: str, settings: TCTSettings) -> tuple[list[R
     return [Result(clients, name, task.seed, *of_method) for name, of_method in methods.items()], second
 
 
+def check(study: Study) -> None:
+    """Raises ``ValueError`` for wrong settings: builds both kinds of clients and the first phase of the first seed."""
+    for _, task in _tasks(study, study.seeds[0]):
+        first_phase("scaffold", task, study.settings, study.settings.rates[0])
+
+
 def run(study: Study) -> lab.Outcome:
     """Trains with every method, both kinds of clients and every seed, and compares test accuracies."""
     settings, results, verdicts = study.settings, list[Result](), list[ft.types.Verdict]()
@@ -278,5 +284,5 @@ SMALL = with_changes(
     DEFAULT,
     "num_train=200 num_test=300 first_rounds=10 convex_rounds=10 local_steps=20 num_features=1000 convex_steps=50",
 )
-SCALES = {"digits": by_scale(SMALL, DEFAULT), "fashion_mnist": by_scale(SMALL, DEFAULT)}
-ENTRIES = (experiment(__name__, run, SCALES, ("yu2022",), least_seeds=2, exact=True),)
+SCALES = {"digits": by_scale(SMALL, with_changes(DEFAULT, "num_test=359")), "fashion_mnist": by_scale(SMALL, DEFAULT)}
+ENTRIES = (experiment(__name__, run, SCALES, ("yu2022",), check=check, least_seeds=2, exact=True),)
