@@ -102,7 +102,7 @@ class Claim(NamedTuple):
         return Verdict.of(*self, right, wrong, notices)
 
     def exact(self, error: float, controls: dict[str, float]) -> Verdict:
-        """Checks that ``error`` is at most ``EXACT`` (1e-9), and that the errors of all wrong theories are far above 1e-9.
+        """Checks that ``error`` is at most ``EXACT`` (1e-9), and that the errors of all wrong theories are far above.
 
         Args:
             error: Relative error of the theory.

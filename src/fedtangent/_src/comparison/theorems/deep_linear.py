@@ -1,4 +1,4 @@
-"""Checks of the DeepLin paper: FedAvg on a deep linear network, in the paper's notation, by simulation.
+"""Checks of the DeepLin paper on simulated runs: FedAvg on a deep linear network, in the paper's notation.
 
 "deep_linear.convergence": Theorem IV.2, a bound on the loss by round, with the induction hypotheses and the lemmas of
 its proof. The run meets the theorem's conditions.
@@ -191,7 +191,7 @@ class Observed(NamedTuple):
     def narrow_networks(self) -> list[tuple[ft.theory.DeepLinearTheorem, list[np.ndarray]]]:
         """Draws untrained networks of width 4 (``NARROW``), and evaluates DeepLin's Theorem IV.2 on each.
 
-        They are controls, too narrow for the theorem. Each pair of the result holds the evaluated theorem and the weights.
+        They are controls, too narrow for the theorem. Returns pairs of the evaluated theorem and the network's weights.
         """
         sizes = (self.size.dimension, *[NARROW] * (self.size.depth - 1), self.size.outputs)
         networks = []
@@ -497,7 +497,7 @@ def _by_mode(
 
 
 def _check_rounds(scale: str, seed: int) -> list[ft.types.Verdict]:
-    """Checks one round of FedAvg and the four terms of its residual, and how the residual's modes depend on the width."""
+    """Checks one round of FedAvg and the four terms of its residual, and how the residual's modes vary with width."""
     widths, draws = of_scale(scale, *WIDTHS), of_scale(scale, *DRAWS)
     return [*_one_round(of_scale(scale, *ROUND_SIZES), seed), *_modes(of_scale(scale, *MODES), widths, draws, seed)]
 

@@ -147,7 +147,7 @@ def permuted(num_models: int) -> Callable[[], ft.types.Schedule]:
 
 
 def shrinking(rate: float | jax.Array) -> optax.GradientTransformation:
-    """Builds gradient descent of a client whose step size is ``rate`` in the first local step, and halves after each."""
+    """Builds gradient descent of a client whose step size is ``rate`` at first, and halves after each local step."""
     return optax.chain(optax.sgd(rate), optax.scale_by_schedule(lambda step: jnp.asarray(SHRINKING)[step]))
 
 
@@ -333,7 +333,7 @@ def _central_flow(option: Option, case: Case, blocks: KernelBlocks, changes: Arg
 
 
 def _from_central(option: Option, case: Case, blocks: KernelBlocks, changes: Arguments = NONE) -> float:
-    """Computes the relative distance between the mean predictions of FedAvg and centralised training after the last round.
+    """Computes the relative distance of FedAvg's mean prediction from centralised training's after the last round.
 
     The predictions are flows of infinite width. ``changes`` are fields of the ``Rule`` to replace in both flows;
     "uniform" client weights change FedAvg only.

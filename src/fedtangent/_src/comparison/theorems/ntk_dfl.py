@@ -28,7 +28,7 @@ TIME, ROUNDS = 3, 5
 
 
 class LinearProblem(NamedTuple):
-    """Points and targets for a linear model, and an initial model of each client; the first points are the clients'."""
+    """Points and targets for a linear model, and each client's initial model; the first 18 points are the clients'."""
 
     x: Float64[np.ndarray, "n d"]
     y: Float64[np.ndarray, "n C"]
