@@ -224,7 +224,7 @@ def _lemma_1(problem: LinearProblem, cohort: int) -> Verdict:
 
 
 def _distance(models: np.ndarray, predicted: np.ndarray) -> float:
-    """Returns the largest distance between simulated and predicted model at a round, over the model's movement in all."""
+    """Returns the largest distance between simulated and predicted model at a round, over the whole movement of the run."""
     return float(np.linalg.norm(models - predicted, axis=1).max() / np.linalg.norm(models[-1] - models[0]))
 
 
@@ -328,8 +328,8 @@ class Classified(NamedTuple):
     def _projections(self, rounds: int, modified: bool = False, start: ArrayLike | None = None) -> np.ndarray:
         """Returns the global models [R + 1, d] of repeated projection onto the nodes' feasible sets.
 
-        Each round averages the projections (Local-GD, eq. 13). If ``modified``, the new model is a weighted mean of this
-        average and the start (eq. 16). Without ``start`` the first model is 0.
+        Each round averages the projections (Local-GD, eq. 13). If ``modified``, a weighted mean of this average and the
+        start is the new model (eq. 16). Without ``start`` the first model is 0.
         """
         return parallel_projections(self.sets, rounds, alpha=halpern(rounds) if modified else None, start=start)
 

@@ -149,7 +149,7 @@ def _constant(of: Federation, seeds: Sequence[int]) -> list[Verdict]:
     )
 
     def simulated(buffered: bool, delay: int) -> np.ndarray:
-        """Returns each run's largest stable rate: FedBuff's server rate if ``buffered``, else FedAsync's client rate."""
+        """Returns each run's largest stable rate: FedBuff's server rate if ``buffered``, or FedAsync's client rate."""
         staleness = ft.Staleness(delay, buffered=buffered, discount="constant")
         rates = (float(added[delay]), of.rate) if buffered else (1.0, float(mixed[delay]))
         distances = of.distances(staleness, rates, SIDE, LONG * (delay + 1), seeds)  # the later, the slower

@@ -368,9 +368,9 @@ class _Round(NamedTuple):
         return np.asarray(ft.theory.ntk_evolution(blocks, factor * self.step / len(rows), self.time + later))
 
     def printed(self) -> Float64[np.ndarray, "p n"]:
-        """Returns the matrix ``B_t`` as NTK-FL prints it in eq. (9a), with ``exp(-eta t H / N)`` (erratum `ntk_fl.steps`).
+        """Returns the matrix ``B_t`` as NTK-FL prints it in eq. (9a), a control (erratum `ntk_fl.steps`).
 
-        It is a control: right is ``(I - eta H / N)^t``.
+        It contains ``exp(-eta t H / N)``; right is ``(I - eta H / N)^t``.
         """
         h = self.kernel[:SIZE, :SIZE]
         evolved = np.eye(SIZE) - scipy.linalg.expm(-self.step * self.time / SIZE * h)
@@ -484,7 +484,7 @@ def _ratios(model: Model, params: PyTree, x: np.ndarray, y: np.ndarray, step: fl
 
 
 def _lemma_2(seed: int, width: int) -> Verdict:
-    """Checks NTK-FL's Lemma 2, a bound on how far its weights are from gradient descent's, and its proof's sharper (25d)."""
+    """Checks two bounds on how far NTK-FL's weights are from gradient descent's: its Lemma 2 and the sharper (25d)."""
     x, y, model, params, step = sphere(seed, width, 20)
     ratios = _ratios(model, params, x, y[:, None], step)
     ratio, sharp = float(ratios.printed.max()), float(ratios.switched.max())

@@ -47,8 +47,8 @@ def _checks(scale: str, seed: int) -> list[Verdict]:
 def _rarely(claim: Claim, fails: Callable[[float], Interval], control: str, wrong: Interval) -> Verdict:
     """Checks that a bound is exceeded in at most a share ``DELTA`` of the draws, and a wrong bound more often.
 
-    ``fails`` returns how often the bound times a factor is exceeded. ``wrong`` is how often the wrong bound is exceeded,
-    and ``control`` its name.
+    ``fails`` returns how often the bound times a factor is exceeded. ``wrong`` is how often the wrong bound, named
+    ``control``, is exceeded.
     """
     limits = 0.0, DELTA
     noticed = next((f for f in FACTORS if fails(f).within(*limits) is False), 0.0)
@@ -141,8 +141,8 @@ class WeightDrift(NamedTuple):
 def _drift(x: Float64[np.ndarray, "n d"], v: Float64[np.ndarray, "draws width d"], radius: float) -> WeightDrift:
     """Computes norms of the change of the kernel H if neurons move towards the hyperplane where they would switch.
 
-    Every neuron moves by ``radius`` towards the nearest of the planes ``v'x_i = 0``. ``x`` are the inputs x_i, and ``v``
-    the neurons' weights in each draw.
+    Every neuron moves by ``radius`` towards the nearest of the planes ``v'x_i = 0``. ``x`` are the inputs x_i, and
+    ``v`` the neurons' weights in each draw.
     """
     # H is computed here from activation patterns, by its definition below (12).
     gram, width = x @ x.T, v.shape[1]
