@@ -224,7 +224,7 @@ def _lemma_1(problem: LinearProblem, cohort: int) -> Verdict:
 
 
 def _distance(models: np.ndarray, predicted: np.ndarray) -> float:
-    """Returns the largest distance between simulated and predicted model at a round, over the whole movement of the run."""
+    """Returns the largest distance between simulated and predicted model at a round, over the movement in the run."""
     return float(np.linalg.norm(models - predicted, axis=1).max() / np.linalg.norm(models[-1] - models[0]))
 
 

@@ -53,10 +53,10 @@ class Entries(NamedTuple):
 def entries(samples: Samples, law: ModelLaw) -> dict[str, Entries]:
     """Computes mean, variance and off-diagonal covariance of K models, measured and predicted, entry by entry.
 
-    There are m C means, m C variances and m (m - 1) / 2 C covariances. Variances and covariances are those of the models'
-    deviations from their predicted means, with the divisor K - 1. Standard errors are predicted: ``sqrt(S_ii / K)`` for a
-    mean, ``sqrt((S_ii S_jj + S_ij^2) / (K - 1))`` for a covariance (a Wishart entry), where S is the average covariance of
-    the models.
+    There are m C means, m C variances and m (m - 1) / 2 C covariances. Variances and covariances are of the models'
+    deviations from their predicted means, with the divisor K - 1. Standard errors are predicted: ``sqrt(S_ii / K)`` for
+    a mean, ``sqrt((S_ii S_jj + S_ij^2) / (K - 1))`` for a covariance (a Wishart entry), where S is the average
+    covariance of the models.
 
     Args:
         samples: Outputs of K models, [K, m, C].
@@ -346,8 +346,8 @@ def compare(setting: Setting, say: Callable[[str], None] = lambda line: None) ->
 def _movement(theory: Predicted, mean: np.ndarray, influences: list[np.ndarray]) -> float:
     """Returns how far training moves a function f0: the root mean square norm of ``mean - B f0(X)``.
 
-    ``mean`` are the predicted means of the K models, and ``influences`` the matrix B [m, n] of each, by which its initial
-    outputs f0(X) at the training points change its outputs at the test points.
+    ``mean`` are the predicted means of the K models. ``influences`` are their matrices B [m, n], by which the initial
+    outputs f0(X) at the training points change the trained outputs at the test points.
     """
     pulled = [float(np.trace(np.asarray(ft.theory.covariance_terms(theory.blocks, b).propagated))) for b in influences]
     return float(np.sqrt(np.mean(np.sum(mean**2, axis=(1, 2))) + mean.shape[-1] * np.mean(pulled)))

@@ -206,8 +206,8 @@ class FollowedNetworks(NamedTuple):
     Attributes:
         setting: Problem, algorithm and width.
         ages: The T ages; the first is 0.
-        residual, gap, change: Norms of ``f - Y``, ``f - f_lin`` and ``f - f_0`` at the training points: outputs f of the
-            network less its targets Y, its linearisation's outputs f_lin, and its initial outputs f_0.
+        residual, gap, change: Norms of ``f - Y``, ``f - f_lin`` and ``f - f_0`` at the training points: the network's
+            outputs f less the targets Y, less the linearised network's outputs, and less the initial outputs.
         kernels: Tangent kernels.
         c1: Largest C_1, a bound of the Hessian, during training.
         start: Initial functions.
@@ -303,7 +303,7 @@ def _check_networks(scale: str, seed: int) -> list[ft.types.Verdict]:
 def _decay(scale: str, seed: int) -> ft.types.Verdict:
     """Checks that residuals of trained networks fall as fast as FE-2021 Theorem 9.1 says.
 
-    The theorem assumes kappa_2 < 1, which holds here; kappa_2 bounds the residual's growth within an age.
+    The verdict also needs the theorem's assumption kappa_2 < 1; kappa_2 bounds the residual's growth within an age.
     """
     networks = follow(setting_of(TRAINED, WIDTH, seed), of_scale(scale, 2, 10))
     theorems = [networks.theorem(draw) for draw in range(len(networks.start))]
