@@ -301,7 +301,7 @@ def _network_slope(option: Option, case: Case, widths: tuple[int, ...], num_netw
 
 
 def _check_exact(scale: str, seed: int) -> list[Verdict]:
-    """Checks every option: a linear model equals the flow, and networks' errors fall as width^-1/2."""
+    """Checks every option of the algorithms: a linear model equals the flow, networks' errors fall as width^-1/2."""
     size = of_scale(scale, *EXACT_SIZES)
     linear, network = _linear_case(seed, LINEAR_ROUNDS[scale]), _network_case(seed, size.num_rounds)
     verdicts = [_exact(option, linear) for option in OPTIONS]

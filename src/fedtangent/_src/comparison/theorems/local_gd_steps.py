@@ -68,7 +68,7 @@ class AnySteps(NamedTuple):
 
         Args:
             steps: Number of steps in a round.
-            examples: The node has this many of the first examples.
+            examples: Number of examples at this node, the first ones of the problem.
 
         Returns:
             Models [17, d] at the start and after each sixteenth of the rounds.

@@ -114,8 +114,8 @@ def _blocks(model: ToyModel, x: np.ndarray, x_test: np.ndarray) -> ft.kernels.Ke
 def spaced_problem(seed: int, local_steps: int) -> ToyProblem:
     """Builds the sine toy with a gap: eight examples, more than a bandwidth apart, on three unequal clients.
 
-    On the papers' examples the kernel is nearly singular, and no run comes near Theorem 2's limit of many rounds. Here
-    a hundred rounds suffice for any seed.
+    On the papers' examples the kernel is nearly singular, and no run comes near the limit of many rounds (FE-2024,
+    Theorem 2). Here a hundred rounds suffice for any seed.
 
     Args:
         seed: Seed of the data.

@@ -174,7 +174,7 @@ class Ensembles(NamedTuple):
 
 
 def expected_ratios(right: ModelLaw, law: ModelLaw) -> tuple[float, float]:
-    """Computes the expected ratios of variances and of covariances to the values of ``law``, if ``right`` is true.
+    """Computes the expected ratios of networks' variances, and of their covariances, to the values of ``law``.
 
     Args:
         right: Mean and covariance that the networks have.

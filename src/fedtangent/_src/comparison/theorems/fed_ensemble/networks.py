@@ -228,7 +228,10 @@ class FollowedNetworks(NamedTuple):
         return np.linalg.norm(self.kernels - self.kernels[:, :1], 2, axis=(-2, -1))
 
     def theorem(self, draw: int) -> ft.theory.Theorem1:
-        """Evaluates Theorem 1 of FE-2024 on the K networks of one draw, with the least favourable initial kernel."""
+        """Evaluates Theorem 1 of FE-2024 on the K networks of one draw.
+
+        The theorem gets their initial kernel that is farthest from infinite width, and the largest C_1.
+        """
         setting, start, c1 = self.setting, self.kernels[draw, 0], float(self.c1[draw].max())
         x, y, clients = setting.problem.x_train, setting.problem.y_train, setting.problem.partition
         limit = np.asarray(setting.kernel(jnp.asarray(x), None, get="ntk"))
