@@ -73,7 +73,7 @@ class TextTable(NamedTuple):
     rows: Sequence[Sequence[str]]
 
     def __rich_console__(self, _: Console, options: ConsoleOptions) -> Iterator[RenderableType]:
-        """Yields the parts of the table that fit on the screen, for printing by rich."""
+        """Splits the columns into tables that each fit the screen's width, and yields these tables for printing."""
         for i, part in enumerate(self._parts(options.max_width)):
             yield self._table(self.title if i == 0 else None, part, options.max_width)
 
