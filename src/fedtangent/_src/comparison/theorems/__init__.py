@@ -27,7 +27,7 @@ Size = TypeVar("Size")
 
 @runtime_checkable
 class TheoryFunction(Protocol):
-    """Type of a function of ``theory``, to which the documentation links by its name."""
+    """Type of a function of the package ``theory``; the documentation links to it by its ``__name__``."""
 
     @property
     def __name__(self) -> str: ...
@@ -56,7 +56,7 @@ def wanted(names: tuple[str, ...], scale: str = "default") -> dict[str, TheoremE
 
     Args:
         names: Names of entries, or of groups (``ntk_fl``), which select all their entries.
-        scale: One of ``SCALES``; "smoke" leaves out the entries that are not quick.
+        scale: "smoke", "default" or "paper"; "smoke" leaves out the entries that are not quick.
 
     Raises:
         ValueError: A name belongs to no entry and no group at this scale.
@@ -77,7 +77,7 @@ def of_scale(scale: str, default: Size, paper: Size) -> Size:
     """Returns ``default`` or ``paper``, as ``scale`` says; raises ``ValueError`` for an unknown scale.
 
     Args:
-        scale: One of ``SCALES``.
+        scale: "smoke", "default" or "paper".
         default: Value at the scales "smoke", which has fewer checks of the same sizes, and "default".
         paper: Value at the scale "paper".
     """
@@ -85,7 +85,7 @@ def of_scale(scale: str, default: Size, paper: Size) -> Size:
 
 
 class Claim(NamedTuple):
-    """A statement of a theorem and the sizes of the problem on which it is checked, as texts of a ``Verdict``."""
+    """Three texts of a ``Verdict``: the theorem's name, the statement that is checked, and the sizes of the problem."""
 
     theorem: str
     statement: str
@@ -157,7 +157,9 @@ class Claim(NamedTuple):
         expected: str,
         notices: str,
     ) -> Verdict:
-        """Checks that an interval lies within limits, and the control's interval outside; otherwise undecided.
+        """Checks that an interval lies within limits, and that the control's interval lies outside.
+
+        An interval of which only a part is within the limits leaves the verdict undecided.
 
         Args:
             estimate: Measured number with its interval.

@@ -43,7 +43,7 @@ class Pool(NamedTuple):
     clients: Partition
 
     def rows(self, which: np.ndarray) -> tuple[Float[np.ndarray, "K m C"], Num[np.ndarray, "m *C"]]:
-        """Returns outputs and targets of the examples ``which``."""
+        """Returns outputs and targets of the m examples with the indices ``which``."""
         return self.members[:, which], self.targets[which]
 
 
@@ -51,7 +51,7 @@ class Question(NamedTuple):
     """A way to calibrate prediction sets, whose coverage is measured.
 
     Attributes:
-        score: Name of the conformal score.
+        score: Name of the conformal score: "residual", "normalised", "probability" or "adaptive".
         calibration_weights, test_weights: Weight of each client in calibration and in the tested mixture of clients;
             None: its number of calibration examples plus 1.
         calibration_targets: Targets of the calibration; None: the targets of the pool.
@@ -64,13 +64,16 @@ class Question(NamedTuple):
 
 
 def coverages(pool: Pool, question: Question, splits: int, seed: int) -> Float64[np.ndarray, "splits"]:
-    """Measures the coverage of the mixture of clients, on random splits into calibration and test examples.
+    """Measures how often prediction sets contain the target, on random splits into calibration and test examples.
 
     Args:
         pool: Examples of all clients.
         question: Score, weights, and targets of the calibration.
         splits: Number of splits.
         seed: Seed of the splits.
+
+    Returns:
+        The coverage in each split: the mean over clients of the share of covered test examples, by test weight.
     """
     rng, shares = np.random.default_rng(seed), []
     calibrated = pool if question.calibration_targets is None else pool._replace(targets=question.calibration_targets)
@@ -103,7 +106,7 @@ def _trained(
 
 
 def sine_pool(seed: int) -> tuple[Pool, Float64[np.ndarray, "n 1"]]:
-    """Trains an ensemble on the sine, and draws new examples of every client; also returns their noise [n, 1].
+    """Trains an ensemble on noisy sine data, and returns a pool of new examples of every client and their noise [n, 1].
 
     Args:
         seed: Seed of data and training.

@@ -1,10 +1,10 @@
-"""Checks of the DeepLin paper: FedAvg on a deep linear network, in the paper's notation, run by the engine.
+"""Checks of the DeepLin paper on simulated runs: FedAvg on a deep linear network, in the paper's notation.
 
-"deep_linear.convergence": Theorem IV.2, the induction hypotheses of its proof and its lemmas, on a run that meets its
-conditions.
+"deep_linear.convergence": Theorem IV.2, a bound on the loss by round, with the induction hypotheses and the lemmas of
+its proof. The run meets the theorem's conditions.
 
-"deep_linear.rounds": eq. (6) to (17), a round of FedAvg, the four terms of its residual, and its modes as the width
-grows.
+"deep_linear.rounds": eq. (6) to (17), which describe a round of FedAvg and the four terms of its residual. The
+residual's modes are compared with a linear model's as the width grows.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Size(NamedTuple):
     depth: int = 3
 
     def __str__(self) -> str:
-        """Returns the sizes as the table shows them."""
+        """Returns the sizes as text, such as "N = 7, K = 2, L = 3, m = 1100"."""
         return f"N = {self.clients}, K = {self.local_steps}, L = {self.depth}, m = {self.width}"
 
     @property
@@ -84,7 +84,9 @@ def work_of(size: Size, x: np.ndarray, y: np.ndarray, learning_rate: float) -> f
 
 @functools.lru_cache(maxsize=32)
 def fed_avg_of(size: Size, learning_rate: float, dtype: str = "float64") -> Algorithm:
-    """Builds FedAvg on the sum of squares with full batches and a plain mean; cached: all seeds share one program.
+    """Builds FedAvg with full batches, the sum of squared errors as loss, and an unweighted mean of the clients.
+
+    The algorithm is cached, so that the runs of all seeds share one compiled program.
 
     Args:
         size: Sizes of the network and of a round.
@@ -187,7 +189,10 @@ class Observed(NamedTuple):
         return bounded_verdict(f"DeepLin {place}", statement, sizes, ratio, control, wrong)
 
     def narrow_networks(self) -> list[tuple[ft.theory.DeepLinearTheorem, list[np.ndarray]]]:
-        """Draws untrained networks of ``NARROW`` units, which are controls, with the theorem evaluated on each."""
+        """Draws untrained networks of width 4 (``NARROW``), and evaluates DeepLin's Theorem IV.2 on each.
+
+        They are controls, too narrow for the theorem. Returns pairs of the evaluated theorem and the network's weights.
+        """
         sizes = (self.size.dimension, *[NARROW] * (self.size.depth - 1), self.size.outputs)
         networks = []
         for draw in range(NARROW_DRAWS):
@@ -242,7 +247,8 @@ def _hypotheses(run: Observed) -> list[ft.types.Verdict]:
 def _largest_ratios(looks: Sequence[Sequence[Assumption]]) -> dict[str, float]:
     """Returns for each assumption the largest ratio of measured to required value over ``looks``, by name.
 
-    If the assumption requires a least value the ratio is inverted, so it fails if its ratio is above 1.
+    Each of ``looks`` holds the assumptions as measured at one time or on one network. If an assumption requires a least
+    value the ratio is inverted, so it fails if its ratio is above 1.
     """
     ratios = dict[str, float]()
     for one in itertools.chain.from_iterable(looks):
@@ -255,7 +261,10 @@ def _largest_ratios(looks: Sequence[Sequence[Assumption]]) -> dict[str, float]:
 
 
 def _lemma_1(run: Observed) -> ft.types.Verdict:
-    """Checks DeepLin's Lemma VII.1: the initial singular values are within 0.8 and 1.2 times their limits."""
+    """Checks DeepLin's Lemma VII.1 on the singular values of products of layers at the start.
+
+    They are between 0.8 and 1.2 times their values at infinite width.
+    """
 
     def worst(theorem: ft.theory.DeepLinearTheorem, weights: Sequence[np.ndarray]) -> float:
         low, high = theorem.singular_values(weights)
@@ -384,7 +393,10 @@ def _one_round(size: Size, seed: int) -> list[ft.types.Verdict]:
     sizes = f"{size}, {size.rounds} rounds"
 
     def error(work: ft.theory.FullBatchWork) -> float:
-        """Returns the distance of eq. (8) from the simulated round over the weights' movement, for the worst round."""
+        """Returns the largest error over rounds of the weights that DeepLin's eq. (8) predicts from the round's start.
+
+        It is relative to how far the simulated round moves the weights.
+        """
         moves = (
             (_moved(path[r], averaged(local_paths(path[r], work))), _moved(path[r], path[r + 1]))
             for r in range(size.rounds)
@@ -469,7 +481,12 @@ def _by_mode(
 ) -> Float64[np.ndarray, "E"]:
     """Returns the error of each of E networks over all rounds, from coefficients by round, mode and output.
 
-    It is the root mean square over modes of the error in a mode relative to the mode's movement under ``right``.
+    It is the root mean square over modes of the error in a mode relative to the mode's movement under the right theory.
+
+    Args:
+        measured: Coefficients of each network's residual.
+        predicted: Coefficients by the theory that is tested.
+        right: Coefficients by the right theory.
     """
 
     def norm(coefficients: np.ndarray) -> np.ndarray:
@@ -480,7 +497,7 @@ def _by_mode(
 
 
 def _check_rounds(scale: str, seed: int) -> list[ft.types.Verdict]:
-    """Checks one round of FedAvg and the four terms of its residual, and how its modes depend on the width."""
+    """Checks one round of FedAvg and the four terms of its residual, and how the residual's modes vary with width."""
     widths, draws = of_scale(scale, *WIDTHS), of_scale(scale, *DRAWS)
     return [*_one_round(of_scale(scale, *ROUND_SIZES), seed), *_modes(of_scale(scale, *MODES), widths, draws, seed)]
 

@@ -117,7 +117,10 @@ class Option(NamedTuple):
         return {name: self._flow(case, blocks, changes) for name, changes in wrong.items()}
 
     def _run(self, case: Case, width: int, draws: int, evaluate_every: int = 1) -> Simulated:
-        """Trains networks under the option; with ``evaluate_every`` 0 they are evaluated only at start and end."""
+        """Trains the models of ``case`` at ``width`` under the option, from ``draws`` initialisations.
+
+        The networks are evaluated every ``evaluate_every`` rounds; with 0, only at start and end.
+        """
         arguments = {"client_learning_rate": case.learning_rate, **self.both, **self.simulated}
         if "client_optimizer" in arguments:  # a function from the rate
             arguments["client_optimizer"] = arguments["client_optimizer"](arguments.pop("client_learning_rate"))
@@ -144,12 +147,12 @@ def permuted(num_models: int) -> Callable[[], ft.types.Schedule]:
 
 
 def shrinking(rate: float | jax.Array) -> optax.GradientTransformation:
-    """Builds gradient descent of a client whose local step t has the size ``rate * SHRINKING[t]``."""
+    """Builds gradient descent of a client whose step size is ``rate`` at first, and halves after each local step."""
     return optax.chain(optax.sgd(rate), optax.scale_by_schedule(lambda step: jnp.asarray(SHRINKING)[step]))
 
 
 def decaying(rate: float | jax.Array) -> optax.GradientTransformation:
-    """Builds gradient descent of a client with weight decay ``DECAY`` and step size ``rate``."""
+    """Builds gradient descent of a client with weight decay 0.2 (``DECAY``) and step size ``rate``."""
     return optax.chain(optax.add_decayed_weights(DECAY), optax.sgd(rate))
 
 
@@ -275,7 +278,7 @@ def _largest_error(flow: Flow, run: Simulated) -> float:
 
 
 def _exact(option: Option, case: Case) -> Verdict:
-    """Checks that the linear model, trained under ``option``, equals the flow at every round up to ``EXACT``."""
+    """Checks that the linear model, trained under ``option``, equals the flow at every round to a relative 1e-9."""
     blocks, run = case.blocks(), option._run(case, 1, 2)
     controls = {name: _largest_error(flow, run) for name, flow in option._wrong_flows(case, blocks).items()}
     sizes = f"n = 24, N = 5, {case.num_rounds} rounds of {LOCAL_STEPS} steps"
@@ -298,7 +301,7 @@ def _network_slope(option: Option, case: Case, widths: tuple[int, ...], num_netw
 
 
 def _check_exact(scale: str, seed: int) -> list[Verdict]:
-    """Checks every option: a linear model equals the flow, and networks' errors fall as width^-1/2."""
+    """Checks every option of the algorithms: a linear model equals the flow, networks' errors fall as width^-1/2."""
     size = of_scale(scale, *EXACT_SIZES)
     linear, network = _linear_case(seed, LINEAR_ROUNDS[scale]), _network_case(seed, size.num_rounds)
     verdicts = [_exact(option, linear) for option in OPTIONS]
@@ -321,13 +324,16 @@ def _of_classes(case: Case) -> Case:
 
 
 def _central_flow(option: Option, case: Case, blocks: KernelBlocks, changes: Arguments = NONE) -> Flow:
-    """Builds the flow of centralised training: one client holds all examples and takes ``LOCAL_STEPS`` a round."""
+    """Builds the flow of centralised training: one client has all examples and takes as many steps in a round.
+
+    ``changes`` are fields of the ``Rule`` to replace, as in ``Option._flow``.
+    """
     whole = case._replace(problem=dataclasses.replace(case.problem, partition=consecutive([NUM_EXAMPLES])))
     return option._flow(whole, blocks, {"schedule": schedule.all_clients(1), **changes})
 
 
 def _from_central(option: Option, case: Case, blocks: KernelBlocks, changes: Arguments = NONE) -> float:
-    """Computes the relative distance between the mean predictions of FedAvg and centralised training, last round.
+    """Computes the relative distance of FedAvg's mean prediction from centralised training's after the last round.
 
     The predictions are flows of infinite width. ``changes`` are fields of the ``Rule`` to replace in both flows;
     "uniform" client weights change FedAvg only.

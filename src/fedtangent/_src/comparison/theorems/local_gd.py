@@ -1,8 +1,10 @@
-"""Checks of the Local-GD paper on linear problems, which the engine trains with FedAvg and Modified Local-GD.
+"""Checks of the Local-GD paper on linear problems, which ``ft.simulate`` trains with FedAvg and Modified Local-GD.
 
-"local_gd.regression": Lemma 1 and Theorem 1. The global model of every round in closed form, its rate and its limit.
+"local_gd.regression": Lemma 1 and Theorem 1. On linear regression the global model of every round has a closed form,
+and tends at a known rate to a known limit.
 
-"local_gd.max_margin": Lemmas 2 to 4, Theorems 2 and 3. Separable classification, and projections onto feasible sets.
+"local_gd.max_margin": Lemmas 2 to 4, Theorems 2 and 3. On separable classes the global model follows repeated
+projections onto the nodes' feasible sets.
 """
 
 from __future__ import annotations
@@ -57,7 +59,7 @@ class Size(NamedTuple):
         return [1.0] * (self.nodes - 1) + [0.0]
 
     def __str__(self) -> str:
-        """Returns the sizes as the table shows them."""
+        """Returns the sizes as text, such as "M = 4, N = 6, d = 60"."""
         return f"M = {self.nodes}, N = {self.per_node}, d = {self.dimension}"
 
 
@@ -65,7 +67,7 @@ SIZES = Size(4, 6, 60), Size(10, 50, 1500)
 
 
 class LinearProblem(NamedTuple):
-    """The examples of all nodes (clients), and the seed of the runs; linear targets differ from node to node."""
+    """Inputs and targets of all nodes (clients) of a linear problem, its sizes, and the seed of the runs."""
 
     size: Size
     x: Float64[np.ndarray, "examples d"]
@@ -188,8 +190,8 @@ def _models(
 ) -> Float64[np.ndarray, "records d"]:
     """Simulates FedAvg, and returns the global model at the start and after every ``every`` rounds.
 
-    All nodes take part and the model starts at 0, as in Theorem 1 of Local-GD; or ``cohort`` nodes take part in a
-    round, and it starts at random.
+    By default all nodes take part and the model starts at 0, as in Theorem 1 of Local-GD. If only ``cohort`` nodes take
+    part in a round, the model starts at random.
     """
     full = cohort in (None, problem.size.nodes)
     plan = _schedule(problem, problem.size.nodes if cohort is None else cohort)
@@ -222,14 +224,14 @@ def _lemma_1(problem: LinearProblem, cohort: int) -> Verdict:
 
 
 def _distance(models: np.ndarray, predicted: np.ndarray) -> float:
-    """Returns the largest distance between simulated and predicted model at a round, relative to the whole movement."""
+    """Returns the largest distance between simulated and predicted model at a round, over the movement in the run."""
     return float(np.linalg.norm(models - predicted, axis=1).max() / np.linalg.norm(models[-1] - models[0]))
 
 
 def _finite_steps(problem: LinearProblem) -> Verdict:
-    """Checks how far finitely many local steps are from Local-GD's eq. (6), which has infinitely many.
+    """Checks how far FedAvg's models are from Local-GD's eq. (6), in which nodes train until convergence.
 
-    The bound is the sum over rounds of the local work that remains unfinished.
+    The bound is the sum over rounds of the local work that finitely many steps leave unfinished.
     """
     exact = _theory(problem)
     models = exact.models(REGRESSION_ROUNDS)
@@ -249,7 +251,8 @@ def _finite_steps(problem: LinearProblem) -> Verdict:
 def _rate(problem: LinearProblem) -> Verdict:
     """Checks the rate of Local-GD's Theorem 1: late rounds multiply the distance to the centralised model by a factor.
 
-    The factor is 1 minus the least eigenvalue of the averaged projection.
+    The factor is 1 minus the least eigenvalue of the averaged projection: a node's matrix projects onto the span of its
+    inputs, and the nodes' matrices are averaged.
     """
     theory = _theory(problem)
     least, following = (float(np.log1p(-value)) for value in theory.eigenvalues[[-1, -2]])
@@ -325,13 +328,13 @@ class Classified(NamedTuple):
     def _projections(self, rounds: int, modified: bool = False, start: ArrayLike | None = None) -> np.ndarray:
         """Returns the global models [R + 1, d] of repeated projection onto the nodes' feasible sets.
 
-        Each round averages the projections (Local-GD, eq. 13), or if ``modified`` also draws the average to the start
-        (eq. 16).
+        Each round averages the projections (Local-GD, eq. 13). If ``modified``, a weighted mean of this average and the
+        start is the new model (eq. 16). Without ``start`` the first model is 0.
         """
         return parallel_projections(self.sets, rounds, alpha=halpern(rounds) if modified else None, start=start)
 
     def _weak_models(self, rounds: int) -> Float64[np.ndarray, "levels d"]:
-        """Computes Local-GD's model after ``rounds`` rounds for each value of ln(1/lambda) in ``LEVELS``.
+        """Computes Local-GD's model after ``rounds`` rounds for ln(1/lambda) of 1e3, 1e4, 1e5 and 1e6 (``LEVELS``).
 
         lambda is the weight of the local regularisation, here very small.
         """
@@ -436,7 +439,10 @@ def _lemma_2_direction(case: Classified) -> Verdict:
 
 
 def _lemma_3(case: Classified, from_zero: bool) -> Verdict:
-    """Checks Lemma 3 of Local-GD: averaging projections from any start ends in every feasible set (margins reach 1)."""
+    """Checks Lemma 3 of Local-GD: averaging projections from any start ends in every feasible set (margins reach 1).
+
+    The start is 0 if ``from_zero``, otherwise a random model.
+    """
     start, violations = None if from_zero else case.start, {}
     for name, weights in (("", "uniform"), ("a node missing", case.problem.size.without_last())):
         end = parallel_projections(case.sets, ROUNDS, start=start, weights=weights)[-1]
@@ -448,9 +454,9 @@ def _lemma_3(case: Classified, from_zero: bool) -> Verdict:
 
 
 def _theorem_2(case: Classified) -> Verdict:
-    """Checks Theorem 2 of Local-GD: the model's direction tends to the limit of averaged projections.
+    """Checks Theorem 2 of Local-GD: the model's direction tends to the limit of averaged projections on feasible sets.
 
-    The control is the direction of the hard-margin SVM, from which it must stay away.
+    The control is the direction of the hard-margin SVM, to which the model's direction must not tend.
     """
     models = case._weak_models(ROUNDS)
     statement = "distance in direction from the projections' end point, against ln ln(1/lambda) / ln(1/lambda): slope"
@@ -469,7 +475,7 @@ def _theorem_3(case: Classified) -> Verdict:
 
 
 def _lemma_4(case: Classified) -> Verdict:
-    """Checks Local-GD's Lemma 4: averaged projections that are drawn to their start, as by eq. (16), tend to a limit.
+    """Checks Local-GD's Lemma 4: averaged projections converge if each round mixes them with the start, by eq. (16).
 
     The limit is the feasible point nearest the start; the distance from it falls as 1 / k in round k.
     """

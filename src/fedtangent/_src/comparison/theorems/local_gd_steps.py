@@ -38,7 +38,7 @@ class AnySteps(NamedTuple):
     """A problem of support vectors only, its SVM, and the simulated models for each number L of local steps.
 
     ``sets`` are the models that classify each node's examples with margin 1, ``rate`` is the step size, and ``svm`` the
-    hard-margin SVM. ``paths`` are by L the models at equal intervals of rounds, [RECORDS + 1, d].
+    hard-margin SVM. ``paths`` has for each L the models [17, d] at the start and after each sixteenth of the rounds.
     """
 
     problem: LinearProblem
@@ -49,26 +49,29 @@ class AnySteps(NamedTuple):
     paths: dict[int, np.ndarray]  # by L, [RECORDS + 1, d]
 
     def run(self, steps: int, batch: int | None = None, seed: int = 0) -> np.ndarray:
-        """Simulates Local-GD or Local-SGD, and returns the model at equal intervals of rounds, [RECORDS + 1, d].
+        """Simulates Local-GD or Local-SGD, and returns the models at the start and after each sixteenth of the rounds.
 
         Args:
             steps: Number of local steps L.
             batch: Examples of a minibatch; None for full batches.
             seed: Seed of the minibatches.
+
+        Returns:
+            Models, [17, d].
         """
         nodes = self.problem.size.nodes
         descent = Descent(all_clients(nodes), steps, self.rate, self.rounds, seed=seed, batch=batch)
         return _simulated(self.problem.examples, descent)
 
     def centralised(self, steps: int, examples: int) -> np.ndarray:
-        """Simulates gradient descent on the mean of the nodes' losses at a single node, recorded as by ``run``.
+        """Simulates gradient descent on the mean of the nodes' losses at a single node.
 
         Args:
             steps: Number of steps in a round.
-            examples: The node has this many of the first examples.
+            examples: Number of examples at this node, the first ones of the problem.
 
         Returns:
-            Models at equal intervals of rounds, [RECORDS + 1, d].
+            Models [17, d] at the start and after each sixteenth of the rounds.
         """
         rate = self.rate / self.problem.size.nodes
         data = self.problem.x[:examples], self.problem.y[:examples], consecutive([examples])
@@ -86,7 +89,7 @@ def _simulated(examples: tuple, descent: Descent) -> np.ndarray:
 
 
 def _problem(seed: int) -> LinearProblem:
-    """Draws Gaussian examples and labels until all are support vectors and deviations of margins fall fast enough."""
+    """Draws Gaussian examples and labels until all are support vectors and the margins converge fast enough."""
     rng, examples = np.random.default_rng(seed), SIZE.examples
     while True:
         x = rng.standard_normal((examples, SIZE.dimension)) / np.sqrt(SIZE.dimension)
@@ -108,7 +111,10 @@ def _any_steps(rounds: int, seed: int) -> AnySteps:
 
 
 def _growth(path: np.ndarray) -> np.ndarray:
-    """Returns the model's growth over the last doubling of rounds, divided by ln 2, [d]."""
+    """Returns how much the model grew over the last doubling of rounds, divided by ln 2, [d].
+
+    ``path`` has the models at equal intervals of rounds.
+    """
     return np.asarray((path[-1] - path[RECORDS // 2]) / np.log(2))
 
 
@@ -149,7 +155,7 @@ def _direction(case: AnySteps) -> Verdict:
 
 
 def _rate(case: AnySteps) -> Verdict:
-    """Checks that L local steps add ln L to the margin of every support vector."""
+    """Checks that L local steps instead of one add ln L to the margin of every support vector."""
     least, most = STEPS[0], STEPS[-1]
     added = case.sets.margins(case.paths[most][-1]) - case.sets.margins(case.paths[least][-1])
     ratio = added / np.log(most / least)

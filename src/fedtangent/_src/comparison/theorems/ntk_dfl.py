@@ -28,7 +28,10 @@ TIME, ROUNDS = 3, 5
 
 
 class LinearProblem(NamedTuple):
-    """Points and targets for a linear model, and an initial model of each client; the first points are the clients'."""
+    """Points and targets for a linear model, and each client's initial model.
+
+    The first 18 points are the clients' training examples; any others are test points.
+    """
 
     x: Float64[np.ndarray, "n d"]
     y: Float64[np.ndarray, "n C"]

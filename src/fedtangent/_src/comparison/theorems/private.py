@@ -1,7 +1,7 @@
 """Checks of DP-FedAvg in the kernel regime: the distribution of its noise, its clipping, and the error for networks.
 
-"private.law" trains a linear model many times with other noise. Standardised by the predicted mean and covariance, its
-outputs must have mean square 1. "private.clipping" clips without noise, where theory is exact, and compares the
+"private.law" trains a linear model many times with different noise. Standardised by the predicted mean and covariance,
+its outputs must have mean square 1. "private.clipping" clips without noise, where theory is exact, and compares the
 expected error of clipped and noisy runs. "private.networks" trains networks with a noise and with twice that noise,
 from the same draws. The part of the effect that is not twice as large is quadratic in the noise, which no linear model
 follows. Relative to the linear part it must grow as the noise, at every width.

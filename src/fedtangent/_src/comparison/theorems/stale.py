@@ -93,7 +93,9 @@ class Federation(NamedTuple):
     def distances(
         self, staleness: ft.Staleness, rates: tuple[float, float], side: float, num_rounds: int, seeds: Sequence[int]
     ) -> Float64[np.ndarray, "seeds 2 5"]:
-        """Trains at a rate below and one above a given rate; returns the log distance from w at every quarter.
+        """Trains at a rate below and one above a given rate, and returns log distances of the weights from the true w.
+
+        They are taken at the start and after each quarter of the rounds.
 
         Args:
             staleness: Delays; the server's rate varies if they are ``buffered``, otherwise the clients' rate.
@@ -131,7 +133,7 @@ def _federation(num_clients: int, examples: int, seed: int) -> Federation:
 def _crossed(growth: Float64[np.ndarray, "*runs 2"], side: float) -> Float64[np.ndarray, "*runs"]:
     """Interpolates the rate at which a run neither grows nor shrinks, relative to the predicted edge of stability.
 
-    ``growth`` is the growth of a run at the rates ``1 - side`` and ``1 + side`` times the edge.
+    ``growth`` is by how much the log distance from the solution grows at ``1 - side`` and ``1 + side`` times the edge.
     """
     below, above = np.log(1 - side), np.log(1 + side)
     share = -growth[..., 0] / (growth[..., 1] - growth[..., 0])
@@ -147,7 +149,7 @@ def _constant(of: Federation, seeds: Sequence[int]) -> list[Verdict]:
     )
 
     def simulated(buffered: bool, delay: int) -> np.ndarray:
-        """Returns the largest stable rate of each run."""
+        """Returns each run's largest stable rate: FedBuff's server rate if ``buffered``, or FedAsync's client rate."""
         staleness = ft.Staleness(delay, buffered=buffered, discount="constant")
         rates = (float(added[delay]), of.rate) if buffered else (1.0, float(mixed[delay]))
         distances = of.distances(staleness, rates, SIDE, LONG * (delay + 1), seeds)  # the later, the slower
@@ -176,7 +178,10 @@ def _constant(of: Federation, seeds: Sequence[int]) -> list[Verdict]:
 
 
 def _random(of: Federation, seeds: Sequence[int]) -> Verdict:
-    """Checks FedBuff's largest rates, stable in mean square, if each client draws a delay from 0 to D every round."""
+    """Checks the largest server rate of FedBuff at which the mean squared distance from the solution does not grow.
+
+    Each client draws a delay from 0 to D in every round.
+    """
     laws = [np.full(most + 1, 1 / (most + 1)) for most in range(1, MOST + 1)]
     edges, latest = (
         np.array([of.flow("fed_buff", len(law)).largest_stable_server_rate(p) for law, p in pairs])

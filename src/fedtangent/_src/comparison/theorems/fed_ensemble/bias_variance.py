@@ -70,7 +70,8 @@ def sine_problem(
     """Builds the sine toy of FE-2024, section V-A (FE-2021, section 5), in float64.
 
     The paper gives neither learning rate nor local steps. The rate here is ``1 / max_x Theta(x, x)``, half of the
-    largest that is stable for any data. The 100 centres are the same for every ``seed``.
+    largest that is stable for any data, with Theta the tangent kernel. The model's 100 radial basis functions have the
+    same centres for every ``seed``.
 
     Args:
         seed: Seed of the data.
@@ -113,8 +114,8 @@ def _blocks(model: ToyModel, x: np.ndarray, x_test: np.ndarray) -> ft.kernels.Ke
 def spaced_problem(seed: int, local_steps: int) -> ToyProblem:
     """Builds the sine toy with a gap: eight examples, more than a bandwidth apart, on three unequal clients.
 
-    On the papers' examples the kernel is nearly singular, and no run comes near Theorem 2's limit of many rounds. Here
-    a hundred rounds suffice for any seed.
+    On the papers' examples the kernel is nearly singular, and no run comes near the limit of many rounds (FE-2024,
+    Theorem 2). Here a hundred rounds suffice for any seed.
 
     Args:
         seed: Seed of the data.
@@ -129,7 +130,7 @@ def spaced_problem(seed: int, local_steps: int) -> ToyProblem:
 
 @functools.cache
 def permutations(num_clients: int, num_models: int) -> ft.types.Schedule:
-    """Builds the schedule ``per_client_permutations``, cached so that all runs share a compiled program.
+    """Builds the schedule in which each client trains the models in its own random order; all runs share one program.
 
     Args:
         num_clients: Clients N.
@@ -382,7 +383,10 @@ SHARE_MARGIN = 0.05  # of the probability itself
 
 
 def _check_ensemble_mean(scale: str, seed: int) -> list[Verdict]:
-    """Checks FE-2021 eq. (5), a bound on a probability, and the probability itself, which a Gaussian limit gives."""
+    """Checks how often the mean of an ensemble is far from the predicted mean.
+
+    FE-2021 eq. (5) bounds this probability, and a Gaussian limit gives its value.
+    """
     draws = of_scale(scale, 2000, 20000)
     limit, means, residual = _trained(seed, draws)
     epsilon = FAR * np.sqrt(np.diag(limit.cov) / MEAN_MODELS)

@@ -66,7 +66,10 @@ class RandomFederation(NamedTuple):
 
     @property
     def constants(self) -> Curvature:
-        """The constants of FE-2021 Theorem 9.1; C_2 is the sum over clients of ``C_i = sqrt(trace Theta_ii)``."""
+        """The constants of FE-2021 Theorem 9.1; C_2 is the sum over clients of ``C_i = sqrt(trace Theta_ii)``.
+
+        Theta_ii is the kernel at the examples of client i.
+        """
         return Curvature(float(sum(np.sqrt(np.trace(self.theta[np.ix_(r, r)])) for r in self.rows)))
 
     def true_age(
@@ -120,7 +123,10 @@ def _check_second_order(scale: str, seed: int) -> list[Verdict]:
 
 
 def least_noticed(notices: Callable[[float], bool]) -> float:
-    """Finds the least relative error up to 1, to 2 %, for which ``notices(error)`` is true; inf if it never is."""
+    """Finds the least relative error up to 1 for which ``notices(error)`` is true, or inf if it is false for all.
+
+    The result is accurate to 2 %.
+    """
     low, high = 1e-9, 1.0
     if not notices(high):
         return np.inf
@@ -369,7 +375,10 @@ def _as_proved(seed: int) -> Verdict:
 
 
 def _as_stated(seed: int) -> Verdict:
-    """Checks FE-2024 Theorem 1's bound on the residual at the largest step it allows (erratum `fe2021.assumptions`)."""
+    """Checks FE-2024 Theorem 1's bound on the residual at the largest step that the theorem allows.
+
+    There the bound must hold, although a condition that only the proof needs does not (erratum `fe2021.assumptions`).
+    """
     case = _edge_case(seed)
     rate = INSIDE * case.limit.constants.largest_progress() / STEPS
     theorem = case.theorem([rate])
@@ -434,7 +443,10 @@ def _pulling(seed: int) -> RandomFederation:
 
 
 def _growth(seed: int) -> Verdict:
-    """Checks eq. (20) of FE-2021, a bound on the residual's growth within an age (erratum `fe2021.20`)."""
+    """Checks FE-2021 eq. (20), a bound on the residual's growth within an age, as corrected (erratum `fe2021.20`).
+
+    The printed bound is the control, which the growth must exceed.
+    """
     case, progress = _pulling(seed), 1e-6
     growth = float(np.linalg.norm(case.true_age(progress / STEPS), 2)) - 1
     c2, printed = case.constants.c2, case.constants.kappa_2(progress)
@@ -447,7 +459,10 @@ def _growth(seed: int) -> Verdict:
 
 
 def _movement(seed: int) -> Verdict:
-    """Checks FE-2021, eq. (18), line 2: a bound on how far the weights move (erratum `fe2021.18movement`)."""
+    """Checks FE-2021 eq. (18), line 2, a bound on how far weights move, as corrected (erratum `fe2021.18movement`).
+
+    The printed bound is the control, which the movement must exceed.
+    """
     case, steps, ages = _edge_case(seed, (1, 1, 2), np.array([0, 0, 1]), 3, scale=0.1), 3, 2**15
     rate = 0.1 * case.limit.constants.largest_progress() / steps
     theorem = case.theorem([rate], ages)

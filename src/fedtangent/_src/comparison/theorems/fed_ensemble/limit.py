@@ -53,9 +53,10 @@ class Entries(NamedTuple):
 def entries(samples: Samples, law: ModelLaw) -> dict[str, Entries]:
     """Computes mean, variance and off-diagonal covariance of K models, measured and predicted, entry by entry.
 
-    There are m C means, m C variances and m (m - 1) / 2 C covariances. Variances and covariances are of ``f_k -
-    mean_k`` about its average, over K - 1. Standard errors are predicted: ``sqrt(S_ii / K)`` for a mean, ``sqrt((S_ii
-    S_jj + S_ij^2) / (K - 1))`` for a covariance (a Wishart entry), where S is the average covariance of the models.
+    There are m C means, m C variances and m (m - 1) / 2 C covariances. Variances and covariances are of the models'
+    deviations from their predicted means, with the divisor K - 1. Standard errors are predicted: ``sqrt(S_ii / K)`` for
+    a mean, ``sqrt((S_ii S_jj + S_ij^2) / (K - 1))`` for a covariance (a Wishart entry), where S is the average
+    covariance of the models.
 
     Args:
         samples: Outputs of K models, [K, m, C].
@@ -119,7 +120,7 @@ def expected_cover(right: ModelLaw, law: ModelLaw) -> float:
 
     Args:
         right: Mean and covariance of the draws.
-        law: Mean and covariance of which the intervals are.
+        law: Mean and covariance from which the intervals are computed.
     """
     true_sd, sd = (np.sqrt(np.diagonal(one.cov, axis1=1, axis2=2))[:, :, None] for one in (right, law))
     reach, off = scipy.stats.norm.ppf((1 + COVERED) / 2) * sd / true_sd, (law.mean - right.mean) / true_sd
@@ -173,7 +174,7 @@ class Ensembles(NamedTuple):
 
 
 def expected_ratios(right: ModelLaw, law: ModelLaw) -> tuple[float, float]:
-    """Computes the expected ratios of variances and of covariances to the values of ``law``, if ``right`` is true.
+    """Computes the expected ratios of networks' variances, and of their covariances, to the values of ``law``.
 
     Args:
         right: Mean and covariance that the networks have.
@@ -222,7 +223,7 @@ class LawDistance(NamedTuple):
 
     @property
     def reached(self) -> bool:
-        """Whether both distances are far below the verdicts' margins (``REACHED`` times them)."""
+        """Whether both distances are at most a fifth (``REACHED``) of the verdicts' margins."""
         return self.mean <= REACHED * MEAN_MARGIN and self.variance <= REACHED * COVARIANCE_MARGIN
 
     def __str__(self) -> str:
@@ -345,7 +346,8 @@ def compare(setting: Setting, say: Callable[[str], None] = lambda line: None) ->
 def _movement(theory: Predicted, mean: np.ndarray, influences: list[np.ndarray]) -> float:
     """Returns how far training moves a function f0: the root mean square norm of ``mean - B f0(X)``.
 
-    ``mean`` are the predicted means of the K models, and ``influences`` their matrices B [m, n].
+    ``mean`` are the predicted means of the K models. ``influences`` are their matrices B [m, n], by which the initial
+    outputs f0(X) at the training points change the trained outputs at the test points.
     """
     pulled = [float(np.trace(np.asarray(ft.theory.covariance_terms(theory.blocks, b).propagated))) for b in influences]
     return float(np.sqrt(np.mean(np.sum(mean**2, axis=(1, 2))) + mean.shape[-1] * np.mean(pulled)))

@@ -1,11 +1,11 @@
 """Checks of Theorem 9.1 and sections 9.3 and 9.4 of FE-2021 on trained networks with one hidden layer.
 
-"fed_ensemble.networks": networks that meet the theorem's assumptions, and its constants (Lemma 9.1, C_i, C_1) over
-widths. The theorem needs equally many examples in every round, and kappa_2 < 1. kappa_2 bounds the residual's growth
-within an age, the number of rounds in which every client trains each model once. The networks have erf units, and few,
-nearly orthogonal inputs of norm 1, so that the kernel is well conditioned and C_2 small: the largest allowed step falls
-as 1 / C_2^2. Clients of unequal size take turns at the models in fixed groups, and every group has the same number of
-examples.
+"fed_ensemble.networks": networks that meet the theorem's assumptions, and its constants over widths. C_i bounds the
+Jacobian at the examples of client i (Lemma 9.1), C_2 is the sum of all C_i, and C_1 bounds the Hessian. The theorem
+needs equally many examples in every round, and kappa_2 < 1. kappa_2 bounds the residual's growth within an age, the
+number of rounds in which every client trains each model once. The networks have erf units, and few, nearly orthogonal
+inputs of norm 1, so that the kernel is well conditioned and C_2 small: the largest allowed step falls as 1 / C_2^2.
+Clients of unequal size take turns at the models in fixed groups, and every group has the same number of examples.
 
 "fed_ensemble.linearisation_gap": the change of the tangent kernel and the gap to linear training, as the width grows.
 Each network and its linearisation start from the same weights and are trained by the same algorithm on the same data
@@ -57,7 +57,7 @@ class Task(NamedTuple):
     Attributes:
         sizes, group: Number of examples and group of each client; groups take turns at as many models.
         ages: Length of training in ages.
-        step: Learning rate as a share of the largest that the theorem allows.
+        step: Learning rate as a share of the largest that Theorem 9.1 of FE-2021 allows.
         labels: Norm of the targets, in units of the root of the kernel's mean diagonal.
         weakest: Whether the targets lie along the kernel's weakest direction; otherwise their direction is random.
         evaluations: Number of evaluations.
@@ -165,7 +165,8 @@ def curvature(activation: str, params: PyTree, x: Float64[np.ndarray, "n d"]) ->
     weights here, so C_1 is l^1/2 times the norm of the Hessian here. The Hessian is block diagonal in the hidden units.
     For an example of norm r and a unit with input z and output weight a, the block is ``[[p r^2, q r], [q r, 0]]`` in
     the directions of the example and of the output weight, where ``p = a phi''(z)`` and ``q = phi'(z)``, times the
-    layers' scales. The bound for all examples is the root of the sum of squares; it is exact for one example.
+    layers' scales; phi is the activation. The bound for all examples is the root of the sum of squares; it is exact for
+    one example.
 
     Args:
         activation, params, x: As for ``jacobian``.
@@ -205,7 +206,8 @@ class FollowedNetworks(NamedTuple):
     Attributes:
         setting: Problem, algorithm and width.
         ages: The T ages; the first is 0.
-        residual, gap, change: Norms of ``f - Y``, ``f - f_lin`` and ``f - f_0``; f_lin is the linearised network.
+        residual, gap, change: Norms of ``f - Y``, ``f - f_lin`` and ``f - f_0`` at the training points: the network's
+            outputs f less the targets Y, less the linearised network's outputs, and less the initial outputs.
         kernels: Tangent kernels.
         c1: Largest C_1, a bound of the Hessian, during training.
         start: Initial functions.
@@ -226,7 +228,10 @@ class FollowedNetworks(NamedTuple):
         return np.linalg.norm(self.kernels - self.kernels[:, :1], 2, axis=(-2, -1))
 
     def theorem(self, draw: int) -> ft.theory.Theorem1:
-        """Evaluates Theorem 1 of FE-2024 on the K networks of one draw, with the least favourable initial kernel."""
+        """Evaluates Theorem 1 of FE-2024 on the K networks of one draw.
+
+        The theorem gets their initial kernel that is farthest from infinite width, and the largest C_1.
+        """
         setting, start, c1 = self.setting, self.kernels[draw, 0], float(self.c1[draw].max())
         x, y, clients = setting.problem.x_train, setting.problem.y_train, setting.problem.partition
         limit = np.asarray(setting.kernel(jnp.asarray(x), None, get="ntk"))
@@ -299,14 +304,17 @@ def _check_networks(scale: str, seed: int) -> list[ft.types.Verdict]:
 
 
 def _decay(scale: str, seed: int) -> ft.types.Verdict:
-    """Checks that residuals of trained networks fall as fast as FE-2021 Theorem 9.1 says, if its kappa_2 is below 1."""
+    """Checks that residuals of trained networks fall as fast as FE-2021 Theorem 9.1 says.
+
+    The verdict also needs the theorem's assumption kappa_2 < 1; kappa_2 bounds the residual's growth within an age.
+    """
     networks = follow(setting_of(TRAINED, WIDTH, seed), of_scale(scale, 2, 10))
     theorems = [networks.theorem(draw) for draw in range(len(networks.start))]
 
     def least_fall(form: str) -> float:
         """Returns the least ratio of the log residual's fall to the exponent of the bound, over networks and ages.
 
-        ``form`` is the form of the bound: "proof", or "equation_18" of FE-2021.
+        ``form`` chooses the bound: "proof" as FE-2021 proves it, "equation_18" as its eq. (18) prints it (the control).
         """
         falls = []
         for theorem, norms in zip(theorems, networks.residual, strict=True):

@@ -48,7 +48,7 @@ class Fitted(NamedTuple):
 
 
 class Measured(NamedTuple):
-    """A problem's posterior, fitted mixtures by K, and evidence bounds along a run of ``RUN_MODELS`` models.
+    """A problem's posterior, fitted mixtures by K, and evidence bounds along a run of 4 models (``RUN_MODELS``).
 
     ``bounds``, ``errors`` and ``entropies`` are the evidence bound at each of ``rounds``, its standard error and its
     entropy term, in nats.
@@ -62,7 +62,7 @@ class Measured(NamedTuple):
     entropies: Float64[np.ndarray, "R"]
 
     def of_fitted(self, term: str) -> Float64[np.ndarray, "M"]:
-        """Returns a field of ``EvidenceBound`` for each of the M fitted mixtures."""
+        """Returns the field ``term`` of ``EvidenceBound``, such as "value", for each of the M fitted mixtures."""
         return np.array([float(getattr(one.bound, term)) for one in self.fitted.values()])
 
     @property
@@ -72,7 +72,7 @@ class Measured(NamedTuple):
 
     @property
     def separated(self) -> float:
-        """The entropy of a mixture of ``RUN_MODELS`` components by the papers' formula, which ignores overlaps."""
+        """The entropy of a mixture of 4 components (``RUN_MODELS``) by the papers' formula, which ignores overlaps."""
         return float(separated_entropy(self.fitted[RUN_MODELS].mixture))
 
 
@@ -82,7 +82,7 @@ def measure(num_models: tuple[int, ...], seed: int) -> Measured:
     It needs JAX's 64-bit types.
 
     Args:
-        num_models: Numbers of components, with ``RUN_MODELS`` among them.
+        num_models: Numbers of components; 4 (``RUN_MODELS``), the run's number of models, must be one of them.
         seed: Seed of data, schedule, initial models and draws.
     """
     rng = np.random.default_rng(seed)
@@ -138,9 +138,9 @@ def fit(posterior: LinearPosterior, num_models: int) -> tuple[GaussianMixture, f
 
 
 def _run(x: np.ndarray, y: np.ndarray, scale: float, seed: int) -> list[ft.types.Measurement]:
-    """Trains models from draws of the prior on the objective (8) of FE-2024, and returns the evaluations of the run.
+    """Trains models from draws of the prior by squared error with weight decay, the objective (8) of FE-2024.
 
-    ``scale`` is the standard deviation of the mixture's component about each model.
+    Returns the evaluations of the run. ``scale`` is the standard deviation of the mixture's component about each model.
     """
     clients = ft.partition.iid(EXAMPLES, CLIENTS, seed=seed)
     data = ft.data.federated_data(x, y, clients, dtype=jnp.float64)
@@ -191,7 +191,7 @@ def _divergences(measured: Measured) -> Verdict:
 
 
 def _below(measured: Measured) -> Verdict:
-    """Checks that no lower bound is above the log evidence; the control is the entropy with the wrong sign."""
+    """Checks that no lower bound is above the log evidence; the control takes the entropy with the wrong sign."""
     above = np.append(-measured.gaps, measured.bounds - measured.posterior.log_evidence)
     errors = np.append(measured.of_fitted("standard_error"), measured.errors)
     entropies = np.append(measured.of_fitted("entropy"), measured.entropies)
@@ -205,7 +205,7 @@ def _below(measured: Measured) -> Verdict:
 
 
 def _slope(measured: Measured) -> Verdict:
-    """Checks that log evidence minus lower bound falls faster than 1/K; control: entropy with the wrong sign."""
+    """Checks that log evidence minus lower bound falls faster than 1/K; the control has the entropy's sign wrong."""
     gaps, errors = measured.gaps, measured.of_fitted("standard_error")
     line = weighted_line(np.log(list(measured.fitted)), np.log(gaps), (gaps / errors) ** 2)
     steepest = line.slope + ALLOWED * line.standard_error

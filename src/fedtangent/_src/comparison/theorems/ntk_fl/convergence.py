@@ -38,7 +38,10 @@ REMARK_BAND = 0.01  # wider, as the remark is to first order in the step
 
 
 class AllowedRun(NamedTuple):
-    """Two examples whose targets are so close to the initial outputs that all assumptions hold at the largest step."""
+    """Two examples and a network whose outputs are so close to the targets that Theorems 1 and 2 of NTK-FL apply.
+
+    All assumptions hold even at the largest learning rates that the theorems allow.
+    """
 
     task: TwoLayerProblem
     start: Start
@@ -161,7 +164,7 @@ def _evolution_rate(case: AllowedRun, decay: Decay) -> ft.types.Verdict:
 
 
 def _averaging_rate(case: AllowedRun, decay: Decay) -> ft.types.Verdict:
-    """Checks the decay of FedAvg's residual against NTK-FL's eq. (58).
+    """Checks how fast FedAvg's residual decays against the rate that follows from NTK-FL's eq. (58).
 
     The bound in eq. (15) has a quarter of this rate.
     """

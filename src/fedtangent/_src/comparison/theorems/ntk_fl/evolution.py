@@ -1,6 +1,7 @@
 """Checks of the NTK-FL paper on the two-layer ReLU network of its eq. (12), and the runs that other checks share.
 
-"ntk_fl.evolution": eq. (9a) and (9b) in whole runs, and Remark 1, on how far the network departs from them.
+"ntk_fl.evolution": the outputs (eq. 9a) and weights (eq. 9b) after every round of whole runs, and Remark 1, on how far
+the network departs from the predicted outputs.
 
 "ntk_fl.weight_gap": Lemma 2, a bound on the distance of NTK-FL's weights from gradient descent's.
 """
@@ -316,7 +317,7 @@ def gap_bounds(
 
     Args:
         model, params, x, y, learning_rate, steps: As for ``descents``.
-        delta: Probability with which Lemma 1 may fail.
+        delta: Probability with which NTK-FL's Lemma 1 (on how many neurons may switch) is allowed to fail.
     """
 
     def watch(start: PyTree, weights: PyTree) -> dict[str, Array]:
@@ -367,7 +368,10 @@ class _Round(NamedTuple):
         return np.asarray(ft.theory.ntk_evolution(blocks, factor * self.step / len(rows), self.time + later))
 
     def printed(self) -> Float64[np.ndarray, "p n"]:
-        """Returns the matrix ``B_t`` as NTK-FL prints it in eq. (9a), with an exponential (erratum `ntk_fl.steps`)."""
+        """Returns the matrix ``B_t`` as NTK-FL prints it in eq. (9a), a control (erratum `ntk_fl.steps`).
+
+        It contains ``exp(-eta t H / N)``; right is ``(I - eta H / N)^t``.
+        """
         h = self.kernel[:SIZE, :SIZE]
         evolved = np.eye(SIZE) - scipy.linalg.expm(-self.step * self.time / SIZE * h)
         return np.asarray(self.kernel[:, :SIZE] @ np.linalg.solve(h, evolved))
@@ -480,7 +484,7 @@ def _ratios(model: Model, params: PyTree, x: np.ndarray, y: np.ndarray, step: fl
 
 
 def _lemma_2(seed: int, width: int) -> Verdict:
-    """Checks NTK-FL's Lemma 2, a bound on how far its weights are from gradient descent's, and the sharper (25d)."""
+    """Checks two bounds on how far NTK-FL's weights are from gradient descent's: its Lemma 2 and the sharper (25d)."""
     x, y, model, params, step = sphere(seed, width, 20)
     ratios = _ratios(model, params, x, y[:, None], step)
     ratio, sharp = float(ratios.printed.max()), float(ratios.switched.max())
@@ -498,7 +502,10 @@ def _lemma_2(seed: int, width: int) -> Verdict:
 
 
 def _part_left_out(seed: int, width: int) -> Verdict:
-    """Checks the proof of NTK-FL's weight bound, whose step (25) leaves out a term (erratum `ntk_fl.lemma2`)."""
+    """Checks NTK-FL's bound (25d) on how far its weights are from gradient descent's (erratum `ntk_fl.lemma2`).
+
+    The measured distance is above the printed bound, and at most the bound plus the term that step (25a) leaves out.
+    """
     model = ft.models.two_layer_relu(EXAMPLE_DIMENSION, width, seed=seed, dtype=jnp.float64)
     params = model.init(jax.random.key(seed))
     x = np.full((1, EXAMPLE_DIMENSION), EXAMPLE_DIMENSION**-0.5)

@@ -47,7 +47,8 @@ def _checks(scale: str, seed: int) -> list[Verdict]:
 def _rarely(claim: Claim, fails: Callable[[float], Interval], control: str, wrong: Interval) -> Verdict:
     """Checks that a bound is exceeded in at most a share ``DELTA`` of the draws, and a wrong bound more often.
 
-    ``fails`` returns how often the bound times a factor is exceeded; ``wrong`` is how often the wrong bound is.
+    ``fails`` returns how often the bound times a factor is exceeded. ``wrong`` is how often the wrong bound, named
+    ``control``, is exceeded.
     """
     limits = 0.0, DELTA
     noticed = next((f for f in FACTORS if fails(f).within(*limits) is False), 0.0)
@@ -55,7 +56,10 @@ def _rarely(claim: Claim, fails: Callable[[float], Interval], control: str, wron
 
 
 def _lemma_1(seed: int, draws: int) -> Verdict:
-    """Checks NTK-FL's Lemma 1, a bound on the neurons that may switch at any example (erratum `ntk_fl.lemma1`)."""
+    """Checks the corrected Lemma 1 of NTK-FL, a bound on the neurons that may switch at any example.
+
+    The printed bound is the control, and must fail too often (erratum `ntk_fl.lemma1`).
+    """
     width, num = 4, 2
     nearest = np.abs(np.random.default_rng(seed).standard_normal((draws, width * num))).min(axis=1)
     critical = 0.99 / undecided_bound(1.0, 1.0, DELTA, width, num, "union")
@@ -87,7 +91,10 @@ def _lemma_1_concentration(seed: int, draws: int) -> Verdict:
 
 
 def _lemma_3(seed: int, draws: int) -> Verdict:
-    """Checks NTK-FL's Lemma 3, a bound on the change of the kernel H by moving neurons (erratum `ntk_fl.lemma3`)."""
+    """Checks the corrected Lemma 3 of NTK-FL, a bound on the change of the kernel H by moving neurons.
+
+    The printed bound is the control, and must fail too often (erratum `ntk_fl.lemma3`).
+    """
     norms = _drift_on_arc(seed, draws).operator
     union, printed = (drift_bound(ARC_RADIUS, 1.0, DELTA, ARC_WIDTH, ON_ARC, form) for form in ("union", "printed"))
     statement = "how often neurons that move by R change H by more than Markov's bound for the sum over entries"
@@ -132,7 +139,11 @@ class WeightDrift(NamedTuple):
 
 
 def _drift(x: Float64[np.ndarray, "n d"], v: Float64[np.ndarray, "draws width d"], radius: float) -> WeightDrift:
-    """Computes the change of the kernel H if every neuron moves by ``radius`` towards its nearest input's plane."""
+    """Computes norms of the change of the kernel H if neurons move towards the hyperplane where they would switch.
+
+    Every neuron moves by ``radius`` towards the nearest of the planes ``v'x_i = 0``. ``x`` are the inputs x_i, and
+    ``v`` the neurons' weights in each draw.
+    """
     # H is computed here from activation patterns, by its definition below (12).
     gram, width = x @ x.T, v.shape[1]
     across = v @ x.T
