@@ -397,6 +397,6 @@ def _factor(
 
 
 def some_points(problem: Problem) -> Int[np.ndarray, "p"]:
-    """Returns the indices of at most ``NUM_POINTS`` test points, evenly spread over all."""
+    """Returns the indices of at most 20 test points, evenly spread over all test points."""
     count = len(problem.x_test)
     return np.unique(np.linspace(0, count - 1, min(count, NUM_POINTS)).astype(int))

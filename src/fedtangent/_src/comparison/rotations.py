@@ -101,7 +101,7 @@ class RotationTest(NamedTuple):
         noise_ratio: Mean square of the differences between features and a rotation, over the mean square of the
             differences between two rotations; 1 if random numbers act alike in all directions. NaN without differences.
         noise_error: Standard error of ``noise_ratio``.
-        bias: Largest mean difference over seeds, in standard errors.
+        bias: Largest mean over seeds of the difference between features and a rotation, in standard errors.
     """
 
     disagreement: float
