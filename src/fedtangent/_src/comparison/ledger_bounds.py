@@ -227,8 +227,8 @@ def first_order(sources: list[Source], round_: int, client: int, rows: np.ndarra
     """Bounds the root mean square gap at one client's examples that the kernel's change causes by ``round_``.
 
     A source is the gap that one interval adds. Its bound is the larger of two numbers: the source as it has evolved at
-    these rows, and its entry of ``Source.sizes`` times the share of the whole source that remains. The bounds
-    of all sources are added.
+    these rows, and its size when it was added (``Source.sizes``) times the share of the whole source that remains. The
+    bounds of all sources are added.
 
     Args:
         sources: Gaps added in each interval until ``round_``.
