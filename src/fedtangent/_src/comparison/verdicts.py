@@ -36,7 +36,8 @@ class Verdict(NamedTuple):
     """A comparison of simulation with theory, and its control: a wrong theory that must fail the same check.
 
     Every comparison and every theorem check returns this record. Measured and expected values are text for the reader,
-    with standard errors and tolerance.
+    with standard errors and tolerance. ``holds`` says whether they agree, and ``control_fails`` whether the control
+    does not; each is None if there are too few draws to tell.
     """
 
     subject: str  # the theorem or the setting
