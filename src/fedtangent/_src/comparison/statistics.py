@@ -175,7 +175,7 @@ def variance_ratio(pairs: Sequence[Pair], exact: Float[np.ndarray, "K"], law: Fl
 
 
 def _scatter(samples: Float[np.ndarray, "K E m C"]) -> Float[np.ndarray, "K E"]:
-    """Returns each sample's squared distance from its model's mean over draws: summed over points, averaged over outputs."""
+    """Returns each sample's squared distance from its model's mean: summed over points, averaged over outputs."""
     return np.asarray(np.mean(np.sum((samples - samples.mean(axis=1, keepdims=True)) ** 2, axis=2), axis=-1))
 
 
