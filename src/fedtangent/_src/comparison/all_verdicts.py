@@ -197,7 +197,10 @@ def _every_round(theory: Predicted, networks: tuple[Simulated, ...], wrong: dict
 def _without_a_law(
     theory: Predicted, networks: tuple[Simulated, ...], right: list[np.ndarray], wrong: dict[str, Flow]
 ) -> list[Verdict]:
-    """Compares networks with the flow under a loss for which only the flow from a known start has a closed form."""
+    """Compares networks with the flow under a loss for which only the flow from a known start has a closed form.
+
+    ``right`` are the flow's outputs from the networks' initial functions, ``wrong`` the flows of wrong theories.
+    """
     setting, problem, rounds = theory.setting, theory.setting.problem, theory.setting.size.rounds[1:]
     of_classes = targets_of(problem.loss) == "classes"
     other = np.roll(problem.y_train, 1, axis=1) if of_classes else -problem.y_train
@@ -257,7 +260,7 @@ def _propagated_variance(
 ) -> Float[np.ndarray, "K"]:
     """Computes the variance of ``f0(x) - B f0(X)``, summed over points, for each matrix B in ``influences``, [K].
 
-    f0 is drawn from the prior, so it is the trace of ``[-B, I] K [-B, I]'`` with the prior's covariance K.
+    f0 is drawn from the prior, so it is the trace of ``[-B, I] S [-B, I]'`` with the prior's covariance S.
     """
     prior = joined(blocks.nngp_train, blocks.nngp_test_train, blocks.nngp_test)
     rows = (np.concatenate([-b, np.eye(len(b))], axis=1) for b in influences)
@@ -265,7 +268,10 @@ def _propagated_variance(
 
 
 def _limit(theory: Predicted, networks: tuple[Simulated, ...], limit: Gaussian) -> list[Verdict]:
-    """Compares networks at the last round with Theorem 2 of FE-2024; no verdicts if the flow is far from this limit."""
+    """Compares networks at the last round with the Gaussian process after many rounds (Theorem 2 of FE-2024).
+
+    There are no verdicts if the flow is far from this limit.
+    """
     name, num_rounds, last = theory.setting.name, theory.setting.size.num_rounds, theory.moments[-1]
     exact_variance = _propagated_variance(theory.blocks, theory.influences[num_rounds])
     law = np.full(len(last.mean), np.trace(limit.cov))
@@ -287,7 +293,7 @@ def _limit(theory: Predicted, networks: tuple[Simulated, ...], limit: Gaussian) 
 def _is_reached(theory: Predicted, limit: Gaussian, scale: float) -> bool:
     """Returns whether the flow's mean and variance at the last round are near the limit of many rounds.
 
-    Near means within ``REACHED`` times the verdicts' margins; ``scale`` is how far training changes the functions.
+    Near means within a quarter of the verdicts' margins; ``scale`` is how far training changes the functions.
     """
     last, trace = theory.moments[-1], np.trace(limit.cov)
     if not trace > 0:  # as at the training points: there is no variance to compare
@@ -298,7 +304,7 @@ def _is_reached(theory: Predicted, limit: Gaussian, scale: float) -> bool:
 
 
 def _evolution(theory: Predicted, networks: tuple[Simulated, ...]) -> list[Verdict]:
-    """Compares NTK-FL's networks with its evolution under the infinite-width kernel, for the steps it has chosen."""
+    """Compares NTK-FL's networks with its evolution under the infinite-width kernel, for as many steps as it chose."""
     name, method = theory.setting.name, networks[0].method
     times = np.concatenate([np.unique(n.info["time"]) for n in networks])
     when = f"t = {times.min()}..{times.max()}" if times.min() < times.max() else f"t = {times.max()}"
@@ -328,7 +334,10 @@ def _largest(followed: AtRound) -> float:
 
 
 def _evolved(theory: Predicted, networks: tuple[Simulated, ...], share: float = 1.0) -> AtRound:
-    """Pairs NTK-FL's networks with the evolution under the infinite-width kernel, for ``share`` of their steps."""
+    """Pairs NTK-FL's networks with the evolution under the infinite-width kernel, for ``share`` of their steps.
+
+    A ``share`` below 1 is a wrong theory, for a negative control.
+    """
     predicted, variances, laws = [], [], []
     for of_width in networks:
         responses = _responses(theory, of_width, share)
@@ -351,13 +360,13 @@ def _responses(theory: Predicted, networks: Simulated, share: float = 1.0) -> Fl
 
 
 def _determined(blocks: KernelBlocks) -> bool:
-    """Returns whether the kernel is so well conditioned that float64 finds a fixed point up to ``FIXED_POINT``."""
+    """Returns whether the kernel is so well conditioned that float64 finds the flow's fixed point up to 1e-8."""
     eigenvalues = np.linalg.eigvalsh(blocks.ntk_train)
     return bool(np.finfo(float).eps * eigenvalues[-1] < FIXED_POINT / 10 * eigenvalues[0])
 
 
 def _fixed_points(theory: Predicted, limit: Gaussian) -> list[Verdict]:
-    """Compares the flow after very many rounds with the Gaussian process of FE-2024, Theorem 2; three schedules."""
+    """Compares the flow after very many rounds with Theorem 2 of FE-2024, a Gaussian process, for three schedules."""
     clients = theory.setting.problem.partition.num_clients
     schedules: dict[str, Schedule] = {
         "full participation": schedule.all_clients(clients),

@@ -1,4 +1,4 @@
-"""``compare``: any run beside theory, that is networks of several widths, the federated flow, and its limit."""
+"""``compare`` trains networks of several widths and compares them with the federated flow and its limit."""
 
 from __future__ import annotations
 
@@ -45,9 +45,9 @@ def compare(
 
     Networks are trained in float64 (``fedtangent.enable_x64()``) from ``draws`` independent initialisations at several
     widths, and compared with the federated flow of infinite width. An algorithm without a closed form is compared with
-    the same run on the features of the kernel, if a measurement shows that the kernel determines its runs. Otherwise,
-    for a model without an analytic kernel, and with a ``start``, networks are compared with their linearisation at the
-    start: any model and any algorithm.
+    the same run on the features of the kernel, if a measurement shows that the kernel determines its runs. If it does
+    not, if the model has no analytic kernel, or if there is a ``start``, a network is compared with its linearisation
+    at the start: any model and any algorithm.
 
     Args:
         algorithm: The algorithm.
@@ -62,11 +62,12 @@ def compare(
             ``seed`` where theory has to linearise at a start.
         evaluation: Rounds between evaluations (default: a number that makes eight), and progress.
         widths: Widths of all hidden layers, three or more; ignored for a linear model.
-        draws: Initialisations of the K models at every width, five or more.
+        draws: Initialisations of the K models at every width, five or more. Leave ``widths`` and ``draws`` out with a
+            ``start`` or without an analytic kernel.
 
     Returns:
         Verdicts with their negative controls, and all curves: a ``Comparison`` with the closed form, an ``OnFeatures``
-        with the kernel's features, or a ``FromStart`` with the linearisation. ``notes`` say why.
+        with the kernel's features, or a ``FromStart`` with the linearisation. Its ``notes`` say why.
 
     Raises:
         ValueError: Before networks are trained: 64-bit types are off, an argument is out of range, or no theory follows
@@ -119,7 +120,7 @@ def compare_case(
         name: Name of the case, such as "sine" or "digits"; ``fedtangent list cases`` shows all.
         scale: "smoke", "default" or "paper".
         seed: Seed of data, schedule and initialisations.
-        data_dir: Folder of the data sets' files; None for the environment's (``fedtangent data --help``).
+        data_dir: Folder of the data sets' files; None for $FEDTANGENT_DATA (``fedtangent data --help``).
         progress: Whether to show progress; None: in terminals and notebooks.
 
     Returns:

@@ -35,8 +35,8 @@ def variational_diagnostics(
     the squared error the targets are normal around the outputs; for the cross entropy and the logistic loss the outputs
     give the probability of the class. ``theory.evidence_bound`` estimates the bound in the precision of the models,
     with the same draws at every evaluation, which cost 2 K num_samples passes over the examples. Models that are
-    trained with weight decay ``noise^2 / (n prior_scale^2)`` (noise 1 for classes) descend on eq. (8) of FE-2024,
-    ``theory.mode_objective``.
+    trained with weight decay ``noise^2 / (n prior_scale^2)`` (noise 1 for classes) descend on the negative log
+    posterior, averaged over models (eq. (8) of FE-2024, ``theory.mode_objective``).
 
     Args:
         algorithm: An algorithm that trains and predicts with K networks.

@@ -88,7 +88,7 @@ class Explored:
 
     @property
     def num_strata(self) -> int:
-        """The number of strata: groups of clients of equal size, from each of which a round draws as many clients."""
+        """The number of strata: groups of clients of equal size, from each of which a round draws equally many."""
         return _num_strata(self.num_clients)
 
     @property
@@ -142,7 +142,8 @@ class Moved(NamedTuple):
     Attributes:
         curves: Errors by round, and functions and residuals after the last round.
         before: Root mean square of outputs minus targets at each client's examples, before training.
-        curvatures: Learning rate times eigenvalue over examples, for each mode of each client's kernel; stable up to 2.
+        curvatures: Learning rate times eigenvalue of a client's kernel, divided by the client's number of examples; for
+            every eigenvalue of every client. Local steps are stable up to 2.
         remark: Whether the run is stable, in words.
     """
 
@@ -156,7 +157,8 @@ class _Clients(NamedTuple):
     """The clients for one value of ``alpha``, the concentration of their labels, with eigenvectors of their kernels.
 
     ``rows`` are each client's training examples, ``vectors`` the eigenvectors of its kernel. ``values`` are the
-    eigenvalues of all clients, one client after the other, and ``sizes`` the number of examples of each one's client.
+    eigenvalues of all clients, one client after the other, and ``sizes`` for each eigenvalue the number of examples
+    of its client.
     """
 
     partition: Partition
@@ -429,7 +431,7 @@ def _measured(
     means: Float[np.ndarray, "r points E C"],
     models: Float[np.ndarray, "K points E C"],
 ) -> Curves:
-    """Computes errors, accuracy and clients' residuals from residuals.
+    """Computes the measurements of a run from residuals (outputs minus targets) at all points.
 
     ``means`` are residuals of the models' mean at ``rounds``, and ``models`` are residuals of each model at the end.
     """

@@ -268,7 +268,8 @@ def drawn_rows(
         seed: Seed or key of the run.
 
     Returns:
-        Row numbers [R, S, T, B], where -1 fills unused places; None if every step takes all examples of a client.
+        Row numbers [R, S, T, B] for R rounds, S clients in a round, T local steps and batches of B, where -1 fills
+        unused places; None if every step takes all examples of a client.
     """
     sizes, train = np.asarray(partition.sizes), streams.keys(seed).train
     largest = int(sizes.max())

@@ -563,7 +563,7 @@ def _after(rounds: Sequence[int], setting: Setting, outputs: Outputs) -> Outputs
 class _Runs(NamedTuple):
     """The initial functions of a plan, and a function that predicts runs from them at any learning rate.
 
-    ``flows`` is one flow for all models, or one for each; it is empty for a run on the features of the kernel.
+    ``flows`` is one flow for all models, or one for each; it is empty if linear models are trained instead.
     """
 
     plan: Plan

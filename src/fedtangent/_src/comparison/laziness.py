@@ -99,11 +99,11 @@ class Laziness(NamedTuple):
     drift: Float[np.ndarray, "r K e"]
 
     def curves(self) -> dict[str, Float[np.ndarray, "r K e"]]:
-        """Returns the fields of ``parts``, and ``drift``, under the names ``METRICS``.
+        """Returns the arrays "feature_learning", "initial_kernel", "total" and "drift" by name.
 
-        Each array is [r, K, e]: evaluated rounds, models of the ensemble, measured draws. The fields of ``parts`` are a
-        network's distance from its linearisation, the linearisation's distance from infinite width, and their total;
-        ``drift`` is the relative change of the network's tangent kernel.
+        Each array is [r, K, e]: evaluated rounds, models of the ensemble, measured draws. The first three are a
+        network's distance from its linearisation, the linearisation's distance from infinite width, and the network's
+        distance from infinite width. The last is the relative change of the network's tangent kernel.
         """
         return self.parts._asdict() | {"drift": self.drift}
 
@@ -302,7 +302,10 @@ class LazinessDiagnostics:
     seed: int = 0
 
     def __call__(self, algorithm: Algorithm, state: PyTree) -> dict[str, float]:
-        """Returns the metrics in ``METRICS`` by name; if infinite width has no prediction, only two of the four."""
+        """Returns the metrics "feature_learning", "initial_kernel", "total" and "drift" of the run's present state.
+
+        If infinite width has no prediction, the two in the middle are left out.
+        """
         of_models = self.parts(state)._asdict() | {"drift": self.kernels.drifts(state)}
         of_models = {name: values for name, values in of_models.items() if values is not None}
         means = {name: float(np.mean(values)) for name, values in of_models.items()}

@@ -71,7 +71,7 @@ class Observer(NamedTuple):
     Attributes:
         look: Takes a state; returns the models' outputs, tangent kernels, and norms ``|w - w_0|`` and ``|w|``.
         kernels: Tangent kernels at round 0, [K, q, q]; q is n, or n C if the kernel couples outputs.
-        along: ``J(X) w_0`` of each model, [K, n, C]; None without weight decay.
+        along: Jacobian times initial weights, ``J(X) w_0``, of each model, [K, n, C]; None without weight decay.
         unit: Rounding unit of the run's arithmetic.
         parameters: Number of parameters of a model.
     """
@@ -87,7 +87,8 @@ class Observer(NamedTuple):
 class ResidualLedger:
     """A measure for ``Evaluation`` that compares residuals with theory; built by ``residual_ledger``.
 
-    Each evaluation adds to ``rows`` one row for each client and model. ``paths`` are the predictions of the models,
+    ``federation`` holds the parts of the run that all models share, and ``observer`` measures the run's state. Each
+    evaluation adds to ``rows`` one row for each client and model. ``paths`` are the predictions of the models,
     ``snapshots`` the measurements, and ``sources`` the gaps that the change of each model's kernel has added.
     """
 
@@ -198,7 +199,7 @@ class ResidualLedger:
     def _predicting(
         self, cohorts: Cohort | None, models: Sequence[int] | None, changes: Mapping[str, Any]
     ) -> ResidualLedger:
-        """Builds a residual ledger without rows for another prediction; arguments as for ``against``."""
+        """Builds a residual ledger without rows for the prediction that these arguments of ``against`` describe."""
         old = self.federation
         cohorts = old.cohorts if cohorts is None else jax.tree.map(np.asarray, cohorts)
         of = old._replace(cohorts=cohorts, rule=dataclasses.replace(old.rule, **changes))
@@ -235,14 +236,15 @@ def residual_ledger(
     tolerance, and whether the gap is within the tolerance.
 
     The tolerance has no constant to fit. For a model linear in its weights it is rounding (``ledger_bounds.rounding``).
-    For a network it adds the integral of FE-2021 section 9.4. The flow moves the function by ``Theta_0 c``; while the
-    kernel is Theta_t, the gap grows by ``(Theta_t - Theta_0)`` times the growth of c, and then evolves as the linear
-    model does. For every interval between evaluations the ledger multiplies the kernel's change, measured at the end of
-    the interval, by the growth of c in it, and follows the product with the flow. The sizes of these products are added
-    over clients and intervals, so that they cannot cancel; the size that a client gets is at least the root mean square
-    over all clients. This is first order in the kernel's change, which is O(width^-1/2) at most. For terms of second
-    order in the step size (the kernel's change within a round, and the paper's v_1) the term of an interval is
-    multiplied by 1 + a, where a is the largest move of a client's weights within a round, divided by ``|w - w_0|``.
+    For a network it adds the integral of FE-2021 section 9.4. The flow moves the function by ``Theta_0 c`` with
+    coefficients c; while the kernel is Theta_t, the gap grows by ``(Theta_t - Theta_0)`` times the growth of c, and
+    then evolves as the linear model does. For every interval between evaluations the ledger multiplies the kernel's
+    change, measured at the end of the interval, by the growth of c in it, and follows the product with the flow. The
+    sizes of these products are added over clients and intervals, so that they cannot cancel; the size that a client
+    gets is at least the root mean square over all clients. This is first order in the kernel's change, which is
+    O(width^-1/2) at most. For terms of second order in the step size (the kernel's change within a round, and the term
+    v_1 of the paper) the term of an interval is multiplied by 1 + a, where a is the largest move of a client's weights
+    within a round, divided by ``|w - w_0|``.
 
     A kernel that changes and comes back between two evaluations is missed: evaluate more often. A mistake in a
     network's prediction shows once it is larger than the tolerance. Each evaluation stores a kernel [n C, n C] (or

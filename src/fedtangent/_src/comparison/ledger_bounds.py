@@ -1,4 +1,4 @@
-"""For the residual ledger: the prediction of one model at every round, and a bound on a network's distance from it."""
+"""Predicts one model at every round, and bounds a network's distance from the prediction, for the residual ledger."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class Federation(NamedTuple):
             theta: Kernel at the training points, [q, q].
             y: Targets, [n, C].
             start: Initial function at the training points, [n, C].
-            along: ``J(X) w_0`` [n, C] for weight decay; None without.
+            along: Jacobian times initial weights, ``J(X) w_0`` [n, C], for weight decay; None without.
             skip: Number of first rounds to leave out.
 
         Returns:
@@ -127,7 +127,7 @@ def predict_path(
         model: Number of the model.
         theta: Kernel of the model at the start, [q, q].
         start: Initial function, [n, C].
-        along: ``J(X) w_0`` [n, C] for weight decay; None without.
+        along: Jacobian times initial weights, ``J(X) w_0`` [n, C], for weight decay; None without.
     """
     coefficients, outputs = of.predict(model, theta, of.y, start, along)
 
@@ -178,7 +178,8 @@ class Source(NamedTuple):
     Attributes:
         round: Last round of the interval.
         later: The gap from that round on, as it evolves by the flow, [R + 1 - round, q, D].
-        sizes: Root mean square of the gap at each client's examples when it is added, without cancellation.
+        sizes: Root mean square of the gap at each client's examples when it is added. The shares that the clients add
+            to it count by their size, so that they cannot cancel.
         remaining: Norm of the gap at each later round, relative to the norm when it is added.
         local: Share by which the weights' moves within a round may increase the gap.
     """
@@ -226,8 +227,8 @@ def first_order(sources: list[Source], round_: int, client: int, rows: np.ndarra
     """Bounds the root mean square gap at one client's examples that the kernel's change causes by ``round_``.
 
     A source is the gap that one interval adds. Its bound is the larger of two numbers: the source as it has evolved at
-    these rows, and its initial size without cancellation times the share of the whole source that remains. The bounds
-    of all sources are added.
+    these rows, and its size when it was added (``Source.sizes``) times the share of the whole source that remains. The
+    bounds of all sources are added.
 
     Args:
         sources: Gaps added in each interval until ``round_``.

@@ -97,7 +97,10 @@ def _same_training(
     batches: Int[np.ndarray, "R S T B"] | None,
     other_batches: Int[np.ndarray, "R S T B"] | None,
 ) -> bool:
-    """Returns whether two runs train the same clients on the same minibatches in order; empty rounds do not count."""
+    """Returns whether two runs train the same clients on the same minibatches in order; empty rounds do not count.
+
+    ``cohorts`` and ``others`` are model, client and weight of every slot, sorted within each round.
+    """
     filled, other_filled = (np.flatnonzero(np.any(slots[..., 2] > 0, axis=1)) for slots in (cohorts, others))
     if not np.array_equal(cohorts[filled], others[other_filled]):
         return False
@@ -397,6 +400,6 @@ def _factor(
 
 
 def some_points(problem: Problem) -> Int[np.ndarray, "p"]:
-    """Returns the indices of at most ``NUM_POINTS`` test points, evenly spread over all."""
+    """Returns the indices of at most 20 test points, evenly spread over all test points."""
     count = len(problem.x_test)
     return np.unique(np.linspace(0, count - 1, min(count, NUM_POINTS)).astype(int))

@@ -111,7 +111,7 @@ class BesidePrediction:
 
     @property
     def rows(self) -> tuple[MethodRow, ...]:
-        """The rows of the table: networks of each width, and the prediction of the widest."""
+        """The rows of the table: networks of each width, and the prediction of the widest networks."""
         setting, test, pairs = self.setting, self.gaps[-1].test[-1], zip(self.simulated, self.gaps, strict=True)
         rows = [networks_row(setting, networks, float(np.mean(gap.error[-1]))) for networks, gap in pairs]
         title = f"{self.method}, round {setting.size.num_rounds}"

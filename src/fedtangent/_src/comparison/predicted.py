@@ -50,7 +50,10 @@ class ModelLaw(NamedTuple):
 
 @dataclass(frozen=True)
 class Predicted:
-    """The predictions for one setting: flow, mean and covariance over networks, and the limit of many rounds."""
+    """The predictions for one setting: flow, mean and covariance over networks, and the limit of many rounds.
+
+    ``moments`` has the mean and covariance of the models at each evaluated round. ``blocks`` are the kernels.
+    """
 
     setting: Setting
     cohorts: Cohort  # [R, S]
@@ -93,14 +96,14 @@ def predict(setting: Setting, cohorts: Cohort, progress: bool | None = False) ->
 
 
 class Starts(NamedTuple):
-    """E initial functions of each of the K models."""
+    """E initial functions of each of the K models, at the training and the test points."""
 
     train: Float[np.ndarray, "E K n C"]
     test: Float[np.ndarray, "E K m C"]
 
 
 class Outputs(NamedTuple):
-    """Outputs of the K models after each of r rounds, from each of E initial functions."""
+    """Training and test outputs of the K models after each of r rounds, from each of E initial functions."""
 
     train: Float[np.ndarray, "r K E n C"]
     test: Float[np.ndarray, "r K E m C"]
@@ -167,7 +170,7 @@ def limit_of(problem: Problem, kernels: KernelBlocks | LargeKernel) -> tuple[Gau
     """Returns the Gaussian process after many rounds (Theorem 2 of FE-2024) and "", or None and why there is none.
 
     Args:
-        problem: The problem; training points of no client are left out.
+        problem: The problem; training points that belong to no client are left out.
         kernels: Its kernels.
     """
     rows = np.unique(problem.partition.indices)  # rows of no client are not learnt
@@ -219,7 +222,7 @@ def prior_starts(setting: Setting, kernels: KernelBlocks | LargeKernel, draws: i
 
 
 def _sampled_laws(sampled: Float[np.ndarray, "E r K m C"]) -> tuple[ModelLaw, ...]:
-    """Computes mean and covariance (averaged over outputs) of outputs from sampled initial functions, every round."""
+    """Computes mean and covariance (averaged over outputs) of ``sampled`` outputs, one ``ModelLaw`` for each round."""
     first = sampled[0]
     moved = sampled - first  # exactly 0 where all start as the same function, so that their covariance is
     about = moved - moved.mean(axis=0)
@@ -263,9 +266,9 @@ PROGRAM = 3 * 2**29  # bytes of JAX, its compiler and the data
 class KernelPlan(NamedTuple):
     """The bytes of memory that a flow will need, predicted before it is computed; built by ``plan_kernels``.
 
-    They are needed for the kernel, the clients' blocks of it, the functions at the evaluated rounds, and scratch work.
-    ``limit`` is the available memory. A large kernel (``is_large``) is computed in parts, and may be kept in a file in
-    ``folder``; None: in memory.
+    ``kernel``, ``clients``, ``functions`` and ``work`` are the bytes for the kernel, the clients' blocks of it, the
+    functions at the evaluated rounds, and scratch work. ``limit`` is the available memory. A large kernel
+    (``is_large``) is computed in parts, and may be kept in a file in ``folder``; None: in memory.
     """
 
     kernel: int  # of all points; for a large kernel only of the training points

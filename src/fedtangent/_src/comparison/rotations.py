@@ -101,7 +101,8 @@ class RotationTest(NamedTuple):
         noise_ratio: Mean square of the differences between features and a rotation, over the mean square of the
             differences between two rotations; 1 if random numbers act alike in all directions. NaN without differences.
         noise_error: Standard error of ``noise_ratio``.
-        bias: Largest mean difference over seeds, in standard errors.
+        bias: Mean over seeds of the difference between two of the three runs (on features and on two rotations), in
+            standard errors; the largest of the three pairs.
     """
 
     disagreement: float

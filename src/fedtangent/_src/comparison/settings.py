@@ -109,13 +109,16 @@ class Problem:
         return np.asarray(np.mean((predictions - targets) ** 2, axis=(-2, -1)))
 
     def ensemble(self, outputs: Float[np.ndarray, "K *networks m C"]) -> Float[np.ndarray, "*networks m C"]:
-        """Returns the prediction of ensembles of K networks, averaged as ``losses.mean_prediction`` does."""
+        """Returns the prediction of ensembles of K networks: their mean output.
+
+        For a loss of classes it is the logarithm of their mean softmax probabilities.
+        """
         if targets_of(self.loss) != "classes":
             return np.asarray(outputs.mean(axis=0))
         return np.asarray(mean_prediction(self.loss, outputs))
 
     def accuracy(self, outputs: Float[np.ndarray, "*networks m C"]) -> Float[np.ndarray, "*networks"]:
-        """Computes each network's accuracy on the test labels; NaN if ``losses.is_right`` gives NaN for an example."""
+        """Computes each network's test accuracy; NaN if the largest output of an example is not finite."""
         labels = np.broadcast_to(np.asarray(self.labels_test), outputs.shape[:-1])
         return np.asarray(np.mean(np.asarray(is_right(outputs, labels)), axis=-1))
 
@@ -174,7 +177,10 @@ class Setting:
 
     @property
     def is_standard(self) -> bool:
-        """Whether this is a standard case of ``fedtangent compare``, to which Theorem 2 applies, not a user's run."""
+        """Whether this is a standard case of ``fedtangent compare``, not a user's run.
+
+        Theorem 2 of FE-2024, a Gaussian process after many rounds, applies to the standard cases.
+        """
         return self.ntk_fl is not None
 
     @property

@@ -99,7 +99,7 @@ class Comparison(NamedTuple):
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Remarks below the table: how far the flow is from its limit of many rounds, and NTK-FL's kernel error."""
+        """Remarks below the table, such as how far the flow is from its limit of many rounds."""
         theory, last = self.theory, self.setting.size.num_rounds
         notes = [f"no limit to compare with, so the flow is the prediction: {theory.why_no_limit.split(';')[0]}"]
         if theory.limit is not None:

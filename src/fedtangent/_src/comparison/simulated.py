@@ -95,7 +95,7 @@ def init_key(setting: Setting, draw: int, width: int) -> jax.Array:
 
     Args:
         setting: The setting, with the seed.
-        draw: Number of the draw; from ``draws`` on, of networks that are not trained.
+        draw: Number of the draw. Numbers from ``draws`` on belong to networks that are not trained.
         width: Width of the networks.
     """
     return _init_key(np.uint32((setting.seed + 1) % 2**32), np.uint32(draw), np.uint32(width))
@@ -346,7 +346,7 @@ def history_beside(
     train: Float[np.ndarray, "r K E n C"],
     test: Float[np.ndarray, "r K E m C"],
 ) -> History:
-    """Computes the metrics of networks along a run; ``predicted`` has the metrics of their predictions.
+    """Computes the metrics of networks along a run, and in its field ``predicted`` the metrics of their predictions.
 
     Metrics are means over the E draws, with bands if there are several draws.
 

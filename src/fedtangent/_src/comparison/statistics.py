@@ -6,8 +6,8 @@ enough draws a test of equality would reject the right theory. Every sampled qua
 width first: it is fitted as ``a + b / w`` over the widths, and ``a`` is compared with theory. Because terms of 1/w^2
 remain, ``a`` counts as right within a stated margin, far above those terms and below the error of a wrong theory.
 
-The answer. Each estimate has an interval that contains the truth except in a share ``LEVEL`` of the cases. Theory
-*holds* if the whole interval is within the margin, and *disagrees* if none of it is; otherwise the answer is
+The answer. Each estimate has an interval that contains the truth except in a share ``LEVEL`` (1e-4) of the cases.
+Theory *holds* if the whole interval is within the margin, and *disagrees* if none of it is; otherwise the answer is
 *undecided*: there are too few draws. So more noise can only make an answer undecided, never right. For each estimate a
 right theory is rejected, and a theory that is off by more than the margin is accepted, in at most a share ``LEVEL`` of
 the cases; a table of ten sampled verdicts, at ten rounds each, errs in at most one of a hundred.
@@ -45,7 +45,7 @@ LEVEL = 1e-4  # share of the cases in which an interval may miss the truth
 
 
 class Pair(NamedTuple):
-    """Networks of one width and the predictions from the same initial functions."""
+    """Outputs of the networks of one width, and the outputs predicted from the same initial functions."""
 
     width: int
     simulated: Float[np.ndarray, "K E m C"]
@@ -53,9 +53,10 @@ class Pair(NamedTuple):
 
 
 def at_infinite_width(widths: Sequence[int], precisions: Sequence[float]) -> Float[np.ndarray, "W"]:
-    """Computes the weights of a least-squares fit ``y_w = a + b / w``: ``a = sum_w c_w y_w``.
+    """Computes weights c with which values y_w, measured at widths w, give their limit at infinite width.
 
-    If all widths are equal the fit has no ``b``: theory must then be exact at this width.
+    The limit is ``a = sum_w c_w y_w`` of the least-squares fit ``y_w = a + b / w``. If all widths are equal the fit has
+    no ``b``: theory must then be exact at this width.
 
     Args:
         widths: Widths w, [W].
@@ -109,7 +110,7 @@ def mean_error(pairs: Sequence[Pair], scale: float, away: Float[np.ndarray, "m C
 def norm_interval(square: float, variances: Float[np.ndarray, "n"]) -> tuple[float, float]:
     """Computes bounds of ``|a|`` from the squared norm of one draw of a Gaussian vector with mean ``a``.
 
-    Each bound is wrong in at most ``LEVEL / 2`` of the cases: ``a`` is taken along the widest axis, the worst case.
+    Each bound is wrong in at most a share 5e-5 of the cases: ``a`` is taken along the widest axis, the worst case.
 
     Args:
         square: Squared norm of the draw.
@@ -174,7 +175,7 @@ def variance_ratio(pairs: Sequence[Pair], exact: Float[np.ndarray, "K"], law: Fl
 
 
 def _scatter(samples: Float[np.ndarray, "K E m C"]) -> Float[np.ndarray, "K E"]:
-    """Returns squared distances from each model's mean, summed over points, averaged over outputs, [K, E]."""
+    """Returns each sample's squared distance from its model's mean: summed over points, averaged over outputs."""
     return np.asarray(np.mean(np.sum((samples - samples.mean(axis=1, keepdims=True)) ** 2, axis=2), axis=-1))
 
 
@@ -185,8 +186,8 @@ def combined(
 
     Args:
         widths: Widths of the networks.
-        values: Independent values [n_w] at each width.
-        by_width: Whether their variance falls as 1 / width; else it is the same at every width.
+        values: One array of independent values for each width.
+        by_width: Whether the variance of a value falls as 1 / width; else it is the same at every width.
         means: Number of sample means subtracted from the values of a width; each costs one degree of freedom.
     """
     precisions = [len(v) * (w if by_width else 1) for w, v in zip(widths, values, strict=True)]
@@ -197,12 +198,18 @@ def combined(
 
 
 def _interval(value: float, parts: Float[np.ndarray, "W"], freedoms: Num[np.ndarray, "W"]) -> Interval:
-    """Builds the interval about ``value``, whose variance is the sum of ``parts``, estimated with ``freedoms`` each."""
+    """Builds the interval about ``value``, whose variance is the sum of the estimated variances ``parts``.
+
+    ``freedoms`` are the degrees of freedom of each of these estimates.
+    """
     return Interval.about(value, float(_quantile(parts, freedoms) * np.sqrt(parts.sum())))
 
 
 def _quantile(parts: Float[np.ndarray, "W"], freedoms: Num[np.ndarray, "W"]) -> float:
-    """Returns Student's quantile for a sum of estimated variances ``parts`` (Welch, 1947; Satterthwaite, 1946)."""
+    """Returns the quantile of Student's t for an estimate whose variance is the sum of estimated variances ``parts``.
+
+    ``freedoms`` are the degrees of freedom of each part (Welch, 1947; Satterthwaite, 1946).
+    """
     shares = parts / parts.sum() if parts.any() else np.full(len(parts), 1 / len(parts))
     return float(scipy.stats.t.ppf(1 - LEVEL / 2, 1 / np.sum(shares**2 / freedoms)))
 

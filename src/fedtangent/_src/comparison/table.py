@@ -165,8 +165,8 @@ def simulated_row(theory: Predicted, networks: Simulated, flow_error: float | No
 def reference(theory: Predicted) -> tuple[Float[np.ndarray, "m C"], Float[np.ndarray, "m m"]]:
     """Returns the predicted mean [m, C] and covariance [m, m] with which table rows are compared.
 
-    For a standard case they are Theorem 2's, after many rounds, if this limit exists; else the flow's at the last
-    round, averaged over models.
+    For a standard case they are the limit of many rounds (Theorem 2 of FE-2024), if it exists. Otherwise they are the
+    flow's mean and covariance at the last round, averaged over models.
     """
     if theory.limit is not None and theory.setting.is_standard:
         return np.asarray(theory.limit.mean), np.asarray(theory.limit.cov)

@@ -36,7 +36,8 @@ class Verdict(NamedTuple):
     """A comparison of simulation with theory, and its control: a wrong theory that must fail the same check.
 
     Every comparison and every theorem check returns this record. Measured and expected values are text for the reader,
-    with standard errors and tolerance.
+    with standard errors and tolerance. ``holds`` says whether they agree, and ``control_fails`` whether the control
+    does not; each is None if there are too few draws to tell.
     """
 
     subject: str  # the theorem or the setting
@@ -122,7 +123,10 @@ def summary(verdicts: Sequence[Verdict]) -> str:
 
 
 class Rival(NamedTuple):
-    """A wrong theory that may become a verdict's control, with its distance from the right theory by calculation."""
+    """A wrong theory that may become a verdict's control, with its calculated distance from the right theory.
+
+    ``measured`` estimates the verdict's number for the wrong theory, as it is estimated for the right one.
+    """
 
     name: str
     distance: float  # largest distance from the right theory, in the units of the verdict
@@ -209,10 +213,10 @@ def slope_verdict(
 
 
 def exact_verdict(subject: str, statement: str, error: float, controls: dict[str, float], bound: float) -> Verdict:
-    """Checks that an error is at most ``bound``, and the error of every control above ``MARGIN * bound``.
+    """Checks that an error is at most ``bound``, and the error of every control above 1000 times ``bound``.
 
-    The verdict names the control with the smallest error (NaN counts as the smallest). Errors are linear in a mistake,
-    so the check detects a mistake of ``bound / error`` times that control's.
+    The verdict names the control with the smallest error (NaN counts as the smallest). Errors are linear in a mistake.
+    So the check detects that control's mistake even if it is smaller by the factor ``bound`` / the control's error.
 
     Args:
         subject: The theorem or the setting.
