@@ -29,7 +29,7 @@ class VariationalSettings:
 
 
 def run(study: Study) -> lab.Outcome:
-    """Fits mixtures and measures the evidence lower bound of a Fed-ensemble run, for every seed; plots the first one."""
+    """Fits mixtures and measures the evidence lower bound of a Fed-ensemble run, for every seed; plots the first."""
     rows, judged = list[lab.Row](), list[Verdict]()
     for seed in study.each_seed():
         measured = measure(tuple(sorted({1, RUN_MODELS, *study.settings.num_models})), seed)

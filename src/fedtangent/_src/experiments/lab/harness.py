@@ -271,7 +271,7 @@ def read_finished(study: Study, name: str) -> dict[str, np.ndarray] | None:
     """Reads the arrays of a finished run from its file; None without a file. A damaged file is reported and ignored.
 
     Args:
-        study: The study; the file is in the folder ``runs`` next to its figures, with the package's version in its name.
+        study: The study; the file is in the folder ``runs`` next to its figures. Its name has the package's version.
         name: Name of the run, with a hash of all that it depends on.
     """
     path = _run_file(study, name)
