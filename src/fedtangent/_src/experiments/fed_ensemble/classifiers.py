@@ -464,7 +464,7 @@ def published(classes: int, **percents: float) -> Published:
     """Builds a table of published accuracies in % by method and classes of a client; an ensemble's are for K = 5.
 
     Args:
-        classes: Classes of a client, with 0 and -1 as in ``divide``.
+        classes: Number of classes of a client; 0 for a random division, -1 for one client per user.
         **percents: Accuracy in % by name of the method.
     """
     return {(f"{name}-5" if name in ENSEMBLES else name, classes): value for name, value in percents.items()}

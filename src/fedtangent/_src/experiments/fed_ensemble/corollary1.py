@@ -75,7 +75,7 @@ def _network_problem(settings: EnsembleSizeSettings, seed: int, width: int) -> T
 
 
 def run(study: Study) -> lab.Outcome:
-    """Decomposes the variance of the linear model and of networks of every width, on the first seed's data."""
+    """Computes the variance of K averaged models, linear ones and networks of every width, on the first seed's data."""
     settings, seed = study.settings, study.seeds[0]
     clients = {"num_clients": settings.num_clients, "points_per_client": settings.points_per_client}
     linear = bias_variance.sine_problem(seed, local_steps=settings.local_steps, gap=True, **clients)

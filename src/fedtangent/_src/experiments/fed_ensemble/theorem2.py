@@ -41,7 +41,7 @@ class EnsembleLawSettings:
 
 
 def _settings_of(study: Study) -> list[Any]:
-    """Returns the comparison's settings on each data set of the study."""
+    """Returns the settings of the comparison with Theorem 2 of FE-2024, an entry for each data set of the study."""
     settings = study.settings
     names = BOTH.split("_and_") if study.dataset == BOTH else [study.dataset]
     return [

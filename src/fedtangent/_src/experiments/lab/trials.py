@@ -69,7 +69,7 @@ def draw(loaded: data.Dataset, seed: int, num_train: int, num_validation: int, n
         num_test: Number of test examples; 0 for all.
 
     Raises:
-        ValueError: The data set has fewer examples.
+        ValueError: The data set has fewer examples than requested.
     """
     rng = np.random.default_rng(seed)
     order, others = rng.permutation(len(loaded.x_train)), rng.permutation(len(loaded.x_test))
