@@ -128,7 +128,8 @@ class Scores(NamedTuple):
 
     Attributes:
         classes: Classes of a client, as in the settings.
-        values: Means over the last three rounds, by metric of the test split, and ``fell``; [seeds] each.
+        values: Means over the last three rounds, [seeds], by metric of the test split; "fell" is how far the accuracy
+            ends below its best.
         spread: Standard deviation of the accuracy over the last rounds of all seeds.
     """
 
@@ -152,7 +153,8 @@ def divide(study: Study, classes: int, seed: int) -> Trial:
 
     Args:
         study: The study.
-        classes: Number of classes of a client; or IID, USERS or DISTORTED of ``lab.trials``.
+        classes: Number of classes of a client; 0 for a random division, -1 for one client per user of the data set, -2
+            for a random division with the images of each client distorted in its own way.
         seed: Seed of the draw and the division.
     """
     settings, loaded = study.settings, ft.data.load(study.dataset, data_dir=study.data_dir, seed=seed)
@@ -342,9 +344,16 @@ def _measure(algorithm: Algorithm, state: PyTree, splits: EvaluationSets) -> dic
 def _measure_clients(
     largest: Mapping[str, int], algorithm: Algorithm, state: PyTree, sets: EvaluationSets
 ) -> dict[str, Array]:
-    """Computes the mean over clients of the accuracy of their own predictions on their own examples.
+    """Computes the mean over clients of the accuracies of their predictions, if clients are tested on their own data.
 
-    ``largest`` is the size of the largest client by split.
+    They are the accuracies of a client's personalised prediction on its own validation and test examples and on another
+    client's test examples, and of the ensemble's common prediction on its own test examples.
+
+    Args:
+        largest: Size of the largest client, by split.
+        algorithm: The algorithm.
+        state: Its state.
+        sets: The clients' examples, by split.
     """
     # This is the measure of section V-D. For the test split also ``shared``, the accuracy of the prediction that all
     # clients share, and the control ``others``, the accuracy of each client's prediction on the next client's examples.
@@ -376,12 +385,12 @@ def _measure_clients(
 
 
 def _last_rounds(values: np.ndarray) -> np.ndarray:
-    """Returns the last three (LAST) of the values [E] of a run's evaluations."""
+    """Returns the last three of the values [E] of a run's evaluations, as float64."""
     return values[-LAST:].astype(np.float64)
 
 
 def fell(accuracy: np.ndarray) -> float:
-    """Computes how far accuracies [E] end below their best, both averaged over LAST (three) evaluations."""
+    """Computes how far accuracies [E] end below their best: largest minus last mean of three successive evaluations."""
     means = np.convolve(accuracy, np.ones(LAST) / LAST, "valid")
     return float(means.max() - means[-1])
 
@@ -452,7 +461,12 @@ Published = Mapping[tuple[str, int], float]
 
 
 def published(classes: int, **percents: float) -> Published:
-    """Builds a table of published accuracies in % by method, for clients of ``classes`` classes; ensembles: K = 5."""
+    """Builds a table of published accuracies in % by method and classes of a client; an ensemble's are for K = 5.
+
+    Args:
+        classes: Number of classes of a client; 0 for a random division, -1 for one client per user.
+        **percents: Accuracy in % by name of the method.
+    """
     return {(f"{name}-5" if name in ENSEMBLES else name, classes): value for name, value in percents.items()}
 
 
@@ -541,7 +555,7 @@ def _sheet(title: str, scores: Sequence[Scores], published: Published) -> lab.Sh
 
 
 def _row(f: Scores) -> lab.Row:
-    """Builds the row of one entrant in result.json."""
+    """Builds the row of one entrant in result.json from its scores."""
     return {
         "method": f.entrant.method,
         "num_models": f.entrant.num_models,

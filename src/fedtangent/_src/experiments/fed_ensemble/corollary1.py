@@ -41,7 +41,7 @@ class EnsembleSizeSettings:
 
 
 class Series(NamedTuple):
-    """The ensemble's variance for one kind of model and every K: in closed form, by simulation, and in the limit."""
+    """The ensemble's variance for one kind of model and every K: in closed form, by simulation, and by Corollary 1."""
 
     name: str
     num_rounds: int
@@ -54,7 +54,7 @@ class Series(NamedTuple):
         return power_law({k: pair[simulated].variance for k, pair in self.both.items()})
 
     def limit_of(self, num_models: int) -> float | None:
-        """Computes the variance k(x, x) / K of FE-2024's Corollary 1, mean over x; None if undefined."""
+        """Computes the variance k(x, x) / K of FE-2024's Corollary 1, mean over x; None if the kernel is singular."""
         return None if self.limit.limit is None else float(self.limit.limit.mean()) / num_models
 
 
@@ -75,7 +75,7 @@ def _network_problem(settings: EnsembleSizeSettings, seed: int, width: int) -> T
 
 
 def run(study: Study) -> lab.Outcome:
-    """Decomposes the variance of the linear model and of networks of every width, on the first seed's data."""
+    """Computes the variance of K averaged models, linear ones and networks of every width, on the first seed's data."""
     settings, seed = study.settings, study.seeds[0]
     clients = {"num_clients": settings.num_clients, "points_per_client": settings.points_per_client}
     linear = bias_variance.sine_problem(seed, local_steps=settings.local_steps, gap=True, **clients)

@@ -47,10 +47,10 @@ class PosteriorSettings:
 
 
 class Distance(NamedTuple):
-    """Distances of K functions from a Gaussian process with mean m and standard deviation sd, [K] each.
+    """Distances of K functions f from a Gaussian process with a given mean and standard deviation sd, [K] each.
 
     Attributes:
-        largest: Largest ``|f - m| / sd`` over the test points.
+        largest: Largest ``|f - mean| / sd`` over the test points.
         inside: Share of test points at which f is in the 95 % band.
         squared: Squared Mahalanobis distance in the main directions of the covariance.
     """
@@ -102,7 +102,7 @@ def law_of(process: Gaussian) -> Law:
 
 
 def _distance(law: Law, functions: np.ndarray) -> Distance:
-    """Computes the distances of functions [K, m] from the Gaussian process ``law``."""
+    """Computes how far functions [K, m] are from the Gaussian process ``law``, in three measures."""
     away = functions - law.mean
     z = np.abs(away[:, law.kept] / law.sd[law.kept])
     squared = np.sum((away @ law.directions) ** 2 / law.variances, axis=1)

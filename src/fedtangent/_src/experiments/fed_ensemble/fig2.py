@@ -46,7 +46,7 @@ COLOURS = {AVERAGE: METHODS[3], ENSEMBLE: METHODS[0], WITH_NOISE: METHODS[2], FL
 
 @dataclass(frozen=True)
 class GapSettings:
-    """Settings: FE-2024's fifty clients of two points, and the number of rounds, which it does not give."""
+    """Settings: FE-2024's fifty clients of two points, and the number of rounds, which the paper does not give."""
 
     num_clients: int = 50
     points_per_client: int = 2
@@ -59,7 +59,7 @@ class GapSettings:
 
 
 class Band(NamedTuple):
-    """A predicted mean at m points, with its standard deviation and the models behind it."""
+    """A predicted mean at m points, its standard deviation, and the outputs of the models from which it is computed."""
 
     mean: np.ndarray  # [m]
     sd: np.ndarray  # [m]
@@ -70,8 +70,9 @@ class GapCase(NamedTuple):
     """The bands of all methods on one seed's data, and their scores.
 
     Attributes:
-        distance: Relative distance of Fed-ensemble's models from the flow's prediction from their initial functions.
-        wrong: Their relative distance from the flow's mean, which ignores the initial functions; a control.
+        distance: Relative distance of Fed-ensemble's trained models from the outputs that the flow predicts for them
+            from their initial functions.
+        wrong: As a control, the models' relative distance from the flow's mean, which ignores initial functions.
         trouble: Why Theorem 2's process is numerically unreliable; "" if it is reliable.
     """
 
@@ -123,7 +124,10 @@ def _scores(band: Band, x: np.ndarray, truth: np.ndarray) -> dict[str, float]:
 
 
 def _summary(name: str, values: Sequence[float]) -> lab.MeanInterval:
-    """Computes the mean over seeds and its 95 % interval, of a kind that suits the score ``name``."""
+    """Computes the mean of a score over seeds and its 95 % interval.
+
+    The interval is Wilson's if ``name`` is a coverage, the geometric mean's if it is "ratio", else Student's.
+    """
     # The interval is Wilson's for a coverage, the geometric mean's for a ratio, else Student's. For Wilson's interval a
     # seed counts as one observation, because all its test points use the same models.
     array = np.asarray(values, np.float64)

@@ -199,7 +199,7 @@ def run(study: Study) -> lab.Outcome:
 
 
 def _pair_row(t: Triple, pair: int) -> lab.Row:
-    """Builds the row of one pair of models in result.json; ``pair`` is its index in PAIRS."""
+    """Builds the row of one pair of the three models in result.json; ``pair`` is 0, 1 or 2."""
     i, j = PAIRS[pair]
     return {
         "pair": f"{i + 1}-{j + 1}",

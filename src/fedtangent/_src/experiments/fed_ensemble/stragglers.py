@@ -119,7 +119,7 @@ def _times(study: Study, classes: int, entrant: Entrant) -> np.ndarray:
 
 
 def _in_time(one: Waited, budget: np.ndarray) -> np.ndarray:
-    """Computes the mean accuracy of the last three rounds (LAST) that end within a time budget, [seeds].
+    """Computes the mean accuracy of the last three rounds that end within a time budget, [seeds].
 
     ``budget`` [seeds] is in units of a client's mean time for a round.
     """
@@ -138,7 +138,10 @@ def _alike(results: Sequence[Waited]) -> dict[tuple[int, float, Entrant], list[W
 
 
 def _rows(results: Sequence[Waited]) -> list[lab.Row]:
-    """Builds the rows of result.json; "in time": within the time in which the quickest way ends all rounds."""
+    """Builds the rows of result.json: mean time of a round, and accuracy after all rounds and at equal time.
+
+    The equal time is the time in which the quickest way to close a round ends all its rounds.
+    """
     rows = []
     for group in _alike(results).values():
         budget = np.min([one.seconds.sum(axis=1) for one in group], axis=0)

@@ -106,8 +106,8 @@ class Fit(NamedTuple):
         sigma: Initial standard deviation of the weights that fits best.
         reading: Whether the published bias is taken as squared ("squared") or not ("root").
         variance_factor: Typical factor between variance in closed form and published: exp of the root mean square log.
-        bias_factor: The same factor for the bias.
-        distance: Root mean square of the logarithms of all these ratios.
+        bias_factor: Typical factor between the bias in closed form and the published one.
+        distance: Root mean square of the logarithms of all ratios, of variances and biases.
     """
 
     data_seed: int
@@ -204,7 +204,7 @@ def run(study: Study) -> lab.Outcome:
 
 
 def _deviations(budget: str, pairs: Pairs) -> lab.Row:
-    """Computes how many standard errors the simulation differs from the closed form, at most over K.
+    """Computes by how many standard errors simulated bias and variance differ from the closed form, the largest over K.
 
     The row also has the deviations from two wrong theories: variance not divided by K, and schedules left out.
     ``pairs`` has the closed form and the simulation by K; ``budget`` says how rounds are counted, "rounds" or "ages".
@@ -222,7 +222,7 @@ def _deviations(budget: str, pairs: Pairs) -> lab.Row:
 
 
 def _verdict(settings: BiasVarianceSettings, c: lab.Row, budgets: int) -> ft.types.Verdict:
-    """Judges by the deviations ``c`` whether simulation agrees with the closed form for every K.
+    """Judges by the row ``c`` of ``_deviations`` whether simulation agrees with the closed form for every K.
 
     ``budgets`` is the number of such verdicts, for the Bonferroni correction.
     """

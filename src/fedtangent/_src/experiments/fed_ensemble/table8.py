@@ -2,7 +2,7 @@
 
 Each printer is a client. FE-2024 gives neither the network nor how it is trained: here it is a multilayer perceptron,
 trained by all clients in every round, with the learning rate that is best at another speed, which tuning leaves out.
-Fig. 8 (``fig8``) draws what both methods predict at the same rates with the first seed.
+Fig. 8 (``fig8``) draws what FedAvg and Fed-ensemble predict at the same rates with the first seed.
 """
 
 from __future__ import annotations
@@ -50,9 +50,9 @@ class PrinterSettings:
 
 
 def _divide(study: Study, seed: int) -> Trial:
-    """Builds the training data with one client per user, and the validation and test sets.
+    """Builds the training data with one client per printer, and the validation and test sets.
 
-    For the tuning seed, the validation examples are left out of the training data.
+    With the tuning seed the validation examples are left out of the training data; with other seeds they remain in it.
     """
     # Of each user it is one of eleven blocks in order of the first input; for the printers a block is one speed. For
     # every seed, the validation examples are these blocks.

@@ -107,8 +107,8 @@ def image_scales(
 
     Args:
         paper: The paper's settings for MNIST.
-        smoke: Changes of the smoke scale, in addition to SMOKE.
-        default: Changes of the default scale, in addition to DIGITS and IMAGES.
+        smoke: Further changes of the smoke scale, as texts "name=value", after those of every table.
+        default: Further changes of the default scale, after those of every table.
     """
     small, medium = with_changes(paper, SMOKE, smoke), with_changes(paper, IMAGES, default)
     return {
@@ -170,7 +170,10 @@ def run_3(study: Study) -> lab.Outcome:
 
 
 def _own_predictions(scores: Sequence[Scores]) -> lab.Sheet:
-    """Builds the table of a client's own prediction, on its and another client's examples, and of the shared one."""
+    """Builds the table of accuracies of a client's own prediction, and of the prediction that all clients share.
+
+    The own prediction is tested on the client's and on another client's examples.
+    """
     rows = []
     for f in scores:
         percents = {name: 100 * float(f.values[name].mean()) for name in ("accuracy", "shared", "others")}

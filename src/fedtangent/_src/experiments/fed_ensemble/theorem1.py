@@ -50,9 +50,9 @@ class EnsembleDecay(NamedTuple):
     Attributes:
         theorem: Constants, bounds and assumptions of Theorem 1.
         networks: Norm of the residual of each of K networks after each of R rounds, [R + 1, K].
-        flow: The same of the exact flow, over A ages of K rounds, [A * K + 1, K].
+        flow: Norm of each model's residual by the exact flow, over A ages of K rounds, [A * K + 1, K].
         rate: Factor by which the flow's slowest mode shrinks in an age.
-        uplink: Bytes sent by one run, up and down.
+        uplink: Bytes that one run sent, up and down, [2].
     """
 
     width: int

@@ -41,7 +41,7 @@ class EnsembleLawSettings:
 
 
 def _settings_of(study: Study) -> list[Any]:
-    """Returns the comparison's settings on each data set of the study."""
+    """Returns the settings of the comparison with Theorem 2 of FE-2024, an entry for each data set of the study."""
     settings = study.settings
     names = BOTH.split("_and_") if study.dataset == BOTH else [study.dataset]
     return [
@@ -95,7 +95,7 @@ def _rows(result: Theorem2) -> list[lab.Row]:
 
 
 def _size(values: np.ndarray, part: str) -> float:
-    """Computes the typical size of an array's entries: of variances the mean, else the root mean square."""
+    """Computes the typical size of the entries: their mean if ``part`` is "variance", else the root mean square."""
     return float(np.mean(values)) if part == "variance" else float(np.sqrt(np.mean(values**2)))
 
 

@@ -29,7 +29,7 @@ class VariationalSettings:
 
 
 def run(study: Study) -> lab.Outcome:
-    """Fits mixtures and measures the bound of a Fed-ensemble run, for every seed; plots the first seed's."""
+    """Fits mixtures and measures the evidence lower bound of a Fed-ensemble run, for every seed; plots the first."""
     rows, judged = list[lab.Row](), list[Verdict]()
     for seed in study.each_seed():
         measured = measure(tuple(sorted({1, RUN_MODELS, *study.settings.num_models})), seed)
@@ -52,7 +52,10 @@ def run(study: Study) -> lab.Outcome:
 
 
 def _draw(study: Study, measured: Measured, papers: np.ndarray) -> None:
-    """Plots how far the bounds are below ln p(D), against the number of models and by round of the run."""
+    """Plots how far the bounds are below the evidence ln p(D), against the number of models and by round of the run.
+
+    ``papers`` is ln p(D) minus the papers' form of the bound, for each fitted mixture.
+    """
     along = measured.posterior.log_evidence - measured.bounds
     divergences = {k: one.divergence for k, one in measured.fitted.items()}
     exact, level = np.array(list(divergences.values())), np.full(len(along), divergences[RUN_MODELS])

@@ -151,7 +151,7 @@ def network(settings: AnySettings, x: Shaped[AnyArray, "n ..."], outputs: int) -
 
     Args:
         settings: Settings, which have ``model`` and ``width``: the units of the MLP, or the channels of the CNN's first
-            layer. The CNN's other layers are as wide in proportion as those of the papers' CNN, where it is 32.
+            layer. The CNN's other layers grow in proportion; a width of 32 gives the papers' CNN.
         x: Square images, flat: [n, pixels].
         outputs: Number of outputs.
     """
@@ -186,7 +186,7 @@ def _last(records: list[Record], metric: str) -> np.ndarray:
 
 
 def _conclude(study: Study, by_name: dict[str, Method], runs: GridRuns) -> lab.Outcome:
-    """Chooses each method's learning rate by each criterion, compares pairs of runs, and checks equal bytes."""
+    """Chooses each method's learning rate by each criterion, compares the two methods, and checks equal bytes."""
     chosen, edges, failed = dict[str, dict[str, Config]](), list[str](), list[str]()
     for c, name in itertools.product(CRITERIA, NAMES):
         sign = 1 if c in HIGHER_IS_BETTER else -1

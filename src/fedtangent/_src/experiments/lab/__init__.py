@@ -80,15 +80,15 @@ class MeanInterval(NamedTuple):
         return f"{self.mean:{form}} [{self.low:{form}}, {self.high:{form}}]"
 
     def above(self, level: float = 0.0) -> str:
-        """Judges whether the mean is above ``level``: SEEN, NOT_SEEN, or UNDECIDED if ``level`` is in the interval."""
+        """Returns "seen" if the whole interval is above ``level``, "not seen" if it is below, else "undecided"."""
         return SEEN if self.low > level else NOT_SEEN if self.high < level else UNDECIDED
 
     def below(self, level: float = 0.0) -> str:
-        """Judges whether the mean is below ``level``: SEEN, NOT_SEEN, or UNDECIDED if ``level`` is in the interval."""
+        """Returns "seen" if the whole interval is below ``level``, "not seen" if it is above, else "undecided"."""
         return SEEN if self.high < level else NOT_SEEN if self.low > level else UNDECIDED
 
     def claim_above(self, claim: str, measured: str = "{:+.4f}", level: float = 0.0) -> Claim:
-        """Judges the claim that the mean is above a level: SEEN, NOT_SEEN or UNDECIDED, by the 95 % interval.
+        """Judges the claim that the mean is above a level: "seen", "not seen" or "undecided", by the 95 % interval.
 
         Args:
             claim: The claim, as a sentence.
@@ -98,10 +98,12 @@ class MeanInterval(NamedTuple):
         return Claim(claim, measured.format(self), self.above(level))
 
     def claim_below(self, claim: str, measured: str = "{:+.4f}", level: float = 0.0) -> Claim:
-        """Judges the claim that the mean is below a level: SEEN, NOT_SEEN or UNDECIDED, by the 95 % interval.
+        """Judges the claim that the mean is below a level: "seen", "not seen" or "undecided", by the 95 % interval.
 
         Args:
-            claim, measured, level: As in ``claim_above``.
+            claim: The claim, as a sentence.
+            measured: Format string for this interval, such as ``"by {:+.4f}"``.
+            level: The level.
         """
         return Claim(claim, measured.format(self), self.below(level))
 
@@ -178,7 +180,7 @@ def log_slopes(items: Iterable[Item], x: str, y: Callable[[Item], float], *keys:
 def metric_rows(
     run: str, seed: int, rounds: int | Iterable[int] | np.ndarray, values: Mapping[str, ArrayLike], split: str = "train"
 ) -> list[Metric]:
-    """Builds the rows of metrics.csv for one run; their numbers of bytes are 0.
+    """Builds the rows of metrics.csv for one run, with 0 in the columns of bytes.
 
     Args:
         run: Name of the run.

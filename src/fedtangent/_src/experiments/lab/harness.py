@@ -120,7 +120,10 @@ def finite_accuracy(members: Array, labels: Array) -> Array:
 
 
 def _accuracies(algorithm: Algorithm, state: PyTree, splits: EvaluationSets) -> dict[str, Array]:
-    """Computes an algorithm's ``finite_accuracy`` on each of ``splits``; keys are such as ``"test.accuracy"``."""
+    """Computes the accuracy of an algorithm's ensemble on each split of the data; 0 if an output is not finite.
+
+    Keys of the result are such as ``"test.accuracy"``.
+    """
     return {
         f"{name}.accuracy": finite_accuracy(algorithm.predict(state, x).members, labels)
         for name, (x, labels) in splits.items()
@@ -128,9 +131,10 @@ def _accuracies(algorithm: Algorithm, state: PyTree, splits: EvaluationSets) -> 
 
 
 def all_scores(algorithm: Algorithm, state: PyTree, splits: EvaluationSets) -> dict[str, Array]:
-    """Computes the metrics of SCORES and the mean accuracy of single models on every split of the data.
+    """Computes accuracy, NLL, calibration error and Brier score of an ensemble on every split of the data.
 
-    It also returns the bins of the reliability diagram on test data. Keys are such as ``"test.nll"``.
+    It adds the mean accuracy of single models on every split, and the bins of the reliability diagram on test data.
+    Keys of the result are such as ``"test.nll"``.
 
     Args:
         algorithm: The algorithm.
@@ -157,7 +161,8 @@ class Bench:
     Attributes:
         depends_on: Settings that a run depends on besides its data and configuration.
         measure: Function that computes the metrics of a state.
-        largest_client: Size of the largest client of any seed; 0 to take each seed's own, rounded up.
+        largest_client: Number of examples of the largest client over all seeds. With 0 each seed takes its largest
+            client's number, rounded up to a multiple of 8.
         judged_by: Metric by which rates are chosen, larger is better.
         called: Text added to a run's name in the metrics.
     """
@@ -183,7 +188,7 @@ class Bench:
 
 
 def decisive(settings: AnySettings, names: str) -> dict[str, object]:
-    """Returns some settings as a dictionary, for ``Bench.depends_on``: a run is computed again if one of them changes.
+    """Returns the named settings as a dictionary, for ``Bench.depends_on``: if one changes, a run is computed again.
 
     Args:
         settings: Settings of the experiment.
@@ -266,7 +271,7 @@ def read_finished(study: Study, name: str) -> dict[str, np.ndarray] | None:
     """Reads the arrays of a finished run from its file; None without a file. A damaged file is reported and ignored.
 
     Args:
-        study: The study; the file is in the folder ``runs`` next to its figures, and has this version in its name.
+        study: The study; the file is in the folder ``runs`` next to its figures. Its name has the package's version.
         name: Name of the run, with a hash of all that it depends on.
     """
     path = _run_file(study, name)
@@ -341,7 +346,7 @@ def choose(method: Method, scores: dict[Config, float]) -> Tuned:
 
 
 def build_all(methods: Mapping[str, Method]) -> None:
-    """Builds every method's algorithm at each rate, so that a recipe's ``ValueError`` is raised before any training."""
+    """Builds every method's algorithm at each rate, so that wrong settings raise ``ValueError`` before any training."""
     for method in methods.values():
         for rate in method.rates:
             method.build(method.steps[0], rate)
@@ -373,10 +378,10 @@ def tune(bench: Bench, name: str, seed: int, num_rounds: int) -> Tuned:
 
 
 def plan(bench: Bench, tunings: int = 1, repetitions: int = 1, rounds: Mapping[str, int] = {}) -> None:
-    """Adds up the rounds that a comparison will take, for the study's estimate of the time left.
+    """Adds the rounds that a comparison will take to the total from which the study estimates the time left.
 
     Args:
-        bench: One of the benches; settings name its seeds and rounds.
+        bench: The comparison, or one of several that have the same methods, seeds and rounds.
         tunings: Number of benches for which ``tune_all`` will be called.
         repetitions: Number of benches for which ``repeat_all`` will be called.
         rounds: Rounds of a final run by method, where they are not ``num_rounds`` of the settings.
@@ -389,7 +394,7 @@ def plan(bench: Bench, tunings: int = 1, repetitions: int = 1, rounds: Mapping[s
 
 
 def tune_all(bench: Bench) -> dict[str, Tuned]:
-    """Tunes every method with ``tune``, on the seed and rounds of the settings; returns the choices by method name."""
+    """Tunes every method with the tuning seed and rounds of the settings; returns the choices by method name."""
     settings = bench.study.settings
     return {
         name: tune(bench, name, settings.tuning_seed, settings.tuning_rounds)

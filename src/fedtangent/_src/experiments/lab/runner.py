@@ -35,7 +35,7 @@ Settings = TypeVar("Settings")
 
 
 def by_scale(smoke: Settings, default: Settings | None = None, paper: Settings | None = None) -> dict[str, Settings]:
-    """Returns a dictionary from each of ``SCALES`` to settings; a missing scale takes those of the scale before.
+    """Returns a dictionary from "smoke", "default" and "paper" to settings; a missing scale takes the one before.
 
     Args:
         smoke: Settings for a minute or a few on two cores.
@@ -140,7 +140,7 @@ NOWHERE = Figures(Path())
 
 
 def _ignore(_: object) -> None:
-    """Does nothing with its argument: the default of the callbacks below."""
+    """Does nothing with its argument: the default where a function is called with progress, metrics or a study."""
 
 
 @dataclass(frozen=True)

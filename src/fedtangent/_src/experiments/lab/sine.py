@@ -216,7 +216,7 @@ def decomposed(
 def allowed(runs: int, comparisons: int) -> float:
     """Computes the largest deviation, in standard errors, that chance allows for any of several comparisons.
 
-    A larger one has probability ``LEVEL`` at most (Student's t, Bonferroni).
+    By chance alone, one of them is larger with probability 1e-4 at most (Student's t, Bonferroni).
 
     Args:
         runs: Number of runs behind a standard error.
@@ -229,7 +229,7 @@ def apart(simulated: Estimate, exact: Estimate) -> float:
     """Computes the simulated estimate minus the closed form, in units of the simulation's standard error.
 
     Args:
-        simulated: Estimate from networks.
-        exact: Estimate in closed form.
+        simulated: Estimate from simulated runs, with its standard error.
+        exact: Value in closed form.
     """
     return (simulated.value - exact.value) / simulated.standard_error

@@ -69,7 +69,7 @@ def draw(loaded: data.Dataset, seed: int, num_train: int, num_validation: int, n
         num_test: Number of test examples; 0 for all.
 
     Raises:
-        ValueError: The data set has fewer examples.
+        ValueError: The data set has fewer examples than requested.
     """
     rng = np.random.default_rng(seed)
     order, others = rng.permutation(len(loaded.x_train)), rng.permutation(len(loaded.x_test))
@@ -140,7 +140,8 @@ def owners(clients: Partition) -> np.ndarray:
 def of_users(loaded: data.Dataset, examples: Examples) -> Partition | dict[str, Partition]:
     """Builds the partition with one client for each user of the data set, numbered by ``first_users``.
 
-    Returns one partition for each of PARTS if test examples have users too, else only that of the training examples.
+    If test examples have users too, returns a partition for each of "train", "validation" and "test", else only the
+    partition of the training examples.
 
     Args:
         loaded: The data set.
@@ -157,7 +158,7 @@ def of_users(loaded: data.Dataset, examples: Examples) -> Partition | dict[str, 
 def distorted_by(examples: Examples, num_clients: int, seed: int) -> tuple[Examples, dict[str, Partition]]:
     """Deals examples to clients at random, and distorts the images of each client in its own way.
 
-    Returns the distorted examples, and for each of PARTS the partition among clients.
+    Returns the distorted examples, and their partitions among clients by "train", "validation" and "test".
 
     Args:
         examples: Examples of every part, images in [0, 1].
@@ -187,12 +188,12 @@ def _distorted(x: np.ndarray, owner: np.ndarray, num_clients: int, seed: int) ->
 
 
 def dealt(labels: np.ndarray, num_clients: int, classes: int, seed: int) -> Partition:
-    """Divides examples among clients, each with ``classes`` classes, or at random if ``classes`` is ``IID``.
+    """Divides examples among clients, each with ``classes`` classes, or at random if ``classes`` is 0.
 
     Args:
         labels: Label of each example, [n].
         num_clients: Number N of clients.
-        classes: Number of classes of a client, or ``IID``.
+        classes: Number of classes of a client; 0 (the constant IID) for a random division.
         seed: Seed of the division.
 
     Raises:

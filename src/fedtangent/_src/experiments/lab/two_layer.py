@@ -105,7 +105,10 @@ def verdicts(theorem: str, rows: list[Row], *keys: str, worst: str = "worst") ->
 
 
 def remarks(c: NtkConstants) -> tuple[str, ...]:
-    """Returns remarks for the result: the kernel's eigenvalues behind the rates, and what a broken bound means."""
+    """Returns remarks for the result, from the constants ``c`` of a theorem of NTK-FL.
+
+    They give the kernel's eigenvalues behind the rates, and say what a broken bound means.
+    """
     return (
         f"lambda {c.lambda_min:.3g}, lambda_max {c.lambda_max:.3g} of the limiting kernel (13); steps are fractions of "
         f"2 N / lambda_max; the proof of Theorem 1 asks for at most {c.lambda_min / 2 / c.num_examples:.2g}",

@@ -191,7 +191,8 @@ def _methods(settings: BaselineSettings, trial: Trial) -> dict[str, Method]:
 def _training(settings: BaselineSettings, name: str, trial: Trial, schedule: Schedule) -> Method:
     """Builds a method whose clients train locally, or centralised training.
 
-    Its hyper-parameters are the learning rate and the number of steps in a round; ``name`` is a key of LABELS.
+    Its hyper-parameters are the learning rate and the number of steps in a round. ``name`` is the method's name in the
+    settings, such as "fed_avg".
     """
     model, is_central = _network(settings, trial), name == "centralised"
     data = trial.data if settings.loss == "cross_entropy" else trials.one_hot(trial)
@@ -291,7 +292,9 @@ class Report(NamedTuple):
 def outcome(
     study: Study, paper: str, tuned: Mapping[str, Tuned], report: Report, runs: Mapping[str, Runs]
 ) -> lab.Outcome:
-    """Builds the outcome of a comparison; adds the tuned hyper-parameters, our own choices and the failed runs.
+    """Builds the outcome of a comparison.
+
+    It adds the tuned hyper-parameters, remarks on choices that the paper leaves open, and the runs that failed.
 
     Args:
         study: The study.

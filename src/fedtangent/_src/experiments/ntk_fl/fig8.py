@@ -166,7 +166,8 @@ def _read_everything(
 def _read(images: AttackedImages, x: Array, originals: np.ndarray | None = None, finite: bool = True) -> Reconstruction:
     """Computes the SSIM of reconstructed images ``x`` [m, ...]; pixels that are not finite count as 0.
 
-    It compares with ``originals``, or else with ``images``. ``finite`` is stored in the result as it is.
+    It compares with ``originals``, or else with ``images``. ``finite`` says whether the attack met only finite values,
+    and is stored in the result.
     """
     targets = images.x if originals is None else originals
     clipped = np.clip(np.nan_to_num(np.asarray(x, np.float64), nan=0.0), 0, 1).reshape(targets.shape)
@@ -201,7 +202,10 @@ def _deep(settings: LeakageSettings, model: Model, key: Key, images: AttackedIma
 
 
 def _dense(model: Model, key: Key, images: AttackedImages, sparsity: float) -> Read:
-    """Attacks the perceptron in closed form: unprotected, with rows shuffled, and with weights shuffled."""
+    """Attacks the perceptron in closed form, from its Jacobians as they are and under CP-NTK-FL's two permutations.
+
+    One permutation shuffles the examples. The other shuffles the weights, also with a colluding client who reveals it.
+    """
     params = model.init(key)
     everyone = np.concatenate([images.x, images.known])
     observed = attacks.sparsify(attacks.jacobians(model, params, _inputs(model, everyone)), sparsity)
@@ -224,7 +228,7 @@ def _dense(model: Model, key: Key, images: AttackedImages, sparsity: float) -> R
 
 
 def _projected(settings: LeakageSettings, model: Model, key: Key, images: AttackedImages, sparsity: float) -> Read:
-    """Attacks projected images in closed form: the attacker projects back with a wrong matrix, or the clients' own."""
+    """Attacks projected images in closed form; projects back with a wrong matrix, and with the clients' own matrix."""
     params, x = model.init(key), jnp.asarray(images.x)
     pixels, size = x[0].size, _projected_size(settings, images)
     secret, other = (

@@ -2,10 +2,10 @@
 
 It measures the l1 distance of the two weights by update step, from the same start, on the pooled examples of one
 cohort. There are three networks: the paper's multilayer perceptron of 100 hidden units, once with the paper's kernel
-(averaged over outputs) and once with the exact linearisation; and the two-layer ReLU network of eq. (12) of NTK-FL, the
-subject of Lemma 2. The distance is compared with Lemma 2's bound, with its eq. (25d) for the activities that did change
-(instead of Lemma 1), and with ``2 sum gamma``, which the paper draws. The control is (25d) for a factor 1/n in eq.
-(12), instead of its root.
+(averaged over outputs) and once with the exact linearisation; and the two-layer ReLU network of eq. (12) of NTK-FL. For
+the last, Lemma 2 of NTK-FL bounds the distance. Eq. (25d) of the lemma's proof bounds it by the number of hidden units
+whose activity did change, for which the lemma inserts the estimate of Lemma 1. The distance is compared with both, and
+with ``2 sum gamma``, which the paper draws. The control is (25d) for a factor 1/n in eq. (12), instead of its root.
 """
 
 from __future__ import annotations
@@ -59,9 +59,10 @@ class WeightGap(NamedTuple):
     Attributes:
         paths: Distances and residuals of both kinds of training.
         figure: The bound that the paper's figure shows, twice the sum of the largest residuals gamma.
-        lemma: Bound of Lemma 2 with the measured constant R; None for the perceptron, as are the next two.
-        counted: Bound of eq. (25d) with the number of hidden units whose activity did change.
-        left_out: The part of the distance that Lemma 2 leaves out.
+        lemma: Bound of Lemma 2 of NTK-FL, with the measured largest distance that a hidden unit's weights moved. None
+            for the perceptron, as are the next two.
+        counted: Bound of eq. (25d) of NTK-FL with the number of hidden units whose activity did change.
+        left_out: Bound of the part of the distance that the proof of Lemma 2 leaves out.
     """
 
     seed: int

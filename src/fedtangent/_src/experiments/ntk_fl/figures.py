@@ -63,7 +63,10 @@ SCALES_TABLE1 = {
 
 
 def check_table1(study: Study) -> None:
-    """Raises ``ValueError`` unless FedAvg and a method of NTK-FL are there, all can be built, and rounds are enough."""
+    """Raises ``ValueError`` unless FedAvg and a method of NTK-FL are among the methods and all settings are valid.
+
+    ``reference_rounds`` must be at least ``num_rounds``.
+    """
     methods = set(study.settings.methods)
     if "fed_avg" not in methods or not methods & EVOLVED.keys():
         names = ", ".join(study.settings.methods)
@@ -101,7 +104,7 @@ def run_table1(study: Study) -> lab.Outcome:
 
 
 def _judge_table1(settings: TargetSettings, reached: dict[str, Reached]) -> list[lab.Claim]:
-    """Judges whether CP-NTK-FL needs fewer rounds than each other method, by differences paired by seed."""
+    """Judges whether NTK-FL or CP-NTK-FL needs fewer rounds than each other method, by differences paired by seed."""
     evolved = [name for name in EVOLVED if name in reached]
     return [_claim(settings, reached, method, name) for method in evolved for name in reached if name not in EVOLVED]
 
