@@ -94,7 +94,7 @@ def _classified(settings: ExponentialSettings, problem: Problem, *, simulate: bo
     Args:
         settings: Settings.
         problem: The problem.
-        simulate: Whether the engine trains Local-GD and Modified Local-GD; else both are computed in the dual variables.
+        simulate: Whether the engine trains Local-GD and Modified Local-GD; else descent in the dual variables does.
 
     Raises:
         ValueError: No model fits all labels, or the centralised model diverges.
@@ -120,7 +120,7 @@ def tried(settings: ExponentialSettings, problem: Problem, *, simulate: bool) ->
     Args:
         settings: Settings.
         problem: The problem, whose labels some linear model fits.
-        simulate: Whether the engine trains Local-GD and Modified Local-GD; else both are computed in the dual variables.
+        simulate: Whether the engine trains Local-GD and Modified Local-GD; else descent in the dual variables does.
     """
     try:
         one = _classified(settings, problem, simulate=simulate)

@@ -85,8 +85,8 @@ class Layers(NamedTuple):
 def check(study: Study) -> None:
     """Raises ``ValueError`` for wrong settings; tries the features of one image.
 
-    Wrong are weights of ResNet-50 for images without colours, numbers of features that cannot be computed, and numbers of
-    nodes among which the images cannot be divided.
+    Wrong are weights of ResNet-50 for images without colours, numbers of features that cannot be computed, and numbers
+    of nodes among which the images cannot be divided.
     """
     settings, loaded = study.settings, _images(study, study.seeds[0])
     if settings.weights and study.dataset not in COLOURED:

@@ -82,7 +82,7 @@ class Ended(NamedTuple):
 
 
 def check(study: Study) -> None:
-    """Raises ``ValueError`` if dimensions are not more than examples, or gradient descent diverges on the regression."""
+    """Raises ``ValueError`` unless dimensions are more than examples and descent on the regression is stable."""
     settings = study.settings
     examples, rate = settings.num_nodes * settings.held, settings.rate
     if settings.dimension <= examples:
@@ -230,7 +230,8 @@ def _claims(results: list[Ended]) -> tuple[lab.Claim, ...]:
 def _apart(results: list[Ended], task: str) -> lab.MeanInterval:
     """Computes the distance between the last models of momentum and of gradient descent, mean over seeds.
 
-    For the regression it is relative to a model's norm, for the classification it is a distance of directions.
+    For the regression it is divided by the norm of gradient descent's model; for the classification it is a distance of
+    directions.
     """
     momentum, descent = (
         np.stack([f.model for f in results if (f.task, f.optimiser) == (task, name)])

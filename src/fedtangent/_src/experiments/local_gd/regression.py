@@ -329,7 +329,10 @@ def _draw(study: Study, part: str, mean_rows: list[lab.Row]) -> None:
 
 
 def _peak(rows: list[lab.Row], key: str, at: int) -> list[float]:
-    """Computes for each seed log10 of the entry ``key`` at dimension ``at`` over its largest value at another dimension."""
+    """Computes for each seed how far the rows' entry ``key`` peaks at dimension ``at``.
+
+    It is log10 of the entry there over the largest entry at any other dimension.
+    """
     peaks = []
     for group in lab.grouped(rows, "seed").values():
         value = next(r[key] for r in group if r["dimension"] == at)

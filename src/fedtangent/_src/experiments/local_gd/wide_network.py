@@ -275,7 +275,7 @@ def _verdicts(results: list[Trained], rates: dict[str, lab.MeanInterval]) -> tup
 
 
 def _draw(study: Study, results: list[Trained]) -> None:
-    """Plots the networks' distances from theory at infinite width and of their kernels against width, each seed a point.
+    """Plots distances of trained networks from theory against width, each seed a point.
 
     Distances from the exact closed form of the last layer are left out, as they are only rounding.
     """
