@@ -113,7 +113,7 @@ class Curve(NamedTuple):
         excess: Loss of the network above ``floor``, [R + 1].
         flow: Loss above ``floor`` of a network of infinite width from the same initial function, [R + 1].
         limit: Value to which ``flow`` tends.
-        contraction: Largest factor that one round leaves of the infinitely wide model's distance from its limit.
+        contraction: Largest share of the infinitely wide model's distance from its limit that one round leaves.
         constants: Constants of DeepLin's theorem for this run.
         variation: Total variation between a client's labels and the labels of all examples.
     """
@@ -141,7 +141,7 @@ class Curve(NamedTuple):
 
     @property
     def error(self) -> float:
-        """Distance of the loss curve from infinite width: the largest ``|ln excess - ln flow|`` of any round."""
+        """Largest ``|ln excess - ln flow|`` of any round: how far the loss is from the loss at infinite width."""
         return apart(self.excess, self.flow)
 
 
@@ -238,7 +238,12 @@ def _product(model: Model, size: int, params: PyTree) -> jax.Array:
 
 
 class Trained(NamedTuple):
-    """A trained deep linear network: its initial layers, and its product after every round."""
+    """A trained deep linear network.
+
+    Attributes:
+        initial: Initial weight matrices of the layers, [outputs, inputs] each.
+        models: The network as one matrix (the product of its layers) after every round, [R + 1, r, C].
+    """
 
     initial: list[np.ndarray]  # W^1 .. W^L, [fan_out, fan_in] each
     models: np.ndarray  # [R + 1, r, C], the network as one matrix
@@ -401,7 +406,9 @@ More = Callable[[Sequence[Curve]], tuple[lab.Sheet, ...]]
 
 
 def outcome(study: Study, title: str, judge: Judge, more: More = lambda _: ()) -> lab.Outcome:
-    """Runs one of DeepLin's figures: trains all runs and builds table, figures, claims and the verdict on the flow.
+    """Runs one of DeepLin's figures: trains all runs and builds table, figures, claims and a verdict.
+
+    The verdict says whether loss curves are near theory at infinite width (``_verdict``).
 
     Args:
         study: Settings, seeds and output folder of the experiment.

@@ -104,7 +104,7 @@ class Cell(NamedTuple):
         doubled: Loss of the network with 2 N clients and 2 K steps.
         own_doubled: Loss that the flow for P(0) predicts with 2 N clients and 2 K steps.
         rho: Factor of the loss in a round, by bound (18) of DeepLin.
-        wrong: Wrong such factor as control, without the division by N.
+        wrong: The same factor without the division by N: wrong, as a control.
         need: Width that DeepLin's theorem asks for.
         moved: Relative change of the kernel from the first to the last round.
         apart: Relative distance of P(0) from the kernel of infinite width.
@@ -250,7 +250,8 @@ def _relative(residuals: np.ndarray) -> np.ndarray:
 def _transcribed(settings: RegimeSettings, seed: int) -> Verdict:
     """Judges whether weights that start as s N(0, 1) train as the equivalent run of DeepLin's own network.
 
-    Eqs. (6) to (8) of DeepLin, computed directly, must give the same model as the engine's run.
+    The equivalent run starts as N(0, 1), with other targets and another rate. Eqs. (6) to (8) of DeepLin, which are its
+    training steps, are computed directly for the first network, and must give the same model as the engine's run.
     """
     scale, depth, count = settings.scales[0], settings.depth, 2
     size = settings.size(depth, settings.middle, rounds=count)

@@ -243,9 +243,10 @@ def run(study: Study) -> lab.Outcome:
 
 
 def row(settings: ExponentialSettings, one: Classified) -> lab.Row:
-    """Builds a row of one problem: distances of models to the centralised one and the support vector machine.
+    """Builds a row of one problem: distances in direction of Local-GD's and Modified Local-GD's models.
 
-    The models are those of Local-GD and of Modified Local-GD at the start, in the middle and at the end of training.
+    Distances to the centralised model are at the start, in the middle and at the end of training. Distances to the support
+    vector machine are at the end.
 
     Args:
         settings: Settings.

@@ -82,7 +82,7 @@ class Ended(NamedTuple):
 
 
 def check(study: Study) -> None:
-    """Raises ``ValueError`` unless dimensions are more than examples and descent on the regression is stable."""
+    """Raises ``ValueError`` unless dimensions outnumber examples and gradient descent on the regression is stable."""
     settings = study.settings
     examples, rate = settings.num_nodes * settings.held, settings.rate
     if settings.dimension <= examples:
