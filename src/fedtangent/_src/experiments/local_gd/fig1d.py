@@ -245,8 +245,8 @@ def run(study: Study) -> lab.Outcome:
 def row(settings: ExponentialSettings, one: Classified) -> lab.Row:
     """Builds a row of one problem: distances in direction of Local-GD's and Modified Local-GD's models.
 
-    Distances to the centralised model are at the start, in the middle and at the end of training. Distances to the support
-    vector machine are at the end.
+    Distances to the centralised model are at the start, in the middle and at the end of training. Distances to the
+    support vector machine are at the end.
 
     Args:
         settings: Settings.
