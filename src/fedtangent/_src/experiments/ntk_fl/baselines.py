@@ -176,10 +176,7 @@ def _network(settings: BaselineSettings, trial: Trial) -> Model:
 
 
 def _methods(settings: BaselineSettings, trial: Trial) -> dict[str, Method]:
-    """Builds the methods that the settings name, on one seed's data, with equal schedule and initial network.
-
-    Returns them by name, as in ``settings.methods``.
-    """
+    """Builds the methods that the settings name, on one seed's data, with equal schedule and initial network."""
     # The ``cp_`` methods take inputs projected to ``settings.projected`` numbers, with a network of that input size.
     schedule = ft.schedules.uniform_sampling(settings.num_clients, settings.clients_per_round)
     is_projected = settings.projected and any(name in PAIRED for name in settings.methods)
@@ -194,8 +191,7 @@ def _methods(settings: BaselineSettings, trial: Trial) -> dict[str, Method]:
 def _training(settings: BaselineSettings, name: str, trial: Trial, schedule: Schedule) -> Method:
     """Builds a method whose clients train locally, or centralised training.
 
-    Its hyper-parameters are the learning rate and the number of steps in a round; ``name`` is the method's name in the
-    settings, such as "fed_avg".
+    Its hyper-parameters are the learning rate and the number of steps in a round; ``name`` is a key of LABELS.
     """
     model, is_central = _network(settings, trial), name == "centralised"
     data = trial.data if settings.loss == "cross_entropy" else trials.one_hot(trial)
@@ -246,10 +242,7 @@ def _single(rate: float | Array) -> float | Array:
 
 
 def check(study: Study, **changes: object) -> None:
-    """Raises ``ValueError`` for wrong settings; builds every method on the first seed's data.
-
-    ``changes`` replace settings by name before the check.
-    """
+    """Raises ``ValueError`` for wrong settings: builds every method on the first seed's data, with ``changes``."""
     settings = dataclasses.replace(study.settings, **changes)
     cohort, clients = settings.clients_per_round, settings.num_clients
     if cohort > clients:
@@ -264,10 +257,7 @@ def check(study: Study, **changes: object) -> None:
 
 
 def bench_of(study: Study, **changes: object) -> Bench:
-    """Builds the ``Bench`` of the study: data, methods and metrics, with which runs are made.
-
-    ``changes`` replace settings by name.
-    """
+    """Builds the ``Bench``, which runs all methods of the study; ``changes`` replace settings by name."""
     settings = dataclasses.replace(study.settings, **changes)
     of_seed = partial(_divide, study.dataset, study.data_dir, settings=settings)
     return Bench(study, of_seed, partial(_methods, settings), harness.decisive(settings, DECISIVE))
@@ -358,9 +348,9 @@ def _against(runs: Runs, method: str, settings: BaselineSettings) -> tuple[lab.S
 
 
 class Reached(NamedTuple):
-    """Rounds, and bytes sent by clients, until each run of a method first reaches a test accuracy.
+    """Rounds, and bytes sent by clients, until each run of a method first reaches a level of accuracy.
 
-    Both have an entry for each seed, which is None if the run never reaches the accuracy.
+    Both have an entry for each seed, which is None if the run never reaches the level.
     """
 
     rounds: list[int | None]
@@ -368,20 +358,17 @@ class Reached(NamedTuple):
 
     @property
     def mean_rounds(self) -> float:
-        """Mean number of rounds over seeds to the test accuracy; infinite if a seed never reaches it."""
+        """Mean number of rounds over seeds; infinite if a seed never reaches the level."""
         return float(np.mean([np.inf if r is None else r for r in self.rounds]))
 
     @property
     def mean_mib(self) -> float:
-        """Mean uplink in MiB over seeds until the test accuracy is reached; infinite if a seed never reaches it."""
+        """Mean uplink in MiB over seeds; infinite if a seed never reaches the level."""
         return float(np.mean([np.inf if u is None else u for u in self.uplink])) / MIB
 
 
 def _reached(records: Sequence[Record], levels: Sequence[float]) -> Reached:
-    """Finds the first round after which each run's test accuracy is at least its level, and the bytes until then.
-
-    ``levels`` has a test accuracy for each run.
-    """
+    """Finds the first round after which each run's test accuracy is at least its level, and the bytes until then."""
     above = [np.flatnonzero(r.test[1:] >= level) for r, level in zip(records, levels, strict=True)]
     rounds = [int(at[0]) + 1 if at.size else None for at in above]
     return Reached(rounds, [None if at is None else int(r.sent[at, 0]) for r, at in zip(records, rounds, strict=True)])

@@ -94,13 +94,7 @@ class AttackedImages(NamedTuple):
 
 
 class Reconstruction(NamedTuple):
-    """The images that one attack reconstructs at one sparsity, and their similarity to the originals.
-
-    Attributes:
-        ssim: SSIM (structural similarity) of each image to its original, [m].
-        x: Reconstructed images, clipped to [0, 1], [m, H, W].
-        finite: Whether the attack found a finite mismatch for every image; True for attacks in closed form.
-    """
+    """The images that one attack reconstructs at one sparsity, and their similarity to the originals."""
 
     ssim: np.ndarray  # [m]
     x: np.ndarray  # [m, H, W] clipped to [0, 1]
@@ -153,10 +147,7 @@ def _projected_size(settings: LeakageSettings, images: AttackedImages) -> int:
 def _read_everything(
     study: Study, built: tuple[Model, Model, Model], images: AttackedImages, sparsities: tuple[float, ...]
 ) -> ByAttack:
-    """Attacks the networks' first messages by every attack at every sparsity, on the images of one seed.
-
-    ``built`` are the three networks of ``_networks``. Returns the reconstructions by attack and sparsity.
-    """
+    """Attacks the networks' first messages by every attack at every sparsity; ``built`` are the three networks."""
     settings = study.settings
     by_attack = ByAttack()
     keys = [jax.random.fold_in(jax.random.key(images.seed), i) for i in range(3)]
@@ -210,11 +201,7 @@ def _deep(settings: LeakageSettings, model: Model, key: Key, images: AttackedIma
 
 
 def _dense(model: Model, key: Key, images: AttackedImages, sparsity: float) -> Read:
-    """Attacks the perceptron in closed form, and returns the reconstructions by attack.
-
-    Messages are unprotected, or have rows shuffled, or weights shuffled, also with a colluding client that reveals the
-    order of the weights.
-    """
+    """Attacks the perceptron in closed form: unprotected, with rows shuffled, and with weights shuffled."""
     params = model.init(key)
     everyone = np.concatenate([images.x, images.known])
     observed = attacks.sparsify(attacks.jacobians(model, params, _inputs(model, everyone)), sparsity)
@@ -237,10 +224,7 @@ def _dense(model: Model, key: Key, images: AttackedImages, sparsity: float) -> R
 
 
 def _projected(settings: LeakageSettings, model: Model, key: Key, images: AttackedImages, sparsity: float) -> Read:
-    """Attacks projected images in closed form, and returns the reconstructions by attack.
-
-    The attacker projects back with a wrong matrix, or with the clients' secret one.
-    """
+    """Attacks projected images in closed form: the attacker projects back with a wrong matrix, or the clients' own."""
     params, x = model.init(key), jnp.asarray(images.x)
     pixels, size = x[0].size, _projected_size(settings, images)
     secret, other = (

@@ -3,10 +3,9 @@
 It measures the l1 distance of the two weights by update step, from the same start, on the pooled examples of one
 cohort. There are three networks: the paper's multilayer perceptron of 100 hidden units, once with the paper's kernel
 (averaged over outputs) and once with the exact linearisation; and the two-layer ReLU network of eq. (12) of NTK-FL, the
-subject of Lemma 2. The distance is compared with Lemma 2's bound; with its eq. (25d), which has the hidden units whose
-ReLU did switch in place of Lemma 1's bound of their number; and with ``2 sum gamma``, which the paper draws (gamma is
-the largest residual of an example after a step). The control is (25d) for a factor 1/n in eq. (12) instead of
-``n^{-1/2}``, n units.
+subject of Lemma 2. The distance is compared with Lemma 2's bound, with its eq. (25d) for the activities that did change
+(instead of Lemma 1), and with ``2 sum gamma``, which the paper draws. The control is (25d) for a factor 1/n in eq.
+(12), instead of its root.
 """
 
 from __future__ import annotations
@@ -58,12 +57,11 @@ class WeightGap(NamedTuple):
     """Distances of NTK-FL's weights from gradient descent's, and bounds, by step [T + 1], for one network and seed.
 
     Attributes:
-        paths: Distances and residuals of training by gradient descent and by NTK-FL.
-        figure: The bound that the paper's figure shows, twice the sum over steps of the largest residual gamma.
-        lemma: Bound of Lemma 2 of NTK-FL, with the largest distance R that a hidden unit moved; None for the
-            perceptron, as are the next two.
-        counted: Bound of eq. (25d) with the number of hidden units whose ReLU did switch.
-        left_out: Bound of the part of the distance that Lemma 2 leaves out.
+        paths: Distances and residuals of both kinds of training.
+        figure: The bound that the paper's figure shows, twice the sum of the largest residuals gamma.
+        lemma: Bound of Lemma 2 with the measured constant R; None for the perceptron, as are the next two.
+        counted: Bound of eq. (25d) with the number of hidden units whose activity did change.
+        left_out: The part of the distance that Lemma 2 leaves out.
     """
 
     seed: int

@@ -101,7 +101,7 @@ def run_table1(study: Study) -> lab.Outcome:
 
 
 def _judge_table1(settings: TargetSettings, reached: dict[str, Reached]) -> list[lab.Claim]:
-    """Judges whether each method of NTK-FL needs fewer rounds than each other one, by differences paired by seed."""
+    """Judges whether CP-NTK-FL needs fewer rounds than each other method, by differences paired by seed."""
     evolved = [name for name in EVOLVED if name in reached]
     return [_claim(settings, reached, method, name) for method in evolved for name in reached if name not in EVOLVED]
 
@@ -229,11 +229,7 @@ SCALES_FIG5 = {
 
 
 def check_fig5(study: Study) -> None:
-    """Raises ``ValueError`` for wrong settings of NTK-FL's fig. 5.
-
-    The partition must be "dirichlet" and the methods must include NTK-FL. It must be possible to build every method at
-    the smallest and the largest alpha.
-    """
+    """Raises ``ValueError`` unless every method can be built at the smallest and the largest alpha."""
     settings = study.settings
     if settings.partition != "dirichlet":
         raise ValueError(f"partition: got {settings.partition!r}, must be dirichlet, whose alpha this is about")
@@ -277,10 +273,7 @@ def run_fig5(study: Study) -> lab.Outcome:
 
 
 def _judge_fig5(settings: AlphaSettings, gains: dict[str, np.ndarray]) -> list[lab.Claim]:
-    """Judges whether each method gains more accuracy than NTK-FL from the smallest to the largest alpha.
-
-    ``gains`` has each method's gain, the accuracy at the largest alpha minus the accuracy at the smallest, [seeds].
-    """
+    """Judges whether each method's accuracy gains more from the smallest to the largest alpha than NTK-FL's."""
     more = {name: lab.interval(gains[name] - gains["ntk_fl"]) for name in settings.methods if name != "ntk_fl"}
     claim = f"gains more from alpha {settings.alphas[0]:g} to {settings.alphas[-1]:g} than NTK-FL"
     return [gain.claim_above(f"{LABELS[name]} {claim}", "by {:+.4f}") for name, gain in more.items()]
@@ -304,10 +297,7 @@ PUBLISHED_DIMENSIONS = (100, 200, 300, 400, 500, 600)
 
 @dataclass(frozen=True)
 class BetaSettings(BaselineSettings):
-    """Settings of NTK-FL's fig. 6: all shares beta of a client's examples, and all projected dimensions.
-
-    The learning rate is tuned only once, at ``beta`` and ``projected``.
-    """
+    """Settings of NTK-FL's fig. 6: all values of beta and d1'; the rate is tuned at ``beta`` and ``projected``."""
 
     betas: tuple[float, ...] = within((0.7, 0.6, 0.5, 0.4, 0.3, 0.2), above=0, at_most=1, count=2)
     dimensions: tuple[int, ...] = within(PUBLISHED_DIMENSIONS, count=2)
@@ -374,8 +364,8 @@ def published(beta: float, dimension: int) -> float | None:
 def _judge_fig6(settings: BetaSettings, ends: dict[tuple[float, int], np.ndarray]) -> tuple[lab.Claim, ...]:
     """Judges whether accuracy is higher at the largest beta than at the smallest, and likewise for d1'.
 
-    beta is the share of examples that a client uses, d1' the projected dimension. For each of them, accuracies are
-    means over the values of the other. ``ends`` has the accuracies by (beta, d1'), [seeds].
+    beta is the share of examples that a client uses, d1' the projected dimension. The accuracy for one of them is the
+    mean over the values of the other.
     """
     top, low = max(settings.betas), min(settings.betas)
     most, least = max(settings.dimensions), min(settings.dimensions)

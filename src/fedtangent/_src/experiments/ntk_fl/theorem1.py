@@ -32,7 +32,7 @@ METHODS = {
 
 @dataclass(frozen=True)
 class EvolutionDecaySettings:
-    """Settings: one long round for every width and step size, and a few rounds of NTK-FL at the largest of both."""
+    """Settings: one long round for every width and step, and a few rounds of NTK-FL at the largest of both."""
 
     num_examples: int = 40
     num_clients: int = 4
@@ -45,8 +45,6 @@ class EvolutionDecaySettings:
 
 class FollowedDescent(NamedTuple):
     """Residuals of one two-layer network by step in three kinds of training, with NTK-FL's Theorem 1.
-
-    N is the number of examples, lambda_max the largest eigenvalue of ``kernel``.
 
     Attributes:
         seed: Seed of the data and the network.
@@ -103,10 +101,7 @@ def _follow(task: TwoLayerProblem, settings: EvolutionDecaySettings, seed: int) 
 
 
 def _row(f: FollowedDescent) -> lab.Row:
-    """Builds the row of one network: largest ratios of its squared residuals to the bound of NTK-FL's Theorem 1.
-
-    There is a ratio for each of the three kinds of training.
-    """
+    """Builds the row of one network: largest ratios of its squared residuals to the bound of NTK-FL's Theorem 1."""
     steps, c, worst = np.arange(len(f.paths.network)), f.theorem.constants, two_layer.worst
     bound, start = f.theorem.residual_bound(steps), c.residual**2
     floor = two_layer.TREND * start

@@ -1,9 +1,9 @@
 """Theorem 2 of NTK-FL (Yue et al., ICML 2022, section 5, E): FedAvg's rate beside measured rounds, and Remark 2.
 
 FedAvg trains the two-layer ReLU network of eq. (12) of NTK-FL with every client in every round and with the step of eq.
-(58): ``eta / N`` times the sum over a client's examples, then the mean over M clients; N is the number of all examples.
-It is compared with a round of NTK-FL with the same eta, as in Remark 2. The control is the rate with the kernel's
-largest eigenvalue lambda_max instead of the smallest, lambda, which must be broken.
+(58): ``eta / N`` times the sum over a client's examples, then the mean over M clients. It is compared with a round of
+NTK-FL with the same eta. The control is the rate with the kernel's largest eigenvalue lambda_max instead of the
+smallest, lambda, which must be broken.
 """
 
 from __future__ import annotations
@@ -49,13 +49,11 @@ class FollowedRounds(NamedTuple):
     """FedAvg's residuals by round for one seed, width and step, with NTK-FL's Theorem 2 and a round of NTK-FL.
 
     Attributes:
-        factor: Step size as a share of the largest, 2 N / lambda_max (N examples, largest kernel eigenvalue).
+        factor: Step size as a share of the largest, 2 N / lambda_max.
         theorem: Constants, bounds and assumptions of Theorem 2 of NTK-FL, with the number of local steps.
         rounds: Rounds after which the residual was measured, [E].
         squared: Squared residuals of FedAvg after these rounds, [E].
-        ntk_time: Gradient steps of one round of NTK-FL from the same network.
         ntk: Squared residual after this round of NTK-FL.
-        uplink_bytes: Bytes that FedAvg's clients send in the whole run.
     """
 
     seed: int
