@@ -98,7 +98,10 @@ def _examples(study: Study, seed: int, rng: np.random.Generator) -> tuple[np.nda
 
 
 def _trained(study: Study, seed: int) -> Predictors:
-    """Trains on the first ``num_train`` examples of every client, and predicts the others."""
+    """Trains Fed-ensemble on the first ``num_train`` examples of every client, and predicts the others.
+
+    On the sine, a Gaussian process with the same training examples predicts them too.
+    """
     settings, rng = study.settings, np.random.default_rng(seed)
     x, y, rows = _examples(study, seed, rng)
     train, held_out = (np.concatenate([part[where] for part in rows]) for where in _parts(settings.num_train))
@@ -136,7 +139,8 @@ def _own(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Computes the prediction sets that a predictor gives without calibration, at level 1 - alpha.
 
-    Returns whether each set contains the target, and the sizes of the sets; both are [n] for the n held-out examples.
+    ``of`` has the targets. Returns whether each set contains the target, and the sizes of the sets, both [n] for the n
+    held-out examples.
     """
     if np.issubdtype(of.targets.dtype, np.integer):
         classes = np.arange(predictor.mean.shape[1])
@@ -173,7 +177,10 @@ def _covered(study: Study, of: Predictors, seed: int) -> Iterator[Covered]:
 
 
 def _on(is_covered: np.ndarray, size: np.ndarray, test: list[np.ndarray]) -> tuple[np.ndarray, float]:
-    """Computes the coverage of each client on its ``test`` rows, and the mean size of the sets over all these rows."""
+    """Computes the coverage of each client on its ``test`` rows, and the mean size of the sets over all these rows.
+
+    ``is_covered`` says for each example whether its set contains the target; ``size`` has the sizes of the sets.
+    """
     return np.array([np.mean(is_covered[rows]) for rows in test]), float(np.mean(size[np.concatenate(test)]))
 
 

@@ -89,9 +89,9 @@ def figure_scales(
 
     Args:
         paper: The paper's settings.
-        few: Changes of the smoke scale, and of the digits' default scale: numbers of clients.
-        more: Changes of the images' default scale: numbers of clients.
-        digits_smoke: Further changes of the digits' smoke scale.
+        few: Changes such as "num_clients=5,10,20", for the smoke scale of all data and the default scale of the digits.
+        more: Changes such as "num_clients=10,20,40", for the default scale of the images.
+        digits_smoke: Further changes, for the smoke scale of the digits only.
     """
     long = "num_rounds=100 learning_rate=0"
     images = by_scale(
@@ -113,7 +113,8 @@ class Curve(NamedTuple):
         excess: Loss of the network above ``floor``, [R + 1].
         flow: Loss above ``floor`` of a network of infinite width from the same initial function, [R + 1].
         limit: Value to which ``flow`` tends.
-        contraction: Largest factor by which a round shrinks the infinitely wide model's distance from its limit.
+        contraction: Largest share of the infinitely wide model's distance from its limit that one round leaves.
+        constants: Constants of DeepLin's theorem for this run.
         variation: Total variation between a client's labels and the labels of all examples.
     """
 
@@ -130,17 +131,17 @@ class Curve(NamedTuple):
 
     @property
     def loss(self) -> np.ndarray:
-        """Training loss, [R + 1]."""
+        """Training loss per example, [R + 1]."""
         return self.floor + self.excess
 
     @property
     def bound(self) -> np.ndarray:
-        """Bound (18) of DeepLin on the excess, [R + 1]."""
+        """Bound (18) of DeepLin on the loss above least squares after each round, [R + 1]."""
         return np.asarray(self.excess[0] * self.constants.rate() ** np.arange(len(self.excess)))
 
     @property
     def error(self) -> float:
-        """The largest ``|ln excess - ln flow|`` of any round: the network's distance from infinite width."""
+        """Largest ``|ln excess - ln flow|`` of any round: how far the loss is from the loss at infinite width."""
         return apart(self.excess, self.flow)
 
 
@@ -237,7 +238,12 @@ def _product(model: Model, size: int, params: PyTree) -> jax.Array:
 
 
 class Trained(NamedTuple):
-    """A trained deep linear network: its initial layers, and its product after every round."""
+    """A trained deep linear network.
+
+    Attributes:
+        initial: Initial weight matrices of the layers, [outputs, inputs] each.
+        models: The network as one matrix (the product of its layers) after every round, [R + 1, r, C].
+    """
 
     initial: list[np.ndarray]  # W^1 .. W^L, [fan_out, fan_in] each
     models: np.ndarray  # [R + 1, r, C], the network as one matrix
@@ -326,7 +332,11 @@ def _constants(
     spectrum: tuple[float, float],
     start: np.ndarray,
 ) -> DeepLinearConstants:
-    """Computes the constants of DeepLin's theorem; ``spectrum`` has the initial kernel's extreme eigenvalues."""
+    """Computes the constants of DeepLin's theorem for one run.
+
+    ``work`` has clients, local steps and rate, ``spectrum`` the initial kernel's extreme eigenvalues; ``start`` is the
+    initial network as one matrix [r, C].
+    """
     truth = float(np.linalg.norm(examples.best, 2))
     residual = math.sqrt(2 * len(examples.y) * float(examples.excess(start)))
     sizes = settings.depth, settings.width, examples.y.shape[1], work.num_clients, len(examples.singular)
@@ -396,7 +406,9 @@ More = Callable[[Sequence[Curve]], tuple[lab.Sheet, ...]]
 
 
 def outcome(study: Study, title: str, judge: Judge, more: More = lambda _: ()) -> lab.Outcome:
-    """Runs one of DeepLin's figures: trains all runs and builds table, figures, claims and the verdict on the flow.
+    """Runs one of DeepLin's figures: trains all runs and builds table, figures, claims and a verdict.
+
+    The verdict says whether loss curves are near theory at infinite width (``_verdict``).
 
     Args:
         study: Settings, seeds and output folder of the experiment.
@@ -420,7 +432,11 @@ def outcome(study: Study, title: str, judge: Judge, more: More = lambda _: ()) -
 
 
 def _row(curve: Curve, level: float) -> lab.Row:
-    """Builds the row of one run in result.json; ``level`` is the share of the initial excess to which rounds count."""
+    """Builds the row of one run in result.json.
+
+    Two of its entries are numbers of rounds until the loss above least squares falls to ``level`` times its start: for
+    the network and at infinite width.
+    """
     to = {name: rounds_to(values, level) for name, values in (("rounds", curve.excess), ("flow_rounds", curve.flow))}
     return {
         "seed": curve.seed,
@@ -456,7 +472,11 @@ def _sheet(study: Study, curves: Sequence[Curve], title: str) -> lab.Sheet:
 
 
 def _draw(study: Study, curves: Sequence[Curve], title: str, name: str) -> None:
-    """Plots two figures of the first seed: the excess with flow and bound, and the loss with that of least squares."""
+    """Plots two figures of the first seed's loss curves.
+
+    One has the loss above least squares, with bound (18) of DeepLin and the curves at infinite width. The other has the
+    training loss, with the loss of least squares.
+    """
     first = [c for c in curves if c.seed == study.seeds[0]]
     at = np.arange(0, study.settings.num_rounds + 1, max(1, study.settings.num_rounds // DRAWN))
     lowest = 0.5 * min(float(min(c.excess.min(), c.flow.min())) for c in first)

@@ -75,9 +75,9 @@ def by_power(curves: Sequence[Curve], level: float, of: str, power: float) -> tu
 
     Args:
         curves: Curves of all runs.
-        level: The loss to reach, as a share of the initial loss above least squares.
+        level: The loss above least squares to reach, as a share of its initial value.
         of: "N" (clients) or "K" (local steps).
-        power: 1 if rounds should grow in proportion, -1 if they should fall in proportion.
+        power: 1 if rounds should grow in proportion to N or K, -1 if they should fall in inverse proportion.
     """
     verdicts, grow = list[lab.Claim](), "grow" if power > 0 else "fall"
     for (classes,), group in lab.grouped(curves, "classes").items():
@@ -127,7 +127,13 @@ class RatioSettings(CurveSettings):
 
 
 class Pair(NamedTuple):
-    """Two loss curves of equal K / N (local steps over clients), and one of another K / N for comparison."""
+    """Loss curves of two runs of equal K / N (local steps over clients), and of one with another K / N.
+
+    Attributes:
+        one: Curve of N clients with K local steps.
+        twice: Curve of 2 N clients with 2 K local steps.
+        other: Curve of another K / N, for comparison.
+    """
 
     one: Curve
     twice: Curve  # twice the N and K
@@ -135,12 +141,15 @@ class Pair(NamedTuple):
 
     @property
     def of_excess(self) -> float:
-        """Distance of the pair's curves of the excess, the loss above least squares (see ``curves.apart``)."""
+        """Distance of the runs (N, K) and (2 N, 2 K): largest ``|ln a - ln b|`` of any round.
+
+        Here a and b are the two runs' losses above least squares.
+        """
         return apart(self.one.excess, self.twice.excess)
 
     @property
     def of_loss(self) -> float:
-        """Distance of the pair's curves of the training loss, which DeepLin draws."""
+        """Largest ``|ln a - ln b|`` of any round for the training losses a and b of ``one`` and ``twice``."""
         return apart(self.one.loss, self.twice.loss)
 
     @property
@@ -153,17 +162,20 @@ class Pair(NamedTuple):
 
     @property
     def of_limits(self) -> float:
-        """Distance ``|ln a - ln b|`` of the limits a and b that the pair's curves have at infinite width."""
+        """Distance ``|ln a - ln b|`` of the final losses of ``one`` and ``twice`` at infinite width.
+
+        The final losses a and b are above least squares, after infinitely many rounds.
+        """
         return abs(math.log(self.one.limit / self.twice.limit))
 
     @property
     def of_ratios(self) -> float:
-        """Distance between the first curve of the pair and ``other``, the curve of another K / N."""
+        """Largest ``|ln a - ln b|`` of any round for the losses above least squares of ``one`` and ``other``."""
         return apart(self.one.excess, self.other.excess)
 
     @property
     def until(self) -> int:
-        """The last round up to which the pair's curves differ by at most ``SAME``, 10 %."""
+        """Last round up to which the losses of ``one`` and ``twice`` above least squares agree to 10 %."""
         off = np.flatnonzero(np.abs(np.log(self.one.excess / self.twice.excess)) > SAME)
         return int(off[0]) - 1 if len(off) else len(self.one.excess) - 1
 
@@ -189,7 +201,10 @@ def run_4(study: Study) -> lab.Outcome:
 
 
 def _pairs(curves: Sequence[Curve], settings: RatioSettings) -> list[Pair]:
-    """Pairs the curves of equal K / N, for every seed and number of classes a client."""
+    """Pairs the loss curves of runs (N, K) and (2 N, 2 K), for every seed and number of classes a client.
+
+    Each pair also gets the curve of a run with another K / N.
+    """
     at, result = {(c.classes, c.setting, c.seed): c for c in curves}, []
     for classes in settings.classes_per_client:
         for i, n in enumerate(settings.num_clients):
@@ -201,7 +216,7 @@ def _pairs(curves: Sequence[Curve], settings: RatioSettings) -> list[Pair]:
 
 
 def _sheet(all_pairs: Sequence[Pair]) -> lab.Sheet:
-    """Builds the table of the distances within pairs, with means and intervals over seeds."""
+    """Builds the table of how far the two loss curves of a pair are apart, with means and intervals over seeds."""
     rows = []
     for (classes, one, twice), group in lab.grouped(all_pairs, *ALIKE).items():
         row: lab.Row = {"clients": scheme_name(classes), "pair": f"{tuple(one)}, {tuple(twice)}"}

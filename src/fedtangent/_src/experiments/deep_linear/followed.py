@@ -28,12 +28,15 @@ CONTROL = "1 - 2 eta K lambda_min: N forgotten"  # the name of a wrong bound
 class Look(NamedTuple):
     """The hypotheses and terms in the proof of DeepLin's Theorem IV.2, measured after one round.
 
+    W^i is the weight matrix of layer i, eta the learning rate, lambda_min the least eigenvalue of the initial kernel.
+
     Attributes:
         hypotheses: The hypotheses of the proof, each with measured and required value.
         terms: Norms of the four terms of eq. (17) over the residual's norm, in units of ``eta K lambda_min / N``. For
             "first" it is 1 minus this ratio of norms.
-        moved: Change since the start of the products ``W^{i+1}' W^{i+1}`` and ``W^i W^i'`` of all layers, relative.
-        unbalanced: Change since the start of the difference of these two products, relative to the same norm.
+        moved: Norm of the change since the start of the products ``W^{i+1}' W^{i+1}`` and ``W^i W^i'`` of all layers,
+            over the products' initial norm.
+        unbalanced: Norm of the change since the start of the difference of these two products, over the same norm.
     """
 
     round: int
@@ -50,10 +53,10 @@ class FollowedNetwork(NamedTuple):
     norm of the initial residual.
 
     Attributes:
-        draw: Number of the network among those of the seed.
+        draw: Number of the network among the networks of its seed.
         eigenvalues: Eigenvalues of P(0), [n C].
         modes: Residuals of the network after every round, [R + 1, n C].
-        flows: Residuals of the two right and three wrong flows in FLOWS, by name, [R + 1, n C] each.
+        flows: Residuals of two right and three wrong theories, [R + 1, n C] each, by the keys of FLOWS, such as "own".
         looks: Quantities of the proof after selected rounds; only for draw 0.
     """
 
@@ -68,7 +71,7 @@ class FollowedNetwork(NamedTuple):
 
     @property
     def loss(self) -> np.ndarray:
-        """Squared residual over the initial one after every round, [R + 1]."""
+        """Squared norm of the residual after every round, over its initial value, [R + 1]."""
         return np.asarray(np.sum(self.modes**2, axis=1))
 
     def error(self, name: str) -> float:
@@ -77,11 +80,17 @@ class FollowedNetwork(NamedTuple):
 
     @property
     def unit(self) -> float:
-        """The first-order decrease of the residual in a round of K steps, ``eta K lambda_min / N``."""
+        """Relative decrease of the slowest mode in a round of K steps, to first order: ``eta K lambda_min / N``.
+
+        eta is the learning rate, N the number of clients, lambda_min the least eigenvalue of the initial kernel P(0).
+        """
         return 2 * (1 - self.theorem.constants.rate())
 
     def bounds(self) -> dict[str, np.ndarray]:
-        """Returns bound (18) of DeepLin, the bound in its proof, and a wrong bound as control, [R + 1] each."""
+        """Returns three bounds on the relative loss after every round, [R + 1] each, by name.
+
+        They are bound (18) of DeepLin, the tighter bound in its proof, and a wrong bound as control.
+        """
         rounds = np.arange(len(self.modes))
         c = self.theorem.constants
         wrong = max(1 - 2 * c.num_clients * self.unit, 0.0)
@@ -130,7 +139,9 @@ def follow(
 
 
 def check_width(name: str, width: int, outputs: int, dimension: int) -> None:
-    """Raises ``ValueError`` if a width is below both C and d: P(0) is then singular, and bound (18) is constant.
+    """Raises ``ValueError`` if a width is below both C and d.
+
+    The network's initial tangent kernel P(0) is then singular, and bound (18) of DeepLin does not fall.
 
     Args:
         name: Name of the setting in the message.
@@ -147,8 +158,8 @@ def kernel_flow(
 ) -> Callable[[np.ndarray, int, float], np.ndarray]:
     """Returns a function that computes the exact flow of full-batch FedAvg for a kernel.
 
-    The function takes a kernel [n C, n C], the number of local steps and the rate; it returns the outputs [R + 1, n,
-    C].
+    The function takes a kernel [n C, n C], the number of local steps and the learning rate. It returns the outputs at
+    the training examples after every round, [R + 1, n, C].
 
     Args:
         work: The clients' examples.
@@ -181,10 +192,10 @@ def _looked(
 
 
 def _balance(initial: Sequence[np.ndarray], weights: Sequence[np.ndarray]) -> tuple[float, float]:
-    """Computes how far the layers' products ``W^{i+1}' W^{i+1}`` and ``W^i W^i'`` have changed since the start.
+    """Computes how far the products ``W^{i+1}' W^{i+1}`` and ``W^i W^i'`` have changed since the start.
 
-    Returns the norm of both changes and the norm of their difference, over all layers and relative to the products'
-    initial norm.
+    W^i is the matrix of layer i. Returns the norm of both changes and the norm of their difference, over all layers and
+    relative to the products' initial norm.
     """
     # Both are relative to the initial norm of the two. The difference is ``theory.balancedness``.
     size = moved = apart = 0.0

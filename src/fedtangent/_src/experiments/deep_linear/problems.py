@@ -84,7 +84,7 @@ def load(dataset: str, folder: Path | None, seed: int, num_train: int, direction
     Args:
         dataset: Name of the data set.
         folder: Folder with original files.
-        seed: Seed of data that are drawn.
+        seed: Seed of the data set, if its examples are drawn at random.
         num_train: Number of training examples; 0 for all.
         directions: Number of principal directions of the inputs that are kept; 0 keeps all.
         centred: Whether 1 / C is subtracted from the one-hot targets.

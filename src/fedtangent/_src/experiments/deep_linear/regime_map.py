@@ -3,9 +3,9 @@
 A network of L layers whose weights start as s N(0, 1), at the learning rate eta, is s^L times the paper's own network
 at the rate ``eta s^(2 (L - 1))`` with targets ``Y / s^L``. So a small scale s is a large true model W*, and the width
 that Theorem IV.2 of DeepLin asks for grows as ``s^(-2 L)``. Rates are one fraction of the stability limit of infinite
-width at that scale, so that at one depth the flow differs only in its start. For each depth, width and scale it
-measures how fast the loss falls late, compared with the flow and with bound (18) of DeepLin; how far the kernel
-changes; and whether N clients with K steps and 2 N clients with 2 K steps have the same curve.
+width at that scale, so that at one depth the flow (theory at infinite width) differs only in its start. For each depth,
+width and scale it measures how fast the loss falls late, compared with the flow and with bound (18) of DeepLin; how far
+the kernel changes; and whether N clients with K steps and 2 N clients with 2 K steps have the same curve.
 """
 
 from __future__ import annotations
@@ -97,13 +97,14 @@ class Cell(NamedTuple):
 
     Attributes:
         scale: Standard deviation s of the initial weights.
+        rounds: Numbers of rounds 0, .., R, [T].
         loss: Loss of the network with N clients and K steps.
-        flow: Loss of its flow at infinite width.
-        own: Loss of its flow for the kernel P(0).
+        flow: Loss that theory at infinite width predicts for it.
+        own: Loss that the flow for the kernel P(0) predicts for it.
         doubled: Loss of the network with 2 N clients and 2 K steps.
-        own_doubled: Loss of the flow for P(0) with 2 N clients and 2 K steps.
-        rho: Factor of a round in bound (18) of DeepLin.
-        wrong: Wrong factor as control, without the division by N.
+        own_doubled: Loss that the flow for P(0) predicts with 2 N clients and 2 K steps.
+        rho: Factor of the loss in a round, by bound (18) of DeepLin.
+        wrong: The same factor without the division by N: wrong, as a control.
         need: Width that DeepLin's theorem asks for.
         moved: Relative change of the kernel from the first to the last round.
         apart: Relative distance of P(0) from the kernel of infinite width.
@@ -131,19 +132,21 @@ class Cell(NamedTuple):
         return not (np.isfinite(self.loss).all() and np.isfinite(self.doubled).all())
 
     def late(self, loss: np.ndarray) -> float:
-        """Computes the decrease of ln ``loss`` per round, over the second half of the usable rounds.
+        """Computes the decrease per round of ln ``loss``, a curve [T] of this record, late in training.
 
-        Usable are the rounds before the relative loss falls below FLOOR, where only rounding is left.
+        Late is the second half of the rounds in which the network's relative loss is above 1e-18. Below, only rounding
+        is left.
         """
         count = alive(self.loss)
         first, last = count // 2, count - 1
         return float(np.log(loss[first] / loss[last]) / (self.rounds[last] - self.rounds[first]))
 
     def numbers(self) -> dict[str, float]:
-        """Computes the quantities that the maps show, by the names in NUMBERS; all NaN if a network diverged.
+        """Computes the quantities that the maps show, by the keys of NUMBERS; all NaN if a network diverged.
 
-        They are the late decay over that of infinite width, of P(0) and of bound (18), the kernel's change, and the
-        distances between the curves of equal K / N, of networks and of flows.
+        Three are the late decay of the network's loss divided by the decay at infinite width, of the flow for P(0), and
+        of bound (18). The others are the kernel's change, and the distances between the loss curves of (N, K) and
+        (2 N, 2 K): of the networks and of the flows for P(0).
         """
         if self.diverged:
             return dict.fromkeys(NUMBERS, np.nan)
@@ -153,18 +156,21 @@ class Cell(NamedTuple):
         return dict(zip(NUMBERS, map(float, (*decays, *ratios)), strict=True))
 
     def over(self, rho: float) -> float:
-        """Computes the largest ratio of the loss to the bound ``rho^t`` over the rounds t from 1 on."""
+        """Computes the largest ratio of the network's relative loss to ``rho^t`` over the rounds t from 1 on."""
         return float(np.max(self.loss[1:] / rho ** self.rounds[1:]))
 
 
 def alive(loss: np.ndarray) -> int:
-    """Counts the rounds before a relative ``loss`` first falls below FLOOR, where it is rounding; at least 3."""
+    """Counts the rounds before a relative ``loss`` first falls below 1e-18, where only rounding is left; at least 3."""
     below = ~(loss > FLOOR)
     return max(int(np.argmax(below)) if below.any() else len(loss), 3)
 
 
 def _apart(loss: np.ndarray, other: np.ndarray) -> float:
-    """Computes how far two loss curves are apart: ``mean |ln other - ln loss| / mean |ln loss|``, while above FLOOR."""
+    """Computes how far two loss curves are apart: ``mean |ln other - ln loss| / mean |ln loss|``.
+
+    Rounds count until one of the curves falls below 1e-18, where only rounding is left.
+    """
     count = min(alive(loss), alive(other))
     first, second = np.log(loss[1:count]), np.log(other[1:count])
     return float(np.mean(np.abs(second - first)) / np.mean(np.abs(first)))
@@ -187,7 +193,7 @@ def check(study: Study) -> None:
 
 
 def _scaled(settings: RegimeSettings, seed: int, size: Size, scale: float) -> ft.theory.FullBatchWork:
-    """Builds the training of DeepLin's network that is equivalent to a network of initial scale ``scale``."""
+    """Builds the data and rate of DeepLin's network that are equivalent to a network of initial scale ``scale``."""
     x, y = problem(size, seed, settings.spread, settings.truth)
     return work_of(size, x, y / scale**size.depth, settings.step_factor * 2 * settings.outputs / size.depth)  # |X| is 1
 
@@ -244,7 +250,8 @@ def _relative(residuals: np.ndarray) -> np.ndarray:
 def _transcribed(settings: RegimeSettings, seed: int) -> Verdict:
     """Judges whether weights that start as s N(0, 1) train as the equivalent run of DeepLin's own network.
 
-    Eqs. (6) to (8) of DeepLin, computed directly, must give the same model as the engine's run.
+    The equivalent run starts as N(0, 1), with other targets and another rate. Eqs. (6) to (8) of DeepLin, which are its
+    training steps, are computed directly for the first network, and must give the same model as the engine's run.
     """
     scale, depth, count = settings.scales[0], settings.depth, 2
     size = settings.size(depth, settings.middle, rounds=count)

@@ -49,7 +49,7 @@ REMARKS = (
 
 @dataclass(frozen=True)
 class TheoremSettings:
-    """Settings of examples, clients and networks; the step is ``step_factor`` times the largest in the theorem."""
+    """Settings of examples, clients and networks; the rate is ``step_factor`` times the theorem's largest."""
 
     num_clients: int = within(4, least=2)
     held: int = 1  # examples of a client; (27) needs as many dimensions as examples of all
@@ -78,12 +78,15 @@ class TheoremSettings:
         return Size(*shape, self.local_steps, rounds or self.num_rounds, self.depth)
 
     def most_factor(self) -> float:
-        """Computes the multiple of the theorem's step at which a client that had all examples would diverge."""
+        """Computes the step factor at which training diverges on a client that has all examples.
+
+        A step factor is a learning rate divided by the largest rate that DeepLin's theorem allows.
+        """
         return 2 * STEP * self.local_steps / self.spread**2
 
 
 def _task(settings: TheoremSettings, seed: int, factor: float) -> ft.theory.FullBatchWork:
-    """Builds the clients' training of one seed, with ``factor`` times the theorem's largest step."""
+    """Builds the clients' training of one seed, at ``factor`` times the largest rate that the theorem allows."""
     size = settings.size(settings.widths[0])
     x, y = problem(size, seed, settings.spread, settings.truth)
     return work_of(
@@ -92,7 +95,7 @@ def _task(settings: TheoremSettings, seed: int, factor: float) -> ft.theory.Full
 
 
 def check(study: Study) -> None:
-    """Raises ``ValueError`` for networks too narrow for an invertible kernel, or steps at which training diverges."""
+    """Raises ``ValueError`` for networks too narrow for an invertible kernel, or rates at which training diverges."""
     settings, most = study.settings, study.settings.most_factor()
     for name, width in (("widths", settings.widths[0]), ("control_width", settings.control_width)):
         check_width(name, width, settings.outputs, settings.num_clients * settings.held)
@@ -203,7 +206,10 @@ def _worst_terms(networks: list[FollowedNetwork], wrong: list[FollowedNetwork]) 
 def _error_rows(
     settings: TheoremSettings, networks: list[FollowedNetwork], rates: dict[str, lab.MeanInterval]
 ) -> list[lab.Row]:
-    """Builds a row for each flow: its mean distance from the networks' residuals by width, and the slope."""
+    """Builds a row for each flow of FLOWS: its mean distance from the networks' residuals, by width.
+
+    ``rates`` has for each flow the slope of ln distance against ln width, which the row shows too.
+    """
     rows = []
     for name, label in FLOWS.items():
         means = {f"w{w}": float(np.mean([f.error(name) for f in networks if f.width == w])) for w in settings.widths}
@@ -212,7 +218,7 @@ def _error_rows(
 
 
 def _rounds_sheet(f: FollowedNetwork) -> lab.Sheet:
-    """Builds the table of one network's loss by round, with bounds and flows."""
+    """Builds the table of one network's loss after selected rounds, with bounds and flows."""
     curves = {name: np.sum(f.flows[name] ** 2, axis=1) for name in ("own", "infinite")}
     curves |= {"loss": f.loss, "b18": f.bounds()["(18)"], "proof": f.bounds()["its proof"]}
     at = np.unique(np.linspace(0, len(f.modes) - 1, 6).round().astype(int))

@@ -110,7 +110,7 @@ def _problem_of(study: Study) -> _Problem:
 
 
 def _grid(settings: FeatureSettings, parameterization: str) -> tuple[list[float], float]:
-    """Returns the learning rates to try, and the rate at which changes of features are measured."""
+    """Returns the learning rates to try, and the single rate at which changes of features are measured."""
     steps, unit = settings.num_rates, 1.0
     if parameterization == "standard":
         wider = settings.widths[-1] / settings.widths[0]
@@ -193,7 +193,7 @@ def run(study: Study) -> lab.Outcome:
 
 
 def _rows(trained: list[TrainedWidth]) -> Iterator[lab.Row]:
-    """Yields a row for each parameterization and width: means over seeds, for learning rates geometric ones."""
+    """Yields a row for each parameterization and width: means over seeds, geometric means of learning rates."""
     narrowest = {(one.parameterization, one.seed): one.at for one in reversed(trained)}
     for (parameterization, width), group in lab.grouped(trained, "parameterization", "width").items():
         yield {
@@ -218,7 +218,7 @@ def _cost(narrow: TrainedWidth, wide: TrainedWidth) -> float:
 
 
 def _claims(trained: list[TrainedWidth]) -> Iterator[lab.Claim]:
-    """Judges by intervals over seeds how best rates, features and laziness depend on the width."""
+    """Judges by intervals over seeds how best learning rates, features and laziness depend on the width."""
     by_name = {name: group for (name,), group in lab.grouped(trained, "parameterization").items()}
     ends = {name: [(of[0], of[-1]) for of in lab.grouped(group, "seed").values()] for name, group in by_name.items()}
     apart = lab.interval(_steps_apart(*pair) for pair in ends["maximal_update"])

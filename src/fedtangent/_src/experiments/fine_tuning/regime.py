@@ -248,7 +248,7 @@ def run(study: Study) -> lab.Outcome:
 
 
 def _row(part: str, tuned: list[Tuned]) -> lab.Row:
-    """Averages the results of one part over seeds, learning rates geometrically, as a row of the table."""
+    """Builds the table's row of one part: means of its results over seeds, geometric means of learning rates."""
     rates = np.exp(np.mean(np.log([(one.rates[one.at], one.predicted.best) for one in tuned]), axis=0))
     predicted = [one.theory.best.mean("test", "accuracy")[-1] for one in tuned]
     return {

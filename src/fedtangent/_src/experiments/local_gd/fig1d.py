@@ -81,9 +81,9 @@ class Classified(NamedTuple):
     machine: np.ndarray
 
     def to(self, model: np.ndarray) -> dict[str, np.ndarray]:
-        """Computes the distances in direction of Local-GD's and Modified Local-GD's models to ``model`` [r].
+        """Computes the distances ``|w / |w| - w' / |w'||`` of both algorithms' models w to ``model`` w', [r].
 
-        Returns them by method, after rounds 2, 3, .., R: [R - 1] each.
+        Returns them for Local-GD ("G") and Modified Local-GD ("G-Mod"), after rounds 2, 3, .., R: [R - 1] each.
         """
         return {name: theory.direction_distance(path[2:], model) for name, path in self.paths.items()}
 
@@ -94,7 +94,7 @@ def _classified(settings: ExponentialSettings, problem: Problem, *, simulate: bo
     Args:
         settings: Settings.
         problem: The problem.
-        simulate: Whether the engine trains the two methods; else descent in the dual variables computes them.
+        simulate: Whether the engine trains Local-GD and Modified Local-GD; else descent in the dual variables does.
 
     Raises:
         ValueError: No model fits all labels, or the centralised model diverges.
@@ -120,7 +120,7 @@ def tried(settings: ExponentialSettings, problem: Problem, *, simulate: bool) ->
     Args:
         settings: Settings.
         problem: The problem, whose labels some linear model fits.
-        simulate: Whether the engine trains the two methods; else descent in the dual variables computes them.
+        simulate: Whether the engine trains Local-GD and Modified Local-GD; else descent in the dual variables does.
     """
     try:
         one = _classified(settings, problem, simulate=simulate)
@@ -243,7 +243,10 @@ def run(study: Study) -> lab.Outcome:
 
 
 def row(settings: ExponentialSettings, one: Classified) -> lab.Row:
-    """Builds a row of one problem: distances of both methods to the centralised model and the support vector machine.
+    """Builds a row of one problem: distances in direction of Local-GD's and Modified Local-GD's models.
+
+    Distances to the centralised model are at the start, in the middle and at the end of training. Distances to the
+    support vector machine are at the end.
 
     Args:
         settings: Settings.
@@ -277,7 +280,10 @@ def _in_theory(settings: HalfspaceSettings, one: Classified) -> dict[str, np.nda
 
 
 def _theory_row(settings: HalfspaceSettings, one: Classified, ideal: dict[str, np.ndarray]) -> lab.Row:
-    """Computes the distances of theory's models (``_in_theory``) to the support vector machine and to Local-GD."""
+    """Computes the distances of theory's models to the support vector machine and to Local-GD, as entries of a row.
+
+    ``ideal`` has theory's models by name, from ``_in_theory``; ``one`` has the trained models of the same problem.
+    """
     best, r = ideal["ideal"], settings.num_rounds
     away = {name: theory.direction_distance(ideal[name][2:], best) for name in ("projected", "drawn back")}
     whole, last = _descended(settings, one.sets, 1.0), one.paths["G"][-1]
@@ -307,8 +313,9 @@ def slope(values: np.ndarray) -> float:
 def _verdicts_of(rows: list[lab.Row], sizes: str) -> tuple[Verdict, ...]:
     """Judges theory's claims on all seeds' rows; ``sizes`` names the dimension.
 
-    The support vector machine solves eq. (15) of Local-GD. Projections end in the intersection of all nodes' feasible
-    sets (Lemma 3). The projections of Modified Local-GD approach the machine as 1/k in the round k (Lemma 4).
+    The support vector machine is the model of least norm with margin 1 on all examples (eq. (15) of Local-GD).
+    Projections end in the intersection of all nodes' feasible sets (Lemma 3). The projections of Modified Local-GD
+    approach the machine as 1/k in the round k (Lemma 4).
     """
 
     def over(key: str) -> np.ndarray:
@@ -334,7 +341,10 @@ def _verdicts_of(rows: list[lab.Row], sizes: str) -> tuple[Verdict, ...]:
 
 
 def claims(rows: list[lab.Row]) -> tuple[lab.Claim, ...]:
-    """Judges the claims of fig. 1(d) of Local-GD on a row for each seed, from ``row`` and ``_theory_row``."""
+    """Judges the claims of fig. 1(d) of Local-GD by intervals over seeds.
+
+    Each row has the distances of one seed, from ``row`` and, if theory is judged too, from ``_theory_row``.
+    """
 
     def over(key: str, less: str = "") -> lab.MeanInterval:
         return lab.interval(r[key] - r[less] if less else r[key] for r in rows)

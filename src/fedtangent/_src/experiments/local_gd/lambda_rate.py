@@ -1,10 +1,11 @@
 """Beyond Local-GD's paper: how fast its models turn to the projections as lambda goes to 0 (Lemma 2).
 
-With ``l = ln(1 / lambda)``, Lemma 2 bounds the residual ``|w^k - l v^k|`` of Local-GD's global model w^k and of the
-projections' model v^k after k rounds by ``O(k ln l)``; so the angle falls at least as fast as ``ln l / l``. Here every
-local problem (eq. (12) of Local-GD) is solved exactly, far below the smallest lambda of float64, and two rates are
-fitted: of the angle, and of the part of the residual along v. A local minimum's dual ``b = exp(-A w) / lambda`` is of
-order l, so that its support vectors have the margin ``l - ln l + O(1)``. The residual would then be ``-ln l v^k +
+lambda is the factor of the proximal term in the local problems, eq. (12) of Local-GD. With ``l = ln(1 / lambda)``,
+Lemma 2 bounds the residual ``|w^k - l v^k|`` of Local-GD's global model w^k and of the projections' model v^k after k
+rounds by ``O(k ln l)``; so the angle falls at least as fast as ``ln l / l``. Here every local problem is solved
+exactly, far below the smallest lambda of float64, and two rates are fitted: of the angle, and of the part of the
+residual along v. Let A have the rows ``y x'`` of a node's examples. A local minimum's dual ``b = exp(-A w) / lambda``
+is of order l, so that its support vectors have the margin ``l - ln l + O(1)``. The residual would then be ``-ln l v^k +
 O(1)``, of Lemma 2's order, but would hardly turn the model.
 """
 
@@ -73,7 +74,7 @@ class Turned(NamedTuple):
 
 
 def check(study: Study) -> None:
-    """Raises ``ValueError`` for fewer than three large values of ln(1 / lambda), or for labels that no model fits."""
+    """Raises ``ValueError`` for fewer than three values of ln(1 / lambda) from 1e4 on, or labels that no model fits."""
     settings = study.settings
     if sum(value >= LARGE for value in settings.log_inverses) < 3:
         raise ValueError(f"log_inverses: got {settings.log_inverses}, must be three or more of at least {LARGE:g}")
@@ -148,7 +149,10 @@ def _conclude(study: Study, results: list[Turned]) -> lab.Outcome:
 
 
 def _claims(entries: list[lab.Row], results: list[Turned]) -> tuple[lab.Claim, ...]:
-    """Judges each claim on Lemma 2 of Local-GD in that dimension and round where it is nearest to failing."""
+    """Judges each claim on Lemma 2 of Local-GD in that dimension and round where it is nearest to failing.
+
+    ``entries`` has the fitted rates by dimension and round, ``results`` the distances of all seeds.
+    """
     least, slow, svm = (min((row[key] for row in entries), key=lambda v: v.low) for key in ("lemma", "angle", "to_svm"))
     order = max((row["along"] for row in entries), key=lambda v: v.high)
     claims = [

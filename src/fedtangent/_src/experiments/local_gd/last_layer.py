@@ -61,19 +61,33 @@ class LastLayerSettings:
 
 
 class Layers(NamedTuple):
-    """The last layers of one seed's four runs after every round (P parameters each), and their accuracies."""
+    """The last layers that one seed's four runs train, and their accuracies.
+
+    The runs are "local_gd", "centralised", "chance" (centralised with other minibatches) and "one node".
+
+    Attributes:
+        weights: Layer after every round by run, P parameters, [R + 1, P].
+        accuracy: Test accuracy after every round by run, [R + 1].
+    """
 
     seed: int
     weights: dict[str, np.ndarray]  # by run, the layer after every round, [R + 1, P]
     accuracy: dict[str, np.ndarray]  # by run, on the test set, [R + 1]
 
     def distance(self, run: str) -> np.ndarray:
-        """Computes the distance of a run's direction to the final centralised layer's after rounds 1 to R, [R]."""
+        """Computes the distance in direction of a run's layers from the last centralised layer, [R].
+
+        ``run`` is a key of ``weights``; its layers are those after rounds 1 to R.
+        """
         return ft.theory.direction_distance(self.weights[run][1:], self.weights["centralised"][-1])
 
 
 def check(study: Study) -> None:
-    """Raises ``ValueError`` if features, file of weights or nodes do not fit; tries the features of one image."""
+    """Raises ``ValueError`` for wrong settings; tries the features of one image.
+
+    Wrong are weights of ResNet-50 for images without colours, numbers of features that cannot be computed, and numbers
+    of nodes among which the images cannot be divided.
+    """
     settings, loaded = study.settings, _images(study, study.seeds[0])
     if settings.weights and study.dataset not in COLOURED:
         names = ", ".join(COLOURED)

@@ -65,7 +65,14 @@ class OptimiserSettings:
 
 
 class Ended(NamedTuple):
-    """The last model and the measured curves of one seed, task (regression, classification) and optimiser."""
+    """The last model and the measured curves of one seed, task and optimiser.
+
+    Attributes:
+        task: "regression" or "classification".
+        optimiser: Name of the local optimiser, such as "momentum".
+        model: The last global model, [d].
+        curves: Measured quantities after every round, by name, [R + 1] each; NaN for the direction of 0.
+    """
 
     seed: int
     task: str
@@ -75,7 +82,7 @@ class Ended(NamedTuple):
 
 
 def check(study: Study) -> None:
-    """Raises ``ValueError`` if dimensions are not more than examples, or if training diverges at the learning rate."""
+    """Raises ``ValueError`` unless dimensions outnumber examples and gradient descent on the regression is stable."""
     settings = study.settings
     examples, rate = settings.num_nodes * settings.held, settings.rate
     if settings.dimension <= examples:
@@ -191,7 +198,7 @@ def _conclude(study: Study, results: list[Ended]) -> lab.Outcome:
 
 
 def _ends(results: list[Ended], task: str, name: str, quantity: str) -> np.ndarray:
-    """Returns the last value of the curve ``quantity`` for one task and optimiser ``name``, [seeds]."""
+    """Returns the last value of the curve ``quantity`` of every seed, for one task and optimiser ``name``, [seeds]."""
     return np.array([f.curves[quantity][-1] for f in results if (f.task, f.optimiser) == (task, name)])
 
 
@@ -223,7 +230,8 @@ def _claims(results: list[Ended]) -> tuple[lab.Claim, ...]:
 def _apart(results: list[Ended], task: str) -> lab.MeanInterval:
     """Computes the distance between the last models of momentum and of gradient descent, mean over seeds.
 
-    It is relative for the regression, and a distance of directions for the classification.
+    For the regression it is divided by the norm of gradient descent's model; for the classification it is a distance of
+    directions.
     """
     momentum, descent = (
         np.stack([f.model for f in results if (f.task, f.optimiser) == (task, name)])

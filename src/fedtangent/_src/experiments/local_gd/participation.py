@@ -68,17 +68,20 @@ class ParticipationRun(NamedTuple):
 
     @property
     def rate(self) -> float:
-        """The decrease of ``ln |w - c|`` per round with the drawn cohorts."""
+        """Decrease per round of ln distance from the centralised model, with the drawn cohorts."""
         return fall(self.distance)
 
     @property
     def all_rate(self) -> float:
-        """The decrease of ``ln |w - c|`` per round if all nodes take part in every round."""
+        """Decrease per round of ln distance from the centralised model, if all nodes take part in every round."""
         return fall(self.everybody)
 
     @property
     def away(self) -> float:
-        """Root mean square of the relative distance ``|w - c| / |c|`` over the second half of the rounds."""
+        """Root mean square distance from the centralised model over the second half of the rounds, over its norm.
+
+        It is of the model that is trained with the drawn cohorts.
+        """
         return float(np.sqrt(np.mean(self.distance[len(self.distance) // 2 :] ** 2)))
 
 
@@ -154,7 +157,7 @@ def _follow(
     settings: ParticipationSettings,
     place: tuple[int, int, int],
 ) -> ParticipationRun:
-    """Computes the distance of the global model from the centralised one by round, over the norm of the latter.
+    """Computes the distance of the global model from the centralised one by round, over the centralised model's norm.
 
     Args:
         form: Closed form of one regression and number of local steps.
@@ -174,9 +177,9 @@ def _follow(
 
 
 def _simulated(settings: ParticipationSettings, seed: int) -> Verdict:
-    """Judges whether a simulation with the first seed equals the closed form with the same cohorts.
+    """Judges whether a simulation equals the closed form with the same cohorts, after a tenth of the rounds.
 
-    It is compared after a tenth of the rounds; controls are other cohorts, all nodes, and one local step more.
+    Controls are the closed forms of other cohorts, of all nodes in every round, and of one local step more.
     """
     steps, short = settings.local_steps[1], max(settings.num_rounds // 10, 2)
     problem, work = _nodes(settings, seed, settings.narrow), ft.Work(steps=steps, batch_size=None)
@@ -202,7 +205,10 @@ def _simulated(settings: ParticipationSettings, seed: int) -> Verdict:
 
 
 def _conclude(study: Study, results: list[ParticipationRun], verdict: Verdict) -> lab.Outcome:
-    """Builds table, figure, claims and verdicts: how fast training is, and from which L on it stays too far away."""
+    """Builds table, figure, claims and verdicts: how fast training is, and how many local steps are too many.
+
+    ``verdict`` compares a simulation with the closed form.
+    """
     settings, rows, entries = study.settings, list[lab.Row](), list[lab.Row]()
     for (dimension, steps), group in lab.grouped(results, "dimension", "steps").items():
         numbers: dict[str, list[Any]] = {
@@ -238,9 +244,9 @@ def _first_too_many(settings: ParticipationSettings, results: list[Participation
 
 
 def _interpolating(settings: ParticipationSettings, results: list[ParticipationRun]) -> Verdict:
-    """Judges whether the distance to the centralised model still falls at the end in the wide dimension.
+    """Judges whether the distance to the centralised model still falls late in the wide dimension.
 
-    The control is the narrow dimension, where it must not fall.
+    It is measured from a quarter of the rounds to the end. The control is the narrow dimension, where it must not fall.
     """
 
     def factors(dimension: int) -> list[float]:
@@ -283,7 +289,7 @@ def _claims(study: Study, results: list[ParticipationRun], entries: list[lab.Row
 
 
 def _draw(study: Study, results: list[ParticipationRun]) -> None:
-    """Plots the first seed's distances by round, for at most six values of L."""
+    """Plots the first seed's distances by round, for at most six numbers of local steps."""
     settings, panels = study.settings, []
     for dimension, kind in ((settings.wide, "interpolating"), (settings.narrow, "not interpolating")):
         runs = [f for f in results if f.seed == results[0].seed and f.dimension == dimension]

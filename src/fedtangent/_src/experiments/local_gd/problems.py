@@ -20,7 +20,15 @@ TRUTH, NOISE = 2.0, 0.2  # standard deviations of the truths' entries, and of th
 
 
 class Problem(NamedTuple):
-    """Examples of N nodes, float64, in r coordinates: all d dimensions, or the coordinates in ``basis``."""
+    """Examples of N nodes, float64, in r coordinates: all d dimensions, or the coordinates in ``basis``.
+
+    Attributes:
+        x: Inputs, [n, r].
+        y: Targets, [n].
+        partition: Examples of each node.
+        truths: The linear model w_i* that labels the examples of each node, [N, d].
+        basis: Orthonormal basis of the coordinates, [d, r]; None if they are all d dimensions.
+    """
 
     x: np.ndarray  # [n, r]
     y: np.ndarray  # [n]

@@ -81,7 +81,7 @@ class RegressionRun(NamedTuple):
         return theory.minimum_norm(self.problem.x, self.problem.y)
 
     def apart(self, w: np.ndarray, other: np.ndarray) -> np.ndarray:
-        """Computes the distances ``|w - other| / d`` of models [.., r], over the last axis."""
+        """Computes the distances ``|w - other| / d`` of models [.., r] over the last axis, with d input dimensions."""
         return np.asarray(np.linalg.norm(w - other, axis=-1) / self.problem.dimension)
 
 
@@ -263,9 +263,10 @@ class DimensionSettings:
 
 
 def check_dimensions(study: Study) -> None:
-    """Raises ``ValueError`` unless every d is above a node's number of examples, and some are around that of all nodes.
+    """Raises ``ValueError`` for wrong dimensions d.
 
-    Also for a wrong learning rate (``check_descent``).
+    Every d must be above a node's number of examples. The number of all nodes' examples must be among them, with
+    dimensions below and above it. Also raises for a wrong learning rate (``check_descent``).
     """
     settings = study.settings
     total, d = settings.num_nodes * settings.examples_per_node, settings.dimensions
@@ -328,7 +329,10 @@ def _draw(study: Study, part: str, mean_rows: list[lab.Row]) -> None:
 
 
 def _peak(rows: list[lab.Row], key: str, at: int) -> list[float]:
-    """Computes for each seed log10 of the entry ``key`` at dimension ``at`` over its largest value at any other one."""
+    """Computes for each seed how far the rows' entry ``key`` peaks at dimension ``at``.
+
+    It is log10 of the entry there over the largest entry at any other dimension.
+    """
     peaks = []
     for group in lab.grouped(rows, "seed").values():
         value = next(r[key] for r in group if r["dimension"] == at)

@@ -78,7 +78,7 @@ class Trained(NamedTuple):
     Distances are at test points, relative to how far training moved the prediction.
 
     Attributes:
-        distances: Distance from each theory, by the names in DISTANCES, such as last layer or all layers.
+        distances: Distance from each theory by the keys of DISTANCES, such as "last_own" (last layer, own features).
         wrong: Distance of the trained last layer from two wrong closed forms (a step less, a round more).
         centralised: Distance of the whole network from the minimum-norm fit with its own initial kernel.
     """
@@ -275,7 +275,10 @@ def _verdicts(results: list[Trained], rates: dict[str, lab.MeanInterval]) -> tup
 
 
 def _draw(study: Study, results: list[Trained]) -> None:
-    """Plots all distances except the exact one (own features of the last layer) against width, each seed a point."""
+    """Plots distances of trained networks from theory against width, each seed a point.
+
+    Distances from the exact closed form of the last layer are left out, as they are only rounding.
+    """
     settings, seeds = study.settings, sorted({t.seed for t in results})
     widths, panels = np.array(settings.widths, float), []
 

@@ -78,7 +78,7 @@ def _divide(name: str, data_dir: Path | None, seed: int, settings: TopologySetti
 
 
 def methods_of(settings: TopologySettings, trial: Trial) -> dict[str, Method]:
-    """Builds NTK-FL, and NTK-DFL and gossip averaging on every graph, on one seed's data.
+    """Builds NTK-FL, and NTK-DFL and gossip averaging on every graph, on one seed's data; returns them by name.
 
     Args:
         settings: The settings.
@@ -150,6 +150,7 @@ class Ends(NamedTuple):
     """Final accuracy, and rounds and MiB to the target accuracy, of one method on one graph, [seeds] each.
 
     If a run never reaches the target, ``rounds`` is one more than all its rounds, and ``mib`` is infinite.
+    ``accuracy`` is of the network of mean weights, ``of_clients`` the mean accuracy of the clients' own models.
     ``within_bytes`` is the accuracy after as many bytes as gossip averaging sent in all its rounds.
     """
 
@@ -225,14 +226,17 @@ def run(study: Study) -> lab.Outcome:
 
 
 def bench_of(study: Study) -> Bench:
-    """Builds the ``Bench``, which runs all methods on all graphs."""
+    """Builds the ``Bench`` of the study: data, methods on all graphs and metrics, with which runs are made."""
     settings = study.settings
     of_seed = partial(_divide, study.dataset, study.data_dir, settings=settings)
     return Bench(study, of_seed, partial(methods_of, settings), harness.decisive(settings, DECISIVE), measure)
 
 
 def _check(study: Study) -> None:
-    """Raises ``ValueError`` for a graph that cannot be drawn, a tuning seed among the seeds, or a recipe's error."""
+    """Raises ``ValueError`` for a graph that cannot be drawn, a tuning seed among the seeds, or another wrong setting.
+
+    Other wrong settings are found by building every method on the first seed's data.
+    """
     settings: TopologySettings = study.settings
     if settings.tuning_seed in study.seeds:
         raise ValueError(f"tuning_seed: got {settings.tuning_seed}, which is among the seeds {study.seeds}")

@@ -59,10 +59,10 @@ class Budget(NamedTuple):
     Attributes:
         noise: Noise multiplier that gives this epsilon.
         rate, clip: Learning rate and clipping bound that theory predicts to be best.
-        predicted: Predicted test error at this pair.
+        predicted: Test error that theory predicts at ``rate`` and ``clip``.
         losses: Test errors of networks trained on the whole grid, [rates, clips].
-        place: Indices of the predicted pair in ``losses``.
-        accuracy: Test accuracy of the network at this pair.
+        place: Indices of ``rate`` and ``clip`` in ``losses``.
+        accuracy: Test accuracy of the network trained at ``rate`` and ``clip``.
     """
 
     epsilon: float
@@ -76,7 +76,7 @@ class Budget(NamedTuple):
 
     @property
     def network(self) -> float:
-        """Test error of the network at the predicted best pair of learning rate and clipping bound."""
+        """Test error of the network at the learning rate and clipping bound that theory predicts to be best."""
         return float(self.losses[self.place])
 
     @property
@@ -199,7 +199,7 @@ def run(study: Study) -> lab.Outcome:
 
 
 def _row(budgets: list[Budget]) -> lab.Row:
-    """Builds the row of one epsilon: means over seeds, for learning rate and clipping bound geometric ones."""
+    """Builds the row of one epsilon: means over seeds, geometric means of learning rates and clipping bounds."""
     rate, clip = np.exp(np.mean(np.log([(b.rate, b.clip) for b in budgets]), axis=0))
     mean = {
         name: float(np.mean([getattr(b, name) for b in budgets]))
@@ -209,7 +209,11 @@ def _row(budgets: list[Budget]) -> lab.Row:
 
 
 def _claims(by_epsilon: dict[float, list[Budget]]) -> Iterator[lab.Claim]:
-    """Judges by intervals over seeds, for every epsilon, the predicted error and the predicted best pair."""
+    """Judges by intervals over seeds, for every epsilon, how good theory's predictions are.
+
+    The network's error should be near the predicted error. At the learning rate and clipping bound that theory predicts
+    to be best, it should be near the least error of the grid.
+    """
     for epsilon, budgets in by_epsilon.items():
         off = lab.interval(b.network / b.predicted - 1 for b in budgets)
         answer = {True: lab.SEEN, False: lab.NOT_SEEN, None: lab.UNDECIDED}[off.within(0.0, CLOSE)]
@@ -222,7 +226,10 @@ def _claims(by_epsilon: dict[float, list[Budget]]) -> Iterator[lab.Claim]:
 
 
 def _draw(study: Study, by_epsilon: dict[float, list[Budget]]) -> None:
-    """Plots test errors against epsilon: predicted, of networks at the predicted pair, and of the best networks."""
+    """Plots test errors against epsilon: predicted, of networks at the predicted best pair, and of the best networks.
+
+    A pair is a learning rate and a clipping bound.
+    """
 
     def points(name: str) -> dict[int, tuple[float, float]]:
         values = [np.array([getattr(b, name) for b in budgets]) for budgets in by_epsilon.values()]

@@ -237,14 +237,17 @@ Places = dict[tuple[str, str], list[Result]]
 
 
 def _leads(by_place: Places, clients: str, method: str) -> np.ndarray:
-    """Computes TCT's last test accuracy minus that of ``method``, for each seed."""
+    """Computes TCT's last test accuracy minus the last test accuracy of ``method``, for each seed.
+
+    ``by_place`` has the results of all seeds by kind of clients and method.
+    """
     return np.array(
         [one.last - other.last for one, other in zip(by_place[clients, TCT], by_place[clients, method], strict=True)]
     )
 
 
 def _row(by_place: Places, clients: str, method: str) -> lab.Row:
-    """Builds the row of one method and kind of clients: means over seeds, for learning rates geometric ones."""
+    """Builds the row of one method and kind of clients: means over seeds, geometric mean of learning rates."""
     of_seeds = by_place[clients, method]
     row = {"clients": clients, "method": method, "rate": float(np.exp(np.mean([np.log(one.rate) for one in of_seeds])))}
     lead = None if method == TCT else lab.interval(_leads(by_place, clients, method))
