@@ -95,7 +95,7 @@ def cyclical_rate(how: Distillation, step: Array) -> Array:
 
 
 class Averaged(NamedTuple):
-    """The state of the optimiser ``averaged``: the inner optimiser's state, the steps taken and the mean weights."""
+    """The state of an optimiser that averages weights: the inner optimiser's state, the steps taken and the mean."""
 
     inner: PyTree
     step: Array  # [] int32, steps taken
