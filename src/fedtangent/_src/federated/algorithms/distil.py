@@ -45,7 +45,7 @@ FEDBE = Distillation()
 
 
 def num_steps(how: Distillation, rows: int) -> int:
-    """Returns the number of steps that the student takes: all epochs, up to the end of the last whole cycle.
+    """Returns how many steps the student takes: the steps of all epochs up to the end of the last whole cycle.
 
     Args:
         how: Options of the student's training.

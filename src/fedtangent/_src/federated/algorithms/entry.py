@@ -122,7 +122,7 @@ class RateOptions:
 
 @dataclasses.dataclass(frozen=True)
 class OptimizerOptions:
-    """The option of the clients' optimiser."""
+    """The option that names the clients' optimiser."""
 
     client_optimizer: str = "sgd"
     """sgd, momentum (0.9) or adam; its state does not outlive a round."""
@@ -232,7 +232,7 @@ class SharedOptions:
 
 @dataclasses.dataclass(frozen=True)
 class LossOptions:
-    """The option of the loss by which clients train."""
+    """The option that names the loss by which clients train."""
 
     loss: str = "squared_error"
     """squared_error (classes as centred one-hot targets), cross_entropy, exponential or logistic (one output); add

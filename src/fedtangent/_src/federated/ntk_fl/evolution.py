@@ -330,7 +330,7 @@ def ntk_server(
         evolution: Times, kernel, method and loss of the evolution.
         validation: Examples x, y by whose loss the number of steps is chosen; None: by the loss on the pooled examples.
         pool_size: The most examples that are pooled, which is the size of the kernel; ``info["examples_dropped"]``
-            counts the others. None: all, padding included. ``largest_sample`` never drops an example.
+            counts the others. None: all, padding included. ``subsample.largest_sample`` is a size that drops none.
         shuffle: Whether a server between clients and aggregation permutes the rows of Jacobians, outputs and targets
             together (section 4.2), by the round's key; the update stays the same up to rounding.
     """

@@ -87,7 +87,7 @@ class Nodes(NamedTuple):
 
 
 def extrapolated(nodes: Nodes, time: Array) -> Array:
-    """Extrapolates ``(K - F F') R_t`` to t = ``time`` by the polynomial in t through the nodes, [columns, rows].
+    """Extrapolates ``(K - F F') R_t`` to t = ``time`` by the polynomial in t through ``nodes``, [columns, rows].
 
     K is the kernel, ``F F'`` its approximation of low rank, and R_t the dual after t steps. Rows are the rows of F; the
     columns are C if all outputs have one kernel, else 1.
@@ -206,10 +206,10 @@ def _next_length(length: Array, off: Array, is_accurate: Array, now: _Descent) -
     The number is odd: outputs that swing from step to step show only at odd distances.
 
     Args:
-        length: Steps of the stretch just taken.
-        off: Error of the extrapolation at its end.
-        is_accurate: Whether this error is small enough for the stretch to count.
-        now: The state before the stretch.
+        length: Number of gradient steps just taken, after which a product with the kernel was computed.
+        off: Error of the extrapolation between two such products, at the last of these steps.
+        is_accurate: Whether this error is small enough; otherwise the steps are taken again.
+        now: The state before these steps.
     """
     error = jnp.where(jnp.isnan(off), jnp.inf, off) / SLOW_TOLERANCE
     share = CAUTION * jnp.maximum(error, jnp.finfo(error.dtype).tiny) ** (-1 / now.nodes.number)
