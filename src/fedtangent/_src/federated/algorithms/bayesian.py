@@ -86,9 +86,9 @@ class DistilledEnsemble(EnsembleOfClients):
 
 
 def _fitting(examples: int) -> Distillation:
-    """Returns the default ``Distillation`` for a number of examples at the server.
+    """Returns the default options of the student's training for a number of examples at the server.
 
-    FedBE's schedule is for 10 000 images; its start and cycle are shortened in proportion to the number of steps.
+    FedBE's defaults are for 10 000 images; ``start`` and ``cycle`` are shortened in proportion to the number of steps.
     """
     steps = 20 * -(-examples // min(128, examples))
     return Distillation(start=steps // 6, cycle=max(1, steps // 60))
