@@ -60,14 +60,14 @@ def weighted_mean() -> Aggregate:
 
 
 def slots_of(cohort: Cohort, num_models: int, offsets: Int[Array, "offsets"]) -> Slots:
-    """Returns a cohort as ``Slots``, which adds each client's number of examples and each slot's rank within its model.
+    """Returns a cohort as ``Slots``: with each client's number of examples, and each slot's rank within its model.
 
     The rank of a slot counts, from 0, the filled slots of the same model before it.
 
     Args:
         cohort: The cohort.
         num_models: Models K.
-        offsets: Client i has the examples from ``offsets[i]`` up to ``offsets[i + 1]``, [N + 1] int32.
+        offsets: Client i has the examples from ``offsets[i]`` up to ``offsets[i + 1]``, [N + 1] int32 for N clients.
     """
     mine = (cohort.model[:, None] == jnp.arange(num_models)[None]) & (cohort.weight > 0)[:, None]
     before = jnp.cumsum(mine, axis=0, dtype=jnp.int32) - 1

@@ -557,7 +557,7 @@ def cumulative(matrix: Float[np.ndarray, "rows columns"]) -> Float32[np.ndarray,
 
 @dataclasses.dataclass(frozen=True)
 class SampledOptions:
-    """The option of schedules in which only some of the clients take part in a round."""
+    """The number of clients in a round: the option of schedules in which only some of the clients take part."""
 
     clients_per_round: int | None = None
     """Clients of a round (default: everyone)."""
@@ -565,7 +565,7 @@ class SampledOptions:
 
 @dataclasses.dataclass(frozen=True)
 class EnsembleOptions:
-    """The option of schedules that train an ensemble of models."""
+    """The number of models: the option of schedules that train an ensemble."""
 
     num_models: int = 5
     """Models K of the ensemble."""
@@ -583,7 +583,7 @@ class StrataOptions(EnsembleOptions):
 
 @dataclasses.dataclass(frozen=True)
 class GraphOptions:
-    """The option of schedules on a graph of the clients."""
+    """The text that describes the graph of the clients: the option of schedules on a graph."""
 
     graph: str = "ring"
     """ring, torus, complete or erdos_renyi:<probability>."""
@@ -617,7 +617,7 @@ class WalkOptions(GraphOptions, EnsembleOptions):
 
 @dataclasses.dataclass(frozen=True)
 class NeighbourhoodOptions(GraphOptions):
-    """Options of the schedule ``neighbourhoods``: the graph of the clients, and whether they change places on it."""
+    """Options of the schedule ``neighbourhoods``: the clients' graph, and whether they change nodes in each round."""
 
     dynamic: bool = False
     """Clients take other places in the graph in every round."""

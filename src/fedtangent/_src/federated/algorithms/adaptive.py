@@ -196,7 +196,7 @@ _Make = Callable[[Number, Number, Number, Number, Number | None], optax.Gradient
 def _with_moments(make: _Make, adaptivity: Adaptivity) -> common.AveragingParts:
     """Returns the parts by which an algorithm differs from FedAvg: a server that steps with ``adam`` or ``yogi``.
 
-    ``make`` is that function, and ``adaptivity`` has its arguments besides the learning rate.
+    ``make`` is ``adam`` or ``yogi``; ``adaptivity`` has its arguments besides the learning rate.
     """
     numbers = (adaptivity.beta_1, adaptivity.beta_2, adaptivity.tau, adaptivity.initial_second_moment)
     return _stepping(lambda rate: make(rate, *numbers))

@@ -53,14 +53,20 @@ class EnsembleOfClients:
     """The most clients whose messages a model keeps in a round (default: all); ``info["dropped"]`` counts the rest."""
 
     def teacher(self) -> Teacher:
-        """Returns the distribution and the members as a ``Teacher``; raises ``ValueError`` for options out of range."""
+        """Returns the options as a ``Teacher``: the distribution over models, and the kinds of members of the ensemble.
+
+        Raises ``ValueError`` for options out of range.
+        """
         number = whole("num_samples", self.num_samples)
         teacher = Teacher(self.posterior, number, self.concentration, tuple(self.members))
         check_teacher(teacher)
         return teacher
 
     def places(self, schedule: Schedule) -> int:
-        """Returns for how many clients' messages per model and round the server has room: by default all slots."""
+        """Returns how many clients' messages the server keeps for a model in a round: by default one for each slot.
+
+        Raises ``ValueError`` if ``slots_per_model`` is below 1 or above the number of slots of ``schedule``.
+        """
         instance("schedule", schedule, Schedule)
         most = schedule.num_slots
         return most if self.slots_per_model is None else whole("slots_per_model", self.slots_per_model, 1, most)
@@ -80,9 +86,9 @@ class DistilledEnsemble(EnsembleOfClients):
 
 
 def _fitting(examples: int) -> Distillation:
-    """Returns the default ``Distillation`` for a number of examples at the server.
+    """Returns the default options of the student's training for a number of examples at the server.
 
-    FedBE's schedule is for 10 000 images; its start and cycle are shortened in proportion to the number of steps.
+    FedBE's defaults are for 10 000 images; ``start`` and ``cycle`` are shortened in proportion to the number of steps.
     """
     steps = 20 * -(-examples // min(128, examples))
     return Distillation(start=steps // 6, cycle=max(1, steps // 60))

@@ -218,9 +218,9 @@ def train_and_average(
 
 
 def _followed(training: Training, averaging: Averaging, rule: Mapping[str, object] | str) -> Mapping[str, object] | str:
-    """Completes an algorithm's ``rule``, by which theory follows it, with the run's loss, optimisers and server rate.
+    """Adds the loss, the optimisers and the server rate to ``rule``, by which theory follows the algorithm.
 
-    Returns a sentence instead if theory cannot follow the algorithm with these options.
+    Returns a sentence that says why instead, if theory cannot follow the algorithm with these options.
     """
     if isinstance(rule, str) or not isinstance(rule, Mapping):
         return rule

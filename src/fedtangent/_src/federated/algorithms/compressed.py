@@ -81,7 +81,7 @@ def fed_paq(
     paper weighs clients equally: ``weighting="uniform"``. For other channels use ``fed_avg``.
 
     Args:
-        quantiser: Bits of a number, and numbers that share one norm.
+        quantiser: Bits of a number, and how many numbers share one norm (``bucket_size``).
 
     Raises:
         ValueError: Bits outside 2 .. 16, a ``bucket_size`` below 1, and as ``fed_avg`` raises.

@@ -210,9 +210,9 @@ def scaffold(
 
 
 def halpern(index: Array) -> Array:
-    """Returns ``1 - 1 / (k + 1)`` for the index k: the weight of the clients' mean in Halpern's anchoring.
+    """Returns ``1 - 1 / (k + 1)``, the weight of the clients' mean in the server's next model, with k = ``index``.
 
-    Source: Local-GD, below eq. (16). The rest of the weight is on the model at the start of the run.
+    The rest of the weight is on the model at the start of the run. Source: Local-GD, below eq. (16).
     """
     return 1 - 1 / (jnp.asarray(index, float) + 1)
 

@@ -76,7 +76,7 @@ def random_walk(model: Model, schedule: Schedule, *, base: Recipe = fed_avg, **o
 
 
 def _no_server(name: str, averaging: Averaging | None) -> None:
-    """Raises ``ValueError`` if ``averaging`` has options that hide clients from a server (``name`` has no server)."""
+    """Raises ``ValueError`` if ``averaging`` hides clients from a server, because the algorithm ``name`` has none."""
     for option in ("shuffle", "secure_aggregation"):
         if averaging is not None and getattr(averaging, option):
             raise ValueError(f"{option}: hides clients from a server, but {name} has none: leave it out")

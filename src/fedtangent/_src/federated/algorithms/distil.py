@@ -45,7 +45,7 @@ FEDBE = Distillation()
 
 
 def num_steps(how: Distillation, rows: int) -> int:
-    """Returns the number of steps that the student takes: all epochs, up to the end of the last whole cycle.
+    """Returns how many steps the student takes: the steps of all epochs up to the end of the last whole cycle.
 
     Args:
         how: Options of the student's training.
@@ -95,7 +95,7 @@ def cyclical_rate(how: Distillation, step: Array) -> Array:
 
 
 class Averaged(NamedTuple):
-    """The state of the optimiser ``averaged``: the inner optimiser's state, the steps taken and the mean weights."""
+    """The state of an optimiser that averages weights: the inner optimiser's state, the steps taken and the mean."""
 
     inner: PyTree
     step: Array  # [] int32, steps taken

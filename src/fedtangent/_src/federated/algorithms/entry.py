@@ -2,8 +2,8 @@
 
 A recipe is a function such as ``fed_avg(model, schedule, client_learning_rate=..)`` marked with ``recipe``. Its options
 on the command line are its parameters; their names, types, defaults and help come from its signature and docstring.
-Some parameters take several options: a ``Work`` or a ``Channel`` takes the options of its record in ``WRITTEN``, and
-another frozen record takes one option for each of its fields.
+Some parameters take several options: a ``Work`` takes the fields of ``WorkOptions`` and a ``Channel`` the fields of
+``ChannelOptions`` (see ``WRITTEN``); another frozen record takes one option for each of its fields.
 """
 
 from __future__ import annotations
@@ -122,7 +122,7 @@ class RateOptions:
 
 @dataclasses.dataclass(frozen=True)
 class OptimizerOptions:
-    """The option of the clients' optimiser."""
+    """The option that names the clients' optimiser."""
 
     client_optimizer: str = "sgd"
     """sgd, momentum (0.9) or adam; its state does not outlive a round."""
@@ -194,7 +194,7 @@ class AcceptOptions:
 
 @dataclasses.dataclass(frozen=True)
 class SecureOptions:
-    """The option of secure aggregation."""
+    """The option of whether clients send masked numbers, by secure aggregation."""
 
     secure_aggregation: bool = False
     """Clients send masked numbers; the server learns the sum only."""
@@ -232,7 +232,7 @@ class SharedOptions:
 
 @dataclasses.dataclass(frozen=True)
 class LossOptions:
-    """The option of the loss by which clients train."""
+    """The option that names the loss by which clients train."""
 
     loss: str = "squared_error"
     """squared_error (classes as centred one-hot targets), cross_entropy, exponential or logistic (one output); add
@@ -241,7 +241,7 @@ class LossOptions:
 
 @dataclasses.dataclass(frozen=True)
 class BaseOptions:
-    """The option of an algorithm that wraps another one, such as Fed-ensemble."""
+    """The option that names the inner algorithm of one that wraps another, such as Fed-ensemble."""
 
     base: str = "fed_avg"
     """The algorithm inside; its options are options of the run too."""

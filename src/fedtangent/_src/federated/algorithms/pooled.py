@@ -87,7 +87,7 @@ def centralised(
 
 
 def _pooled_client(received: Stacked, round_: Array) -> Client:
-    """Returns the examples of M clients as those of one client, sorted by client id (whatever the cohort's order)."""
+    """Merges the examples of M clients into one ``Client``, sorted by client id (whatever the cohort's order)."""
     has_examples = jnp.any(received.messages.mask, axis=1)
     order = jnp.argsort(jnp.where(has_examples, received.client, jnp.iinfo(jnp.int32).max), stable=True)
     flat = jax.tree.map(lambda leaf: leaf[order].reshape((-1, *leaf.shape[2:])), received.messages)

@@ -179,7 +179,8 @@ def ensemble_outputs(
 ) -> tuple[Array, Array]:
     """Computes the outputs of each member of an ensemble, [E, n, C], and the ensemble's prediction, [n, C].
 
-    An absent member has outputs 0. The prediction is ``losses.mean_prediction`` over the members that are present.
+    An absent member has outputs 0. The prediction is over the members that are present: the mean of their
+    outputs or, for a loss of class labels, the log of their mean softmax probabilities.
 
     Args:
         model: The network.

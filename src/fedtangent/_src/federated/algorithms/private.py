@@ -29,7 +29,7 @@ NOISY = (
 
 @dataclasses.dataclass(frozen=True)
 class PrivacyReport:
-    """The option of the line that reports (epsilon, delta) after a run of ``dp_fed_avg``."""
+    """The option ``delta``, for the line that reports (epsilon, delta) after a run of ``dp_fed_avg``."""
 
     delta: float = 1e-5
     """Delta of the reported epsilon."""

@@ -68,9 +68,10 @@ class Staleness:
             raise ValueError(f"delay: got {shown(self.delay)}, must be whole numbers from 0 to {MOST_DELAY}")
 
     def law(self, num_clients: int) -> Float64[np.ndarray, "_ ages"]:
-        """Returns the probabilities of the delays 0 to D, [1, D + 1] for all clients alike or [N, D + 1] for each.
+        """Returns how likely a client's answer is to be 0, 1, .. D rounds late, where D is the largest delay.
 
-        Raises ``ValueError`` for delays or probabilities of another shape, or probabilities that do not sum to 1.
+        The result is [N, D + 1], or [1, D + 1] if all N clients have the same probabilities. Raises ``ValueError`` for
+        delays or probabilities of another shape, or probabilities that do not sum to 1.
         """
         if self.probabilities is None:
             delays = real_array("delay", self.delay).astype(int)

@@ -64,7 +64,7 @@ def spectral_dual(
     Args:
         eigenvalues: Eigenvalues of the kernel, [m]; m is its number of rows.
         vectors: Its eigenvectors, [m, m].
-        residual: ``y - f_0`` [m, C]; every column evolves under the same kernel.
+        residual: Targets minus outputs before the first step, [m, C]; every column evolves under the same kernel.
         step: s, the step in function space: ``learning_rate / (N C)`` for the loss ``1/(2 N C) sum |f - y|^2`` of N
             examples with C outputs.
         times: The Psi numbers of steps.
@@ -140,7 +140,7 @@ def descend_dual(
 def chebyshev_degree(time: int) -> int:
     """Returns a degree that is enough for the Chebyshev series of ``sum_{u < t} (1 - z)^u`` with t = ``time`` steps.
 
-    The omitted terms add up to less than ``CUT`` t.
+    The omitted terms add up to less than ``CUT`` times t, which is 1e-13 t.
     """
     return min(time - 1, math.ceil(math.sqrt(2 * time * math.log(20 / CUT))))
 
@@ -150,7 +150,7 @@ def chebyshev_series(top: Array | float, times: tuple[int, ...]) -> tuple[Array,
 
     The Chebyshev polynomials have the argument 1 - 2 z / top, and D = ``chebyshev_degree(max(times))``. The series
     interpolates p_t at Chebyshev nodes. The coefficients beyond the returned degree can be left out: they add up to at
-    most ``CUT`` times t for every t.
+    most ``CUT`` (1e-13) times t for every t.
 
     Args:
         top: End of the interval, 0 < top <= 2; may be traced.
@@ -181,12 +181,12 @@ def chebyshev_dual(
 
     Args:
         product: ``g -> K g`` for g [n, C].
-        residual: ``y - f_0`` [n, C] float64.
+        residual: Targets minus outputs before the first step, [n, C] float64.
         step: s, the step in function space; may be traced.
         times: The Psi numbers of steps.
         largest: Upper bound of the eigenvalues of K that matter to the residual; ``step * largest`` is at most 2.
         active: If False, nothing is computed, and the result is zero.
-        degree: Degree of the series; by default as large as ``CUT`` needs.
+        degree: Degree of the series; by default so large that the omitted terms add up to at most 1e-13 t.
 
     Returns:
         The dual; the number of products [] taken; and ``inside`` [] bool, whether no term of the series outgrew the
@@ -362,9 +362,10 @@ def _flat_product(kernel: Array) -> Product:
 
 
 def _by_eigh(kernel: Array | None, residual: Array, times: tuple[int, ...]) -> tuple[Array, Dual]:
-    """Returns a kernel's largest eigenvalue, and the function ``(step, active) -> (dual R_t, 0 products)``.
+    """Returns a kernel's largest eigenvalue, and the function that computes the dual by an eigendecomposition.
 
-    The function computes the dual by ``spectral_dual``. The kernel is [n, n], or [n C, n C] for all outputs.
+    The function is ``(step, active) -> (R_t [Psi, n, C], 0 products)``, as ``Dynamics.dual``. The kernel is [n, n], or
+    [n C, n C] for all outputs; ``residual`` [n, C] is the targets minus the outputs; ``times`` are the Psi numbers t.
     """
     assert kernel is not None
     eigenvalues, vectors = jnp.linalg.eigh(kernel)
@@ -385,14 +386,14 @@ def by_products(
     step: Array,
     active: Array,
 ) -> tuple[Array, Array]:
-    """Computes the dual R_t [Psi, n, C] after Psi numbers of steps t, and how many products with K it took, [].
+    """Computes the dual R_t [Psi, n, C] after Psi numbers of steps t, and the number of products with the kernel K, [].
 
     It is computed by a Chebyshev series (``chebyshev_dual``). If the step is unstable, or the series breaks down, the
     steps are taken one by one.
 
     Args:
         product: ``g -> K g`` for g [n, C].
-        residual: ``y - f_0`` [n, C].
+        residual: Targets minus outputs before the first step, [n, C].
         lambda_max: Largest eigenvalue of K, [].
         times: The Psi numbers of steps.
         method: "chebyshev", or "iterate" to take the steps in any case.

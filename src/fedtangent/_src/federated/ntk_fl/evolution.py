@@ -171,7 +171,7 @@ class Choice(NamedTuple):
     Attributes:
         params: Parameters of the best candidate; if all diverged, the parameters before the round.
         best: Index of the best candidate, [] int32; -1 if all diverged.
-        losses: Loss of every candidate, [Psi]; infinite if not finite, NaN after the end of the search.
+        losses: Loss of each of the Psi candidates, [Psi]; infinite if not finite, NaN after the end of the search.
     """
 
     params: PyTree
@@ -186,7 +186,8 @@ _Search = tuple[Array, Array, Array, Array, tuple[PyTree, Array], Array]
 def network_loss(model: Model, params: PyTree, examples: Pool, evolution: Evolution) -> Array:
     """Computes the loss by which a number of gradient steps is chosen: of the real network at ``params``, a scalar.
 
-    It is ``1/(2 N C) sum |f - y|^2`` over N examples, or with the loss "cross_entropy" ``-1/N sum y log softmax(f)``.
+    For outputs f and targets y of N examples it is ``1/(2 N C) sum |f - y|^2``, or with the loss "cross_entropy"
+    ``-1/N sum y log softmax(f)``.
     With the criterion "accuracy" it is the share of examples whose largest output is not at their largest target.
 
     Args:
@@ -224,7 +225,7 @@ def choose_time(
         model: The network.
         params: Its parameters before the round.
         pull: J', from [n, C] to a change of weights.
-        dual: R_t [Psi, n, C] of every candidate, in order of time.
+        dual: R_t [Psi, n, C] for each of Psi candidate numbers of steps t, in increasing order.
         examples: The examples on which the loss is computed.
         evolution: Options with ``criterion``, ``loss`` and ``patience``.
         at_once: Whether to apply ``pull`` to all candidates together, if that takes little longer than for one.
@@ -259,10 +260,12 @@ def choose_time(
 
 
 def _errors(pool: Pool, tangent: Tangent, dynamics: Dynamics, chosen: Array, together: int) -> dict[str, Array]:
-    """Computes ``kernel_error`` and ``function_gap`` of ``ntk_evolve``'s info, with ``together`` random probes at once.
+    """Computes how far the kernel in use and the linearised function are from the exact ones, by name.
 
-    ``chosen`` is the dual R_t [n, C] at the chosen number of steps t. For ``together=0``, which means the exact kernel,
-    both are 0.
+    ``kernel_error`` is the averaged kernel's relative error; ``function_gap`` is the relative difference between the
+    network linearised at the new weights and the function that the kernel predicts. ``chosen`` is the dual R_t [n, C]
+    at the chosen number of steps t; ``together`` is the number of random probes at once, 0 for the exact kernel, for
+    which both are 0.
     """
     if together == 0:
         return {"kernel_error": jnp.zeros(()), "function_gap": jnp.zeros(())}
@@ -327,7 +330,7 @@ def ntk_server(
         evolution: Times, kernel, method and loss of the evolution.
         validation: Examples x, y by whose loss the number of steps is chosen; None: by the loss on the pooled examples.
         pool_size: The most examples that are pooled, which is the size of the kernel; ``info["examples_dropped"]``
-            counts the others. None: all, padding included. ``largest_sample`` never drops an example.
+            counts the others. None: all, padding included. ``subsample.largest_sample`` is a size that drops none.
         shuffle: Whether a server between clients and aggregation permutes the rows of Jacobians, outputs and targets
             together (section 4.2), by the round's key; the update stays the same up to rounding.
     """

@@ -73,6 +73,8 @@ def leading_factor(product: Product, shape: tuple[int, ...], rows: int) -> tuple
 class Nodes(NamedTuple):
     """The nodes of the polynomial in t that extrapolates ``(K - F F') R_t``.
 
+    K is the kernel, ``F F'`` its approximation of low rank, and R_t the dual after t gradient steps.
+
     Attributes:
         times: Numbers of steps t, [NODES], the latest first.
         values: ``(K - F F') R_t`` at these t, [NODES, columns, rows], with the rows of F and the columns that share F.
@@ -85,7 +87,7 @@ class Nodes(NamedTuple):
 
 
 def extrapolated(nodes: Nodes, time: Array) -> Array:
-    """Extrapolates ``(K - F F') R_t`` to t = ``time`` by the polynomial in t through the nodes, [columns, rows].
+    """Extrapolates ``(K - F F') R_t`` to t = ``time`` by the polynomial in t through ``nodes``, [columns, rows].
 
     K is the kernel, ``F F'`` its approximation of low rank, and R_t the dual after t steps. Rows are the rows of F; the
     columns are C if all outputs have one kernel, else 1.
@@ -102,11 +104,13 @@ def extrapolated(nodes: Nodes, time: Array) -> Array:
 
 
 class _Descent(NamedTuple):
-    """The state of ``multirate_dual`` between two stretches of steps; examples are last, which is twice as fast.
+    """The state of ``multirate_dual`` between two stretches of gradient steps.
+
+    The dual has the examples on its last axis, which is twice as fast.
 
     Attributes:
         time: Number of steps t taken, [] int32.
-        dual: Transposed dual R_t, [columns, rows].
+        dual: Transposed dual R_t after these steps, [columns, rows].
         moved: Transposed ``F' R_t``, [columns, r], with the low-rank factor F.
         nodes: Nodes of the extrapolation.
         length: Steps of the next stretch, [] int32.
@@ -130,11 +134,12 @@ def multirate_dual(
     factor: Array,
     active: Array | bool = True,
 ) -> tuple[Array, Array]:
-    """Computes the result of ``dual.descend_dual``, [Psi, n, C], with fewer products with K; and their number [].
+    """Computes the dual R_t [Psi, n, C] for Psi numbers of steps t by few products with the kernel K; and their number.
 
     That is gradient descent on the linearised network, ``R_{t+1} = R_t + step force(K R_t)``. Steps are taken in
-    stretches. If the polynomial's error at the end of a stretch exceeds ``SLOW_TOLERANCE``, the stretch is repeated in
-    shorter ones. A stretch of one step is exact, so a useless factor costs a product in every step, but no accuracy.
+    stretches, in which ``(K - F F') R_t`` is extrapolated by a polynomial in t. If the polynomial's error at the end
+    exceeds ``SLOW_TOLERANCE``, the stretch is repeated in shorter ones. A stretch of one step is exact, so a useless
+    factor costs a product in every step, but no accuracy.
 
     Args:
         product: ``g -> K g`` for g [n, C].
@@ -156,7 +161,7 @@ def multirate_dual(
     def stretch(now: _Descent, last: Array) -> _Descent:
         """Takes up to ``now.length`` gradient steps, not beyond step ``last``, and then one product with the kernel.
 
-        If the extrapolation was too inaccurate, the result is the old state with a shorter next stretch.
+        If the extrapolation was too inaccurate at the end, the result is the old state with a shorter next stretch.
         """
         end = jnp.minimum(now.time + now.length, last)
         length = end - now.time
@@ -201,10 +206,10 @@ def _next_length(length: Array, off: Array, is_accurate: Array, now: _Descent) -
     The number is odd: outputs that swing from step to step show only at odd distances.
 
     Args:
-        length: Steps of the stretch just taken.
-        off: Error of the extrapolation at its end.
-        is_accurate: Whether this error is small enough for the stretch to count.
-        now: The state before the stretch.
+        length: Number of gradient steps just taken, after which a product with the kernel was computed.
+        off: Error of the extrapolation between two such products, at the last of these steps.
+        is_accurate: Whether this error is small enough; otherwise the steps are taken again.
+        now: The state before these steps.
     """
     error = jnp.where(jnp.isnan(off), jnp.inf, off) / SLOW_TOLERANCE
     share = CAUTION * jnp.maximum(error, jnp.finfo(error.dtype).tiny) ** (-1 / now.nodes.number)

@@ -210,7 +210,7 @@ def check_examples(evolution: Evolution, model: Model, examples: Examples, learn
 
 
 def held_out(validation: object, loss: str, model: Model, x: Array | None = None) -> tuple[Array, Array] | None:
-    """Checks the server's validation examples and returns them, for the cross entropy with labels as probabilities.
+    """Checks the server's validation examples and returns them; with the cross entropy, labels become probabilities.
 
     Args:
         validation: The pair (x [m, ...], y [m, C]) or None, which is returned unchanged.

@@ -43,7 +43,7 @@ class Stage(NamedTuple):
     Attributes:
         apply: Leaves out or rounds some of the numbers, ``(key, Unsent) -> Unsent``.
         code: Function from the size of the encoded message before the stage to the size after it.
-        clips: Whether the stage scales these numbers down; None for a stage that never does.
+        clips: Function from an ``Unsent`` to whether the stage scales its numbers down; None if the stage never does.
     """
 
     apply: Callable[[Key, Unsent], Unsent]
@@ -323,12 +323,13 @@ def _count(k: int | None, fraction: float | None, total: int) -> int:
 def qsgd(bits: int, *, bucket_size: int | None = None) -> Channel:
     """Builds QSGD's quantiser: for each number v a sign and a level of ``|v| / norm`` (Alistarh et al., 2017).
 
-    The norm is the Euclidean norm of the number's bucket. There are 2^(bits - 1) - 1 equidistant levels above 0. A
-    number is rounded to one of its two neighbouring levels at random, so that the result is unbiased.
+    The numbers are cut into buckets of successive numbers, and the norm is the Euclidean norm of the bucket of v. There
+    are 2^(bits - 1) - 1 equidistant levels above 0. A number is rounded to one of its two neighbouring levels at
+    random, so that the result is unbiased.
 
     Args:
         bits: Bits of a number; each bucket also sends one norm.
-        bucket_size: Numbers that share a norm; by default all numbers of the message.
+        bucket_size: Numbers of a bucket; by default all numbers of the message are one bucket.
 
     Raises:
         ValueError: Bits outside 2 .. 16, or a ``bucket_size`` below 1.

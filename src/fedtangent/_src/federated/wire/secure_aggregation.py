@@ -82,7 +82,7 @@ def fraction_bits(num_messages: int, bits: int) -> int:
         bits: Bits of a whole number, 32 or 64.
 
     Raises:
-        ValueError: Other bits, or so many messages that fewer than ``LEAST_BITS`` fractional bits are left.
+        ValueError: Other bits, or so many messages that fewer than 8 fractional bits are left.
     """
     _check_bits(bits)
     # without the sign, and a bit for numbers that are rounded up
