@@ -380,7 +380,7 @@ class Flow:
         return whole("model", model, 0, self.num_models - 1)
 
     def check_linear(self, quantity: str) -> None:
-        """Raises ``ValueError``, naming ``quantity``, unless the loss is the squared error, which it needs."""
+        """Raises ``ValueError`` unless the loss is the squared error; the message says that ``quantity`` needs it."""
         if not self.kind.is_linear:
             raise ValueError(
                 f"loss: got {self.kind.loss!r}, must be 'squared_error' for the {quantity}: under another loss the run "

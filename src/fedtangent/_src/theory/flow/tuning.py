@@ -156,7 +156,7 @@ def _descend(look: _Look, grid: list[_Tried], place: int, tolerance: float) -> N
     low, high = sorted((grid[place].log, grid[other].log))
 
     def side(log: float) -> float:
-        """Returns -1 left of the minimum and 1 right of it; a loss that is not finite counts as right."""
+        """Returns -1 if a rate's logarithm is left of the minimum; 1 if it is right of it or the loss is not finite."""
         if log in (low, high):
             return -1.0 if log == low else 1.0
         point = look(log)

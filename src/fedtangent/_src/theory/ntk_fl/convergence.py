@@ -237,7 +237,9 @@ def ntk_evolved(
 
 
 def linear_rate(kernel: ArrayLike, learning_rate: float) -> float:
-    """Computes the largest factor of the linearised network's squared residual in a step, ``(1 - eta lambda_i / N)^2``.
+    """Computes the largest factor of the linearised network's squared residual in a step.
+
+    It is the largest ``(1 - eta lambda_i / N)^2`` over the kernel's eigenvalues lambda_i, with N examples.
 
     Args:
         kernel: Tangent kernel [N, N] at the start of the round.
