@@ -128,7 +128,7 @@ def _balanced(n: int, block_size: int) -> tuple[int, int]:
 
 
 def _pad(rows: PyTree, n: int, length: int) -> PyTree:
-    """Pads the rows of ``n`` examples with zeros to ``length`` rows; the caller removes their entries of the kernel."""
+    """Pads the rows of ``n`` examples with zeros to ``length`` rows; the caller removes the padding from the kernel."""
     if n == length:
         return rows
     return jax.tree.map(lambda r: jnp.concatenate([r, jnp.zeros((length - n, *r.shape[1:]), r.dtype)]), rows)
@@ -228,7 +228,8 @@ def _dense_trace(
 ) -> Float[AnyArray, "n1 n2"]:
     """Computes a dense network's kernel, averaged over outputs.
 
-    ``outputs`` are its layers' pre-activations, ``grams`` the Gram matrices of their inputs.
+    ``outputs1`` and ``outputs2`` are the layers' pre-activations at the two sets of examples, ``grams`` the Gram
+    matrices of the layers' inputs.
     """
     kernel = grams[-1]
     if len(grams) == 1:

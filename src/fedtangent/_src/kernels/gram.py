@@ -219,9 +219,9 @@ def jittered_cholesky(theta: ArrayLike, max_relative_jitter: float = 1e-10) -> C
 def check_covariance(kernels: KernelBlocks) -> None:
     """Raises ``ValueError`` unless the nngp blocks form one covariance, positive semidefinite up to rounding.
 
-    A Cholesky factorisation checks the blocks together, with sqrt(eps) times the largest variance on the diagonal. If
-    there are more points than ``MOST_CHECKED``, it takes some test points and evenly spaced training points. Without
-    the block between test and training points it checks the two square blocks one by one.
+    A Cholesky factorisation checks the blocks together, after sqrt(eps) times the largest variance is added to the
+    diagonal. Of more than ``MOST_CHECKED`` points it takes the first test points and evenly spaced training points.
+    Without the block between test and training points it checks the two square blocks one by one.
     """
     train, cross, test = kernels.nngp_train, kernels.nngp_test_train, kernels.nngp_test
     if train is not None and cross is not None and test is not None:

@@ -258,7 +258,7 @@ def _gradient_product(
     rows2: _Rows | None,
     d2: Float[Array, "n2 K P channels"] | None,
 ) -> Float[Array, "n1*K _"]:
-    """Computes a layer's part of the kernel [n1 K, n2 K] as a product of gradients, by groups of channels.
+    """Computes a layer's part of the kernel [n1 K, n2 K] as a product of gradients, a few channels at a time.
 
     ``d1`` and ``d2`` are the derivatives of K network outputs by the layer's outputs; without ``d2`` both are ``d1``.
     """
@@ -320,7 +320,10 @@ def _position_product(
 
 
 def _map_examples(function: Callable[[PyTree], Array], examples: PyTree, numbers: int) -> Array:
-    """Maps ``function`` over examples with ``numbers`` entries each: one by one on a CPU, else in batches."""
+    """Maps ``function`` over examples: one by one on a CPU, else in batches.
+
+    ``numbers`` is the size of the arrays that ``function`` builds for one example, and limits the size of a batch.
+    """
     if jax.default_backend() == "cpu":
         return jax.lax.map(function, examples)
     return jax.lax.map(function, examples, batch_size=max(1, HELD // numbers))

@@ -327,7 +327,7 @@ class _Proxy(types.ModuleType):
 
 
 def _build_proxies() -> dict[str, types.ModuleType]:
-    """Builds a proxy for each module of which ``_restored`` replaces a name, and for the packages that contain it."""
+    """Builds a proxy for each module with a name that ``_restored`` replaces, and for the packages that contain it."""
     proxies: dict[str, types.ModuleType] = {}
 
     def proxy(name: str) -> types.ModuleType:

@@ -32,8 +32,8 @@ def conformal_coverage(sizes: ArrayLike, alpha: float, weights: ArrayLike | None
     and that the threshold is finite.
 
     Proof. The test point is any of the n_k + 1 points of client k, each with the same probability. It is covered if and
-    only if its score is at most q', the threshold of all N + 1 scores together. Of the client's other points at most as
-    many are at most q as of all its points are at most q', and one less only if q is not a score of client k. Hence
+    only if its score is at most q', the threshold of all N + 1 scores together. If M of the n_k + 1 points have scores
+    of at most q', then m_k(q) is M or M - 1, and it is M - 1 only if q is not a score of client k. Hence
     ``E[m_k(q)] <= (n_k + 1) P_k(covered) <= E[m_k(q)] + P(q is not a score of client k)``. The bounds follow by summing
     over clients: ``1 - alpha <= sum_k w_k m_k(q) / (n_k + 1) < 1 - alpha + w_l / (n_l + 1)``, where q is a score of
     client l.

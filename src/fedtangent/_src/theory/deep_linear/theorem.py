@@ -281,7 +281,7 @@ def linear_model(weights: Weights) -> Float64[np.ndarray, "d C"]:
 
 
 def stable_learning_rate(work: FullBatchWork, depth: int) -> float:
-    """Computes the rate above which a client's descent diverges at infinite width: the least ``2 d_out / (L |X_c|^2)``.
+    """Computes the rate above which a client's descent diverges at infinite width: min_c ``2 d_out / (L |X_c|^2)``.
 
     Args:
         work: Full-batch work of the clients; the result is inf if all their inputs X_c are 0.

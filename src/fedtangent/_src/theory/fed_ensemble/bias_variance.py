@@ -6,11 +6,11 @@ Here h is the average of K models, hbar its expectation over all random draws of
 second term has hbar, as in FE-2021 (erratum `fe2024.10`). A run has two random parts: the initial functions, and the
 schedule (who trains which model when), so by the law of total variance
 
-    E_x (h - hbar)^2 = E_schedules[ sum_k k_k(x, x) / K^2 ] + Var_schedules[ mean of h given the schedule ].
+    E_x (h - hbar)^2 = E_schedules[ sum_k k_k(x, x) / K^2 ] + Var_schedules[ mean of h given the schedule ],
 
-The first part is the variance from the K independent initial functions, the second the variance from the schedules; at
-the fixed point of FE-2024's Theorem 2 the schedule no longer matters, and only k(x, x)/K of Corollary 1 of FE-2024
-remains.
+where k_k(x, x) is the variance of model k over initial functions. The first part is the variance from the K independent
+initial functions, the second the variance from the schedules; at the fixed point of FE-2024's Theorem 2 the schedule no
+longer matters, and only k(x, x)/K of Corollary 1 of FE-2024 remains.
 """
 
 from __future__ import annotations

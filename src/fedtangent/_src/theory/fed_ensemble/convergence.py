@@ -17,13 +17,14 @@ has its factor f:
 ==============  =====  ============================================================================================
 
 All have a remainder ``o(eta_0^2 tau^2)``, which the bounds here leave out. kappa_2 is eq. (19) of FE-2021, and kappa_3
-is its formula as printed (errata `fe2021.26`, `fe2021.20`, `fe2021.kappa3`). The bound of the movement has three forms,
-too (erratum `fe2021.18movement`).
+the formula that FE-2021 prints before eq. (27), both uncorrected (errata `fe2021.26`, `fe2021.20`, `fe2021.kappa3`).
+The bound of the movement has three forms, too (erratum `fe2021.18movement`).
 
 Section 9.4 of FE-2021, how far training a network is from training its linearisation, ends with
 ``gap <= kappa_4 / (1 - (1 + eta_0^2 tau^2 ||D_4||) e^{-eta_0 tau lambda_min / nbar})`` and ``kappa_4 = O(l^-1/2)``.
-``kappa_4`` is as printed (erratum `fe2021.kappa4`). ``gap_from_drift`` is the first-order bound that the same argument
-gives for a measured change of the kernel.
+eta_0^2 tau^2 D_4 are the second-order terms of an age. The function ``kappa_4`` computes the printed formula, although
+the proof gives another one (erratum `fe2021.kappa4`). ``gap_from_drift`` is the first-order bound that the same
+argument gives for a measured change of the kernel.
 """
 
 from __future__ import annotations

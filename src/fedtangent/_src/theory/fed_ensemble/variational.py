@@ -195,7 +195,7 @@ def _checked(mixture: GaussianMixture) -> tuple[Float[Array, "K d"], float | Flo
 def _draws(
     function: LogDensity, mixture: GaussianMixture, num_samples: int, seed: int | Key
 ) -> tuple[Float[Array, "K S"], Float[Array, "K S"]]:
-    """Draws weights w from each component k and returns averages over pairs of draws, [K, S] each.
+    """Draws weights w from each component k and returns averages over each of S pairs of draws, [K, S].
 
     The first result averages ``function`` at w, the second the overlap ``ln sum_j N(w; w_j) / N(w; w_k)``.
     """

@@ -55,7 +55,8 @@ class _Frame(NamedTuple):
     """Matrices that convert the recursion's state to coordinates without null directions of the kernel, and back.
 
     With ``Theta = V Lambda V'`` ``down`` is ``Lambda^(1/2) V'`` and ``up`` is ``V Lambda^(-1/2)``. ``of_clients`` has
-    such matrices for the clients' kernel blocks in each bucket, and which of their rows are coordinates.
+    such matrices for the clients' kernel blocks, and says which of their rows are coordinates; one entry for each
+    ``Bucket``, a group of clients of similar size.
     """
 
     down: Float64[np.ndarray, "rank q"]  # Lambda^(1/2) V'
@@ -63,7 +64,7 @@ class _Frame(NamedTuple):
     of_clients: tuple[tuple[np.ndarray, np.ndarray, np.ndarray], ...]  # per bucket: down, up [b, s, s], used [b, s]
 
     def reduced(self, state: FlowState) -> Float64[np.ndarray, "d D"]:
-        """Returns the coordinates [d, D] of a state of one model."""
+        """Returns the state of one model as d coordinates for each of its D coefficient vectors, [d, D]."""
         shared = [part for part in (state.models, state.memory) if part is not None]
         parts = [self.down @ np.asarray(part[:, i]) for part in shared for i in range(part.shape[1])]
         for correction, (down, _, counts) in zip(state.corrections or (), self.of_clients, strict=False):
@@ -71,7 +72,7 @@ class _Frame(NamedTuple):
         return np.concatenate(parts)
 
     def lifted(self, like: FlowState, coordinates: Float64[np.ndarray, "d D"]) -> FlowState:
-        """Returns the state of one model with coordinates [d, D] and the same parts as ``like``."""
+        """Returns the state of one model from ``coordinates``, with the parts that ``like`` has."""
         rank, columns = self.up.shape[1], coordinates.shape[1]
         models, shared, rest, corrections = like.models.shape[1], [], coordinates, []
         for _ in range(models if like.memory is None else models + 1):
@@ -158,8 +159,8 @@ class Pass:
     def _influence(self) -> tuple[Float64[np.ndarray, "m q"], Float64[np.ndarray, "m q"], float]:
         """Computes how the fixed point depends on the initial residual and on ``J(X) w_0``, a matrix [m, q] each.
 
-        J is the Jacobian, w_0 the initial weights. The third result is the share of the initial function that weight
-        decay removes.
+        J is the Jacobian, w_0 the initial weights, and q the number of kernel rows of the training points. The third
+        result is the share of the initial function that weight decay removes.
         """
         matrix, decays = self._matrix(), self._decay() is not None
         change = np.eye(len(matrix)) - matrix
@@ -189,9 +190,10 @@ class Pass:
 
     @in_float64
     def _drives(self, decayed: bool) -> tuple[Float64[np.ndarray, "d q"], Float64[np.ndarray, "d q"]]:
-        """Computes the offset d of the pass ``s -> L s + d`` for unit initial residuals, [d, q].
+        """Computes how the initial residual of q rows drives the state: the part of a pass without ``L s``, [d, q].
 
-        The second result is d for unit values of ``J(X) w_0``, Jacobian times initial weights; 0 unless ``decayed``.
+        Each column belongs to one unit residual. The second result is the same for unit values of ``J(X) w_0``, the
+        Jacobian times the initial weights; 0 unless ``decayed``, that is, unless weight decay has removed w_0.
         """
         eye = np.eye(len(self.flow.theta))[:, None, :]
         zeros = np.zeros_like(eye)
@@ -201,7 +203,7 @@ class Pass:
 
     @in_float64
     def _decay(self) -> np.ndarray | None:
-        """Returns how a pass maps the share of the initial weights that is left (``decay_map``); None without decay."""
+        """Returns the matrix by which a pass shrinks the initial weights (``decay_map``); None without weight decay."""
         if not self.flow.kind.decays:
             return None
         of_pass = np.asarray(decay_map(self.flow.program(self.model, 1)))
@@ -323,7 +325,10 @@ def end_of_stable(
         return not growths[factor] <= most
 
     def beside(low: float, middle: float, high: float) -> float | None:
-        """Looks for an unstable factor around a stable one that grows more than its neighbours; returns it, or None."""
+        """Searches between the stable factors ``low`` and ``high`` for an unstable one; returns it, or None.
+
+        It searches only while ``middle``, which lies between them, has a larger growth than both.
+        """
         for _ in range(MAXIMUM):
             neighbours = max(growths[low], growths[high])
             if growths[middle] <= neighbours + ROUNDING * abs(neighbours):

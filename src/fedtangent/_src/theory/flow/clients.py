@@ -60,7 +60,7 @@ class Bucket(NamedTuple):
 
 
 class ClientBlocks(NamedTuple):
-    """All clients with at least one example, grouped into buckets, with extreme eigenvalues of their kernel blocks.
+    """All clients with at least one example, in buckets by size, with extreme eigenvalues of their kernel blocks.
 
     ``bucket_of`` and ``place_in_bucket`` say in which bucket each client is (-1: no examples), and at which index.
     A least eigenvalue above 0 is recorded as 0.
@@ -178,7 +178,7 @@ def lengths(bucket: Bucket, place: Int[Array, "S"], moves: Float[Array, "S s D"]
     """Computes the norms of clients' updates in the space of weights.
 
     Args:
-        bucket: The clients.
+        bucket: Group of clients of similar size.
         place: Index in the bucket of each update's client.
         moves: Coefficients of the updates on the clients' rows.
     """
@@ -266,7 +266,7 @@ def kappas(
 
     Args:
         optimizer: The clients' optimiser (``unit_optimizer``).
-        nu: Pull to the start, [].
+        nu: Strength of the proximal term plus the weight decay, [].
         sizes: Sizes of the steps, [most_steps].
 
     Returns:

@@ -40,7 +40,7 @@ READ, GATHER = 40, 120
 
 
 class LimitDistance(NamedTuple):
-    """Relative Frobenius distances of a round's mean and covariance from the mean and covariance of a limit."""
+    """Relative Frobenius distances of the mean and covariance after a round from a limit, such as ``gp_limit``."""
 
     mean: float
     cov: float
@@ -233,7 +233,8 @@ class Flow:
             r, model: Number of finished rounds, and model as documented at ``Flow``.
 
         Returns:
-            B [K, m, q] and gamma [K], with K = 1 if ``model`` selects one model. Without weight decay gamma is 1.
+            B [K, m, q], with q the rows of the training kernel, and gamma [K]; K = 1 if ``model`` selects one model.
+            Without weight decay gamma is 1.
         """
         theta_x = self.check_law("covariance").ntk_test_train
         r = whole("r", r, 0, self.num_rounds)
@@ -258,7 +259,8 @@ class Flow:
     def operator(self, r: int, model: int = 0) -> Float[AnyArray, "q q"]:
         """Computes the matrix M_r [q, q] of ``f_r(x) = f_0(x) - Theta(x, X) M_r (f_0(X) - Y)``, for small problems.
 
-        It costs an n x n recursion. With weight decay M_r multiplies Y only, as the module explains.
+        q is n, or n C with outputs "full". The cost is a recursion of q x q matrices. With weight decay M_r multiplies
+        Y only, as the module explains.
 
         Args:
             r: Number of finished rounds.
@@ -378,7 +380,7 @@ class Flow:
         return whole("model", model, 0, self.num_models - 1)
 
     def check_linear(self, quantity: str) -> None:
-        """Raises ``ValueError``, naming ``quantity``, unless the loss is the squared error, which it needs."""
+        """Raises ``ValueError`` unless the loss is the squared error; the message says that ``quantity`` needs it."""
         if not self.kind.is_linear:
             raise ValueError(
                 f"loss: got {self.kind.loss!r}, must be 'squared_error' for the {quantity}: under another loss the run "
@@ -401,7 +403,7 @@ class Flow:
 
         Args:
             model: Index of one model, or None for all.
-            columns: Number of coefficient columns D of each model.
+            columns: Number D of coefficient vectors that the recursion carries for each model.
         """
         rounds, num_models = self.rounds, self.num_models if model is None else 1
         sizes = np.asarray(self.partition.sizes)[self.slots.client] * self.slots.present

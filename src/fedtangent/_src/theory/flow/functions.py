@@ -105,8 +105,8 @@ def stacked(*parts: AnyArray) -> AnyArray:
 class _Request(NamedTuple):
     """Rounds and training points of the requested functions, with targets and ``Flow.shares`` for the recursion.
 
-    ``distinct`` lists each requested round once, increasing; ``places`` has the index in it of each round of the
-    result. ``rows`` are kernel rows of the training points in the result; None for all.
+    ``distinct`` lists each requested round once, increasing; ``places`` has, for each round of the result, its
+    index in ``distinct``. ``rows`` are kernel rows of the training points in the result; None for all.
     """
 
     targets: Float[AnyArray, "q D"] | None  # None under another loss than the squared error

@@ -37,7 +37,7 @@ class FlowState(NamedTuple):
 
     ``a`` are the K models and ``past`` the models of earlier rounds. ``memory`` is the server's momentum buffer,
     FedDyn's h or SCAFFOLD's c, and ``corrections`` are the clients' h_i or c_i on their own examples, one array for
-    each bucket.
+    each bucket (group of clients of similar size).
     """
 
     a: Float[Array, "q K D"]  # the models
@@ -85,7 +85,7 @@ def zero_state(program: Program, columns: int) -> FlowState:
 
     Args:
         program: Input of the recursion.
-        columns: Number of coefficient columns D of each model.
+        columns: Number D of coefficient vectors of each model.
     """
     a = jnp.zeros((program.theta.shape[0], program.num_models, columns))
     remembers = program.kind.has_server_momentum or program.kind.corrects
@@ -397,7 +397,7 @@ def _answers(
     drive: Drive,
     correction: Float[Array, "S s D"] | None,
 ) -> _Answers:
-    """Trains the clients of one bucket in round ``j`` and returns their updates.
+    """Trains the clients of one bucket (group of similar size) in round ``j`` and returns their updates.
 
     ``drive`` has the residuals and tilts at the start, ``correction`` the coefficients of the clients' h_i (FedDyn) or
     c_i (SCAFFOLD).
@@ -433,7 +433,7 @@ def _train(
     e: Float[Array, "s D"] | None,
     batches: Int[Array, "T B"] | None,
 ) -> Float[Array, "s D"]:
-    """Trains a bucket's client ``i`` in round ``j`` and returns the coefficients of its update, z [s, D].
+    """Trains client ``i`` of a group of clients in round ``j``; returns the coefficients of its update, z [s, D].
 
     ``drive`` has the residual and tilt on the client's rows, ``e`` the coefficients of the client's h_i (FedDyn) or c_i
     (SCAFFOLD), and ``batches`` its minibatches; None for full batches.
@@ -507,20 +507,20 @@ def _server_momentum(program: Program, change: Array, memory: Momentum, trained:
 
 
 def _weights_of(slots: BucketSlots, rounds: Rounds, j: Int[Array, ""]) -> tuple[Float[Array, "S"], Int[Array, "S"]]:
-    """Returns weight (0 for padding) and model of a bucket's slots in round ``j``, [S] each."""
+    """Returns weight (0 for padding) and model of the slots in round ``j`` of one bucket of clients, [S] each."""
     slot = slots.slot[j]
     return jnp.where(slots.present[j], rounds.weight[j][slot], 0.0), rounds.model[j][slot]
 
 
 def _start_of(program: Program, slots: BucketSlots, j: Int[Array, ""]) -> Int[Array, "S"]:
-    """Returns the index in ``FlowState.models`` of the model from which each slot of a bucket starts in round ``j``."""
+    """Returns the index in ``FlowState.models`` of the model from which each slot's client starts in round ``j``."""
     slot, rounds = slots.slot[j], program.rounds
     model = rounds.model[j][slot]
     return model if rounds.delay is None else model + program.num_models * rounds.delay[j][slot]
 
 
 def _kappas_of(program: Program, bucket: Bucket, slots: BucketSlots, j: Int[Array, ""]) -> Float[Array, "S"]:
-    """Computes kappa, how far a constant gradient of size 1 moves a client, for a bucket's slots in a round, [S]."""
+    """Computes kappa, how far a constant gradient of size 1 moves a client, for each slot of one bucket, [S]."""
     place, rate = slots.place[j], program.rounds.learning_rate[j]
     kind, optimizer = program.kind, clients.unit_optimizer(program.kind, j)
     untilted = kind._replace(algorithm="fed_avg", decays=False)

@@ -34,7 +34,7 @@ class RunSlots(NamedTuple):
 
 
 class BucketSlots(NamedTuple):
-    """Slots of every round whose client is in one bucket; filled entries come first in each row.
+    """Slots of every round whose client is in one bucket (group of similar size); filled entries come first in a row.
 
     ``slot`` is the index among the round's slots, ``place`` the client's index in the bucket; padding is not
     ``present``.
@@ -51,8 +51,8 @@ class Rounds(NamedTuple):
     ``weight`` is relative to the sum over the model's slots in the round, ``fraction`` the share of the N clients that
     train a model, and ``anchoring`` the alpha of Modified Local-GD. ``slots`` lists the slots of each bucket.
     ``batches`` are positions among a client's examples, and ``needed`` the kernel rows of each model's clients (None
-    for all). ``delay`` counts rounds; ``oldest`` is the largest delay in each round, at which an answer starts from the
-    initial model.
+    for all). ``delay`` counts rounds; ``oldest`` is the largest possible delay in each round, at which an answer
+    starts from the initial model.
     """
 
     model: Int32[Array, "R S"]
@@ -82,7 +82,7 @@ def build_rounds(
     empty.
 
     Args:
-        clients: All clients, in buckets.
+        clients: All clients, in buckets of similar size.
         slots: Client and model of every slot.
         weight: Weight of every slot [R, S], relative within a model and round.
         rates: The clients' learning rate, the server's learning rate and the anchoring.

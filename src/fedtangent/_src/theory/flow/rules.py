@@ -368,7 +368,7 @@ def _check_company(rule: Rule, kind: Kind) -> None:
 
 
 def _step_weights(rule: Rule, most: int) -> Any:
-    """Returns the first ``most`` step weights, by default 1; raises ``ValueError`` if fewer, negative or all 0."""
+    """Returns weights of the first ``most`` local steps, by default 1; checks their number and range."""
     weights = rule.step_weights
     if weights is None:
         return np.ones(most)

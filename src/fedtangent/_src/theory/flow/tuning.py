@@ -156,7 +156,7 @@ def _descend(look: _Look, grid: list[_Tried], place: int, tolerance: float) -> N
     low, high = sorted((grid[place].log, grid[other].log))
 
     def side(log: float) -> float:
-        """Returns -1 left of the minimum and 1 right of it; a loss that is not finite counts as right."""
+        """Returns -1 if a rate's logarithm is left of the minimum; 1 if it is right of it or the loss is not finite."""
         if log in (low, high):
             return -1.0 if log == low else 1.0
         point = look(log)
@@ -181,7 +181,7 @@ STEP = 1.25  # factor between the rates that are tried for the largest stable on
 
 
 class Rates(NamedTuple):
-    """Client learning rates found by ``searched_rates``; of a learning-rate schedule, its largest rate.
+    """Client learning rates found by ``searched_rates``; for a learning-rate schedule, each is its largest rate.
 
     Attributes:
         stable: Largest rate up to which the final training loss is not above the initial one; 0 if there is none.
@@ -206,7 +206,7 @@ def searched_rates(
 
     Args:
         losses: Maps a rate to training and test loss after the last round, which may be infinite or NaN.
-        start: The run's rate.
+        start: Learning rate of the run; it limits how small a rate is tried for the least test loss.
         first_loss: Training loss of the untrained models; a rate with a larger loss is not stable.
         gentle: Rate at which the search for the largest stable rate begins (``end_of_stable``).
     """

@@ -12,9 +12,11 @@ changes by
 ``1 + 2/M {g [4 sqrt(2/pi) R/(delta alpha) + sqrt(ln(2 N^2/delta)/(2 n)) + kappa lambda/N] - eta tau (1 + kappa)
 lambda/N} + g^2/M^2``
 
-(``proof_factor``), where R is the distance that a neuron moves. The theorems require "small enough" steps and R and
-"large enough" n; ``assumptions`` allows each of the three a third of the margin 3 lambda / (2 N). These are explicit
-constants for ``eta = O(lambda/N)``, ``n = Omega(N^2/lambda^2 ln(N^2/delta))``, ``R = O(delta alpha lambda/N)``.
+(``proof_factor``), where R is the distance that a neuron moves, n the number of neurons, alpha^2 the least eigenvalue
+of the covariance of a neuron's initial weights, and delta the probability with which the theorem may fail. The theorems
+require "small enough" steps and R and "large enough" n; ``assumptions`` allows each of the three a third of the margin
+3 lambda / (2 N). These are explicit constants for ``eta = O(lambda/N)``, ``n = Omega(N^2/lambda^2 ln(N^2/delta))``,
+``R = O(delta alpha lambda/N)``.
 
 Points that the proofs leave open or state otherwise:
 
@@ -23,7 +25,8 @@ Points that the proofs leave open or state otherwise:
   ``linear_rate`` with no condition on R.
 - The rates are a quarter of the first-order ones (erratum `ntk_fl.rate`).
 - The lemmas are used for all examples or entries (see ``lemmas``), each with delta / 3 (erratum `ntk_fl.delta`).
-- Over many rounds the theorems hold with S, H and R about the weights of round 0 (erratum `ntk_fl.assumption1`).
+- Over many rounds the theorems hold if the kernel H, the sets S of neurons that switch, and R refer to the weights of
+  round 0 (erratum `ntk_fl.assumption1`).
 - (58b) divides by N and by M (erratum `ntk_fl.58b`). FedAvg as usually run has the step ``eta N_m / N`` in the
   theorem's terms.
 """
@@ -234,7 +237,9 @@ def ntk_evolved(
 
 
 def linear_rate(kernel: ArrayLike, learning_rate: float) -> float:
-    """Computes the largest factor of the linearised network's squared residual in a step, ``(1 - eta lambda_i / N)^2``.
+    """Computes the largest factor of the linearised network's squared residual in a step.
+
+    It is the largest ``(1 - eta lambda_i / N)^2`` over the kernel's eigenvalues lambda_i, with N examples.
 
     Args:
         kernel: Tangent kernel [N, N] at the start of the round.
@@ -371,7 +376,7 @@ def _of_the_data(x: Float64[np.ndarray, "N d"], c: NtkConstants) -> list[Assumpt
 
 
 def _of_the_proof(c: NtkConstants, radius: float, measured: bool) -> list[Assumption]:
-    """Checks a stable step, and the proof's conditions on step, width and movement, each with a third of the margin."""
+    """Checks a stable step and the proof's conditions on step, width and movement (each a third of the margin)."""
     spare, n = c.lambda_min / (2 * c.num_examples), c.num_examples
     stretch = _growth(c) / (c.learning_rate * c.local_steps)
     wide = math.inf if spare == 0 else 2 * (stretch / spare) ** 2 * math.log(2 * n**2 / c.delta)

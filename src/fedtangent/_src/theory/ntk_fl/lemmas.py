@@ -11,9 +11,9 @@ that the lemmas' proofs leave open:
 Lemma 2 bounds the distance of the NTK weights from the weights of gradient descent:
 ``|w_t - w~_t|_1 <= sqrt(2 n d / pi) eta R / (delta alpha) sum_{u=1}^{t-1} gamma_u``, gamma_u above every example's
 residual after u steps, for the network of eq. (12). The distance has a second part,
-``eta/N |J_0' sum_u (r_u - r~_u)|_1``, which the lemma leaves out and ``residual_part`` bounds (erratum
-`ntk_fl.lemma2`). The bound is printed without R, and Fig. 9 draws another, ``figure_bound`` (errata `ntk_fl.22`,
-`ntk_fl.fig9`).
+``eta/N |J_0' sum_u (r_u - r~_u)|_1`` with the residuals r_u of the network, r~_u of its linearisation and the initial
+Jacobian J_0, which the lemma leaves out and ``residual_part`` bounds (erratum `ntk_fl.lemma2`). The paper prints the
+lemma's bound without R, and its Fig. 9 draws another bound, ``figure_bound`` (errata `ntk_fl.22`, `ntk_fl.fig9`).
 """
 
 from __future__ import annotations
@@ -230,7 +230,10 @@ def _per_step(learning_rate: float, width: int, input_size: int) -> float:
 
 
 def _sums(gamma: ArrayLike) -> Float64[np.ndarray, "times"]:
-    """Computes ``sum_{u=1}^{t-1} gamma_u`` for t = 0 .. T, without gamma_0: at step 0 both runs share the Jacobian."""
+    """Computes ``sum_{u=1}^{t-1} gamma_u`` for t = 0 .. T, without gamma_0.
+
+    At step 0 NTK-FL and gradient descent take the same step.
+    """
     values = real_array("gamma", gamma)
     if values.ndim != 1 or len(values) == 0 or not np.all(values >= 0):
         raise ValueError(f"gamma: got shape {values.shape}, must be [T] numbers of at least 0")

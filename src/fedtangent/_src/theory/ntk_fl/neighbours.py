@@ -1,4 +1,4 @@
-"""The round of NTK-DFL (Thompson et al., ICML 2025), in which clients on a graph evolve kernels, as one matrix."""
+"""A round of NTK-DFL (Thompson et al., ICML 2025) as one matrix: clients on a graph mix models and train."""
 
 from __future__ import annotations
 
