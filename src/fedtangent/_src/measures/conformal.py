@@ -130,7 +130,8 @@ def conformal_predictor(
         targets: Labels [n] for classification, values [n, C] for regression.
         clients: The calibration examples of each client.
         alpha: Largest probability that a set misses its target, above 0 and below 1.
-        score: Name of the score; ``conformal_scores`` defines them.
+        score: "probability" or "adaptive" for classification, "residual" or "normalised" for regression;
+            ``conformal_scores`` defines them.
         weights: Weights [N] of the clients in the mixture that test points come from; None for their numbers of
             examples plus 1. With weight 1 for one client and 0 for all others the sets are calibrated for that client
             alone.

@@ -88,12 +88,12 @@ class GramOperators(NamedTuple):
 
     @property
     def mean(self) -> float:
-        """Mean norm of the commutators of two clients' Gram operators, over pairs of clients; 0 if there are none."""
+        """Mean over pairs of clients of the norm of their Gram operators' commutator; 0 if there are no pairs."""
         return float(np.mean(self.commutators)) if len(self.commutators) else 0.0
 
     @property
     def relative_mean(self) -> float:
-        """Mean norm of the commutators over its largest possible value, over pairs of clients; 0 if there are none."""
+        """Mean over pairs of clients of the commutator's norm divided by its largest possible value; 0 if no pairs."""
         return float(np.mean(self.relative)) if len(self.relative) else 0.0
 
 
@@ -230,9 +230,10 @@ def _commutator(kernel: Float64[np.ndarray, "n n"], a: Int[np.ndarray, "n_a"], b
 
 
 def _variance(kernel: Float64[np.ndarray, "n n"], rows: list[Int[np.ndarray, "_"]]) -> tuple[float, float]:
-    """Computes the norm ``|Var(Pi_i)|`` for the clients' Gram operators, and its ratio to ``|E[Pi_i]^2|``.
+    """Computes the norm of the variance of the clients' Gram operators, and its ratio to the norm of the squared mean.
 
-    ``gram_operators`` defines both. ``kernel`` has all n examples; ``rows`` has the rows of it that each client holds.
+    ``gram_operators`` defines the operators. ``kernel`` has all n examples; ``rows`` has the rows of it that each
+    client holds.
     """
     total = sum(map(len, rows))
     count, within = np.zeros(len(kernel)), np.zeros_like(kernel)

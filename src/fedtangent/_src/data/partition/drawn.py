@@ -292,9 +292,10 @@ def dirichlet(
 
     - ``"per_client"``: client i draws ``q_i ~ Dir(alpha C p)`` and its labels from ``q_i`` without replacement, ``q_i``
       being renormalised whenever a class is used up (Hsu et al., 2019). Sizes are equal to within one. This is the
-      ``Dir(alpha)`` of the NTK-FL paper (section 6, "symmetric Dirichlet distribution"), whose authors' client maps
-      have the label statistics of one ``alpha`` per class.
-    - ``"hsu"``: the same with ``q_i ~ Dir(alpha p)``, as Hsu et al. print it: C times the heterogeneity parameter.
+      ``Dir(alpha)`` of the NTK-FL paper (section 6, "symmetric Dirichlet distribution"): the partitions that its
+      authors published have the label statistics of this method.
+    - ``"hsu"``: the same with ``q_i ~ Dir(alpha p)``, the formula of Hsu et al. C times the ``alpha`` of
+      ``"per_client"`` gives the same distribution.
     - ``"per_class"``: each class is divided among the clients by ``Dir(alpha, .., alpha)`` over clients (Yurochkin et
       al., 2019), so sizes differ too. Clients below ``min_client_size`` take random examples from the largest ones.
 
