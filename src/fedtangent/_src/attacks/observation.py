@@ -117,9 +117,9 @@ def shuffle_rows(seen: Observed, order: Int[AnyArray, "m"]) -> Observed:
 
     CP-NTK-FL permutes "rows and columns in synchronization" (Yue et al., 2022, section 4.2). Its update ``sum_j
     J_{:j:}' R_{:j}`` (eq. 9b), with the Jacobian J [m, C, P] and the server's coefficients R [m, C], does not change if
-    the examples are permuted (rows of every ``J_{:j:}``, of the outputs f and the targets Y), or the outputs ``j`` (with
-    the columns of ``f`` and ``Y``). Neither permutation hides an image, only its owner: each row is reconstructed as
-    before, and the derivatives by the last layer's biases reveal the order of the outputs.
+    the examples are permuted (rows of every ``J_{:j:}``, of the outputs f and the targets Y), or the outputs ``j``
+    (with the columns of ``f`` and ``Y``). Neither permutation hides an image, only its owner: each row is reconstructed
+    as before, and the derivatives by the last layer's biases reveal the order of the outputs.
 
     Args:
         seen: Messages of m examples.
