@@ -86,7 +86,7 @@ class DatasetEntry(Entry):
 
 @dataclasses.dataclass(frozen=True)
 class ImageOptions:
-    """Options of data sets of images."""
+    """Options of data sets of images: numbers of examples, one vector for each image, and the dtype of pixels."""
 
     num_train: int | None = None
     """Use only this many training examples, the first ones."""
