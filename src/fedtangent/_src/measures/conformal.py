@@ -256,9 +256,9 @@ def _ranks(size: int, summary_size: int | None) -> Int[np.ndarray, "s"]:
 def _weighted_quantile(
     values: Sequence[Float64[np.ndarray, "_"]], masses: Sequence[Float64[np.ndarray, "_"]], level: float
 ) -> float:
-    """Returns the smallest value up to which the masses add up to ``level``; infinity if their sum is smaller.
+    """Returns the smallest value v for which the masses of all values up to v have a sum of ``level`` or more.
 
-    ``values`` and ``masses`` have an array for each client.
+    Returns infinity if the sum of all masses is smaller. ``values`` and ``masses`` have an array for each client.
     """
     every, mass = np.concatenate(values), np.concatenate(masses)
     order = np.argsort(every, kind="stable")
