@@ -270,7 +270,7 @@ def _best_of(minima: Minimum, messages: int) -> Leak:
 
 
 def _targets(loss: str, guess: Array | None, labels: Array | None) -> Array:
-    """Returns the known labels or, if there are none, the guess in the form that the loss takes."""
+    """Returns the known labels, or else the guessed ones: ``guess``, for the cross entropy its softmax."""
     if labels is not None:
         return labels
     assert guess is not None

@@ -91,8 +91,8 @@ def sparsify(seen: Observed, sparsity: float) -> Observed:
     """Sets a share of the entries of each message to zero, the smallest ones in magnitude.
 
     A message is ``values[i]``: an example's whole Jacobian, or one gradient. Entries are chosen as by the clients of
-    CP-NTK-FL (``wire.sparsify``): the ``num_kept`` largest stay, and ties with the smallest of them. If fewer entries
-    are nonzero, all count as kept.
+    CP-NTK-FL (``wire.sparsify``): the largest stay, and so do entries as large as the smallest of these. If fewer
+    entries are nonzero than should stay, all count as kept.
 
     Args:
         seen: The messages.
@@ -116,10 +116,10 @@ def shuffle_rows(seen: Observed, order: Int[AnyArray, "m"]) -> Observed:
     """Permutes the examples of messages: row ``i`` of the result is row ``order[i]``.
 
     CP-NTK-FL permutes "rows and columns in synchronization" (Yue et al., 2022, section 4.2). Its update ``sum_j
-    J_{:j:}' R_{:j}`` (eq. 9b), with the Jacobian J [m, C, P] and the dual R [m, C], does not change if the examples are
-    permuted (rows of every ``J_{:j:}``, of the outputs f and the targets Y), or the outputs ``j`` with the columns of
-    ``f`` and ``Y``. Neither permutation hides an image, only its owner: each row is reconstructed as before, and the
-    derivatives by the last layer's biases reveal the order of the outputs.
+    J_{:j:}' R_{:j}`` (eq. 9b), with the Jacobian J [m, C, P] and the server's coefficients R [m, C], does not change if
+    the examples are permuted (rows of every ``J_{:j:}``, of the outputs f and the targets Y), or the outputs ``j``
+    (with the columns of ``f`` and ``Y``). Neither permutation hides an image, only its owner: each row is reconstructed
+    as before, and the derivatives by the last layer's biases reveal the order of the outputs.
 
     Args:
         seen: Messages of m examples.

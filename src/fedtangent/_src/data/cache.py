@@ -110,7 +110,7 @@ def _array(path: Path, expected: str) -> np.ndarray:
 
 @contextlib.contextmanager
 def _advised(path: Path) -> Iterator[None]:
-    """Adds to the message of a ``ValueError`` inside the context the advice to remove the folder of ``path``."""
+    """If the context raises a ``ValueError``, adds to its message the advice to remove the folder of ``path``."""
     try:
         yield
     except ValueError as error:

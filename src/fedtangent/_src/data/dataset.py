@@ -86,7 +86,7 @@ class DatasetEntry(Entry):
 
 @dataclasses.dataclass(frozen=True)
 class ImageOptions:
-    """Options of data sets of images."""
+    """Options of data sets of images: numbers of examples, one vector for each image, and the dtype of pixels."""
 
     num_train: int | None = None
     """Use only this many training examples, the first ones."""
@@ -150,8 +150,8 @@ LEVELS = 100  # values that float32 must have within the range of a feature
 def check_resolution(name: str, array: np.ndarray) -> None:
     """Raises ``ValueError`` for a feature whose differences float32 would round away, such as a time since 1970.
 
-    Such a feature has fewer than ``LEVELS`` float32 values from its least to its largest. A feature whose values differ
-    only by the rounding of float64 counts as constant, and passes.
+    Such a feature has fewer than 100 float32 values between its least and its largest number. A feature whose values
+    differ only by the rounding of float64 counts as constant, and passes.
 
     Args:
         name: Name of the array, for the error message.

@@ -71,7 +71,7 @@ def unavailable(published: Published, error: Exception) -> str:
 
 
 def _received(url: str, part: Path, size: int) -> None:
-    """Downloads all of ``url`` to ``part``, over up to ``TRIES`` connections; raises ``OSError`` if that fails."""
+    """Downloads all of ``url`` to ``part``, over up to five connections; raises ``OSError`` if that fails."""
     for attempt in range(TRIES):
         before = _size(part)
         try:
@@ -95,7 +95,7 @@ def _received(url: str, part: Path, size: int) -> None:
 def _receive(url: str, part: Path, size: int) -> bool:
     """Downloads the rest of ``url`` to ``part`` over one connection, or all of it if the server cannot resume.
 
-    Returns whether the file is complete, with ``size`` bytes or what the server says.
+    Returns whether ``part`` then has all bytes: as many as the server announces, or ``size`` if it announces none.
     """
     begun = _size(part)
     if begun > size:  # left from another file

@@ -482,7 +482,7 @@ def _targets_of(
 ) -> tuple[Float32[np.ndarray, "n C"], Int[np.ndarray, "n"] | None]:
     """Returns the targets [n, C] float32 of a loss for labels or numbers ``y``, and the labels [n] int32 or None.
 
-    Targets of classes are -1 and 1 if the loss takes signs, else as for the squared error.
+    Labels become vectors of -1 and 1 if the loss takes signs, else centred one-hot vectors.
     """
     if num_classes == 0:
         return np.asarray(y, np.float32), None

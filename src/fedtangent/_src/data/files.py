@@ -107,7 +107,10 @@ def arrays(name: str, path: Path) -> dict[str, np.ndarray]:
 
 
 def unpacked(file: io.BufferedIOBase) -> dict[str, np.ndarray]:
-    """Reads the arrays of an open ``.npz`` file; call it inside ``reading``: bad files raise various exceptions."""
+    """Reads the arrays of an open ``.npz`` file by name.
+
+    A bad file raises various exceptions; inside the context ``reading`` they become a ``ValueError``.
+    """
     with zipfile.ZipFile(file) as packed:
         content = {}
         for key, member in _members(packed).items():

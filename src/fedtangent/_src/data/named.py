@@ -1,4 +1,4 @@
-"""Data sets by name, or by the name of a user's own file."""
+"""Finds and loads a data set by its name, or by the path of a user's own file."""
 
 from __future__ import annotations
 

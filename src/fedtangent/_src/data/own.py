@@ -44,7 +44,7 @@ TARGETS = ("classes", "numbers")
 
 @dataclasses.dataclass(frozen=True)
 class OwnOptions:
-    """Options of a user's own file."""
+    """Options of a user's own file: numbers of examples, share for testing, and how inputs and targets are read."""
 
     test_fraction: float = 0.2
     """Fraction of the examples (of each user's, if there are users) to test on if the file has no x_test."""

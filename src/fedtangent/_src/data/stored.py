@@ -20,7 +20,7 @@ from fedtangent._src.storage import cache_directory, expanded
 
 @dataclasses.dataclass(frozen=True)
 class StoredOptions:
-    """Options of data sets that are downloaded."""
+    """Options of data sets that are downloaded: the folders of the cache and of TensorFlow Datasets."""
 
     cache_dir: Path | None = option(None, may_differ=True)
     """Where prepared data are kept (default: $FEDTANGENT_CACHE, or the user's cache folder)."""
@@ -127,7 +127,7 @@ def entry_of(
 
 @dataclasses.dataclass(frozen=True)
 class StoredImageOptions(StoredOptions, ImageOptions):
-    """Options of images that are downloaded once and then kept in the cache."""
+    """Options of images that are downloaded once and then kept in the cache: whether to standardise the pixels."""
 
     standardise: bool = False
     """Subtract the mean of all training pixels and divide by their standard deviation (one number each)."""

@@ -130,7 +130,8 @@ def conformal_predictor(
         targets: Labels [n] for classification, values [n, C] for regression.
         clients: The calibration examples of each client.
         alpha: Largest probability that a set misses its target, above 0 and below 1.
-        score: Name of the score; ``conformal_scores`` defines them.
+        score: "probability" or "adaptive" for classification, "residual" or "normalised" for regression;
+            ``conformal_scores`` defines them.
         weights: Weights [N] of the clients in the mixture that test points come from; None for their numbers of
             examples plus 1. With weight 1 for one client and 0 for all others the sets are calibrated for that client
             alone.
@@ -255,9 +256,9 @@ def _ranks(size: int, summary_size: int | None) -> Int[np.ndarray, "s"]:
 def _weighted_quantile(
     values: Sequence[Float64[np.ndarray, "_"]], masses: Sequence[Float64[np.ndarray, "_"]], level: float
 ) -> float:
-    """Returns the smallest value up to which the masses add up to ``level``; infinity if their sum is smaller.
+    """Returns the smallest value v for which the masses of all values up to v have a sum of ``level`` or more.
 
-    ``values`` and ``masses`` have an array for each client.
+    Returns infinity if the sum of all masses is smaller. ``values`` and ``masses`` have an array for each client.
     """
     every, mass = np.concatenate(values), np.concatenate(masses)
     order = np.argsort(every, kind="stable")

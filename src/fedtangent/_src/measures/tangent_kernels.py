@@ -88,12 +88,12 @@ class GramOperators(NamedTuple):
 
     @property
     def mean(self) -> float:
-        """Mean norm of the commutators of two clients' Gram operators, over pairs of clients; 0 if there are none."""
+        """Mean over pairs of clients of the norm of their Gram operators' commutator; 0 if there are no pairs."""
         return float(np.mean(self.commutators)) if len(self.commutators) else 0.0
 
     @property
     def relative_mean(self) -> float:
-        """Mean norm of the commutators over its largest possible value, over pairs of clients; 0 if there are none."""
+        """Mean over pairs of clients of the commutator's norm divided by its largest possible value; 0 if no pairs."""
         return float(np.mean(self.relative)) if len(self.relative) else 0.0
 
 
@@ -180,10 +180,11 @@ def gram_operators(theta: ArrayLike, clients: Partition, max_pairs: int = 1000, 
     """Measures how much the clients' Gram operators ``Pi_i f = Theta(., X_i) f(X_i) / n_i`` differ from each other.
 
     Pi_i maps a function f to the kernel's smoothing of its values at the n_i examples X_i of client i. Two measures are
-    from section 9.2 of FE-2021: the commutators ``[Pi_i, Pi_j] = Pi_i Pi_j - Pi_j Pi_i``, the second-order term of
-    Lemma 9.2, and ``Var(Pi_i) = sum_i p_i Pi_i^2 - (sum_i p_i Pi_i)^2`` with ``p_i = n_i / sum n``, the variance of
-    Lemma 9.3, here over all clients with examples. Both vanish if the clients hold the same examples. They are positive
-    for different examples of one distribution; compare with a random partition of the same sizes.
+    from section 9.2 of FE-2021: the commutators ``[Pi_i, Pi_j] = Pi_i Pi_j - Pi_j Pi_i``, and ``Var(Pi_i) = sum_i
+    p_i Pi_i^2 - (sum_i p_i Pi_i)^2`` with ``p_i = n_i / sum n``, here over all clients with examples. They are the
+    second-order terms of the product (Lemma 9.2) and of the mean (Lemma 9.3) of the exponentials ``e^{-h Pi_i}``. Both
+    vanish if the clients hold the same examples. They are positive for different examples of one distribution; compare
+    with a random partition of the same sizes.
 
     Norms are norms of operators on the kernel's function space, where ``Pi_i`` is symmetric: with the Jacobian J_i of
     the outputs at X_i by the weights, it acts on weights as ``J_i' J_i / n_i``. Then ``|[Pi_i, Pi_j]|^2 = 2 tr(T_ji
@@ -230,9 +231,10 @@ def _commutator(kernel: Float64[np.ndarray, "n n"], a: Int[np.ndarray, "n_a"], b
 
 
 def _variance(kernel: Float64[np.ndarray, "n n"], rows: list[Int[np.ndarray, "_"]]) -> tuple[float, float]:
-    """Computes the norm ``|Var(Pi_i)|`` for the clients' Gram operators, and its ratio to ``|E[Pi_i]^2|``.
+    """Computes the norm of the variance of the clients' Gram operators, and its ratio to the norm of the squared mean.
 
-    ``gram_operators`` defines both. ``kernel`` has all n examples; ``rows`` has the rows of it that each client holds.
+    ``gram_operators`` defines the operators. ``kernel`` has all n examples; ``rows`` has the rows of it that each
+    client holds.
     """
     total = sum(map(len, rows))
     count, within = np.zeros(len(kernel)), np.zeros_like(kernel)

@@ -198,7 +198,7 @@ def _network(
     first_init = nn.initializers.variance_scaling(1 / filters[0] if of_width else 1.0, "fan_in", "truncated_normal")
 
     def applied(layer: nn.Conv | nn.Dense, x: Array, is_first: bool = False, is_last: bool = False) -> Array:
-        """Applies a layer; in muP, scales its input and output so that its weights and biases get their factors."""
+        """Applies a layer to ``x``; in muP, scales ``x`` and the output, as if weights and biases had muP's factors."""
         if not of_width:
             return layer(x)
         if is_last:

@@ -234,7 +234,7 @@ def outputs_of(inputs: object, output_size: int | None, name: str) -> int:
 
 @dataclasses.dataclass(frozen=True)
 class ScaleOptions(NoOptions):
-    """Options of the initial weights of ``mlp``."""
+    """Options of the initial weights of ``mlp``: standard deviations of weights, biases and last weights."""
 
     w_std: float = 2.0**0.5
     """Standard deviation of the weights, in units of 1 / sqrt(fan-in)."""

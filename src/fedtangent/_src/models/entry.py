@@ -55,7 +55,7 @@ class ModelEntry(Entry):
     """Default step size of the clients for each loss, measured at the model's default sizes."""
 
     def fitting_loss(self, is_regression: bool) -> str:
-        """Returns the name of the model's default loss: the squared error for regression, else the loss for classes."""
+        """Returns the name of the default loss: the squared error for regression, the entry's ``loss`` for classes."""
         return SQUARED_ERROR if is_regression else self.loss
 
 

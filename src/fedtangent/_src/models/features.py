@@ -22,7 +22,10 @@ from fedtangent._src.types import AnyArray, Array, ArrayLike, Key, Model, PyTree
 
 
 class LinearStructure(NamedTuple):
-    """A model linear in its parameters: ``f(x) = features(x) @ params["weights"]``."""
+    """A model linear in its parameters: ``f(x) = features(x) @ params["weights"]``.
+
+    ``features`` maps inputs [n, ...] to [n, num_features].
+    """
 
     features: Callable[[AnyArray], AnyArray]  # x [n, ...] -> [n, num_features], in x's dtype
 

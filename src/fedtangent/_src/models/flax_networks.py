@@ -204,8 +204,8 @@ def _run_layers(
 ) -> tuple[Array, list[Array]]:
     """Computes a network's outputs [1, C] on one example ``x``, and the inputs of its layers.
 
-    The arguments after ``apply`` are as for ``layers.RunLayers``. Convolutions are computed by ``gemm_convolution``,
-    which is fast inside loops.
+    ``plan`` lists the calls of layers; ``shifts`` has an array for each, which is added to the call's output.
+    Convolutions are computed by ``gemm_convolution``, which is fast inside loops.
     """
     inputs: list[Array] = []
     layers = {call.path for call in plan.calls}

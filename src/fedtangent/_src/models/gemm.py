@@ -212,7 +212,7 @@ _MAPS = {
 
 
 def _is_direct(a: Array, g: Geometry) -> bool:
-    """Returns whether XLA's convolution beats a matrix product on a CPU: float32, and a window larger than 1."""
+    """Returns whether XLA's convolution of ``a`` beats a matrix product on a CPU: for float32 and windows above 1."""
     return a.dtype == jnp.float32 and max(g.window) > 1
 
 

@@ -148,8 +148,9 @@ def _shuffled_network(
 ) -> nn.Module:
     """Builds the flax module of ShuffleNetV2.
 
-    ``strides`` are those of the first convolution and of the max pooling. ``stages`` has for each stage the channels,
-    the number of units, and the stride of the first unit. ``head`` is the number of channels of the last convolution.
+    ``strides`` has the strides of the first convolution and of the max pooling. ``stages`` has for each stage the
+    channels, the number of units, and the stride of the first unit. ``head`` is the number of channels of the last
+    convolution, ``groups`` the number of groups of each GroupNorm.
     """
     import flax.linen as nn
 

@@ -115,7 +115,7 @@ def _model(build: Callable[[int], Sequence[StaxNetwork]], shape: Sequence[int], 
 
 
 def _check(shape: Sequence[int], sides: Mapping[str, int], readout: str, activation: str) -> None:
-    """Raises ``ValueError`` for a size below 1, an unknown name, or images too small for the readout.
+    """Raises ``ValueError`` for a size below 1, an unknown readout or activation, or images too small for the readout.
 
     ``shape`` is the shape of an image; ``sides`` has the sizes to check, by name of the argument.
     """

@@ -184,10 +184,10 @@ def _plan(layers: int, params: PyTree, x: WithShape) -> Plan:
 def _run(
     layers: int, recur: Recurrence, plan: Plan, params: PyTree, shifts: list[Array], x: Array
 ) -> tuple[Array, list[Array]]:
-    """Computes the outputs and the inputs of the layers for one example, if outputs are for the last character only.
+    """Computes the network's outputs [1, C] after the last character of one example ``x``, and its layers' inputs.
 
-    ``recur`` runs one of the ``layers`` LSTM layers, as ``_layer`` does. The other arguments are as for
-    ``layers.RunLayers``.
+    ``recur`` runs one of the ``layers`` LSTM layers, as ``_layer`` does. ``shifts`` has an array for each layer, which
+    is added to the layer's output. ``plan`` is not used.
     """
     before: list[Array] = []  # the hidden states before each character
 

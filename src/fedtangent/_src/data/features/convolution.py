@@ -152,10 +152,10 @@ def random_convolution(
     """Computes features [n, F] float32 of images by fixed random filters; Coates, Ng and Lee (2011) learn theirs.
 
     A patch p is ``filter_size`` pixels wide and high and has all channels, D numbers. Every patch of an image is
-    normalised: ``z = (p - mean p) / sqrt(var p + 1e-3)``. There are ``F / grid^2`` filters, each w [D] of N(0, 1) minus
-    its mean, and b of N(0, 1); a patch's response is ``max(0, w'z / sqrt(D) - b)``. The image is divided into ``grid``
-    x ``grid`` cells (sizes differ by at most one), over which responses are averaged. Features
-    are ordered by the cell's row, its column and the filter.
+    normalised: ``z = (p - mean p) / sqrt(var p + 1e-3)``. Each of the ``F / grid^2`` filters has weights w [D], drawn
+    from N(0, 1) and then centred, and a threshold b from N(0, 1); a patch's response is ``max(0, w'z / sqrt(D) - b)``.
+    The image is divided into ``grid`` x ``grid`` cells (sizes differ by at most one), over which responses are
+    averaged. Features are ordered by the cell's row, its column and the filter.
 
     Args:
         images: [n, height, width, channels], uint8 or floating within [0, 1].
@@ -189,7 +189,7 @@ def random_convolution(
 def _responses(filters: Array, biases: Array, grid: int, x: Array) -> Array:
     """Computes the features [b, F] of images ``x`` [b, h, w, c] within [0, 1]; see ``random_convolution``.
 
-    ``filters`` are [filter_size, filter_size, c, number], of mean 0, so that a patch's mean need not be subtracted.
+    ``filters`` are [filter_size, filter_size, c, number]. Their means are subtracted, so that a patch's need not be.
     ``biases`` [number] are the thresholds b.
     """
     size = filters[..., 0].size

@@ -29,7 +29,7 @@ class ClientsOptions:
 
 @dataclasses.dataclass(frozen=True)
 class SkewOptions(ClientsOptions):
-    """Options of partitions with shares that are drawn from a Dirichlet distribution."""
+    """Options of partitions by Dirichlet shares: the concentration and the smallest size of a client."""
 
     alpha: float = 0.5
     """Dirichlet concentration: smaller is more heterogeneous."""
@@ -39,7 +39,7 @@ class SkewOptions(ClientsOptions):
 
 @dataclasses.dataclass(frozen=True)
 class DirichletOptions(SkewOptions):
-    """Options of the partition ``dirichlet``."""
+    """Options of the partition ``dirichlet``: which of its methods draws the shares."""
 
     dirichlet_method: str = "per_client"
     """per_client (clients draw label shares), hsu (the same, Dir(alpha p)), or per_class (each class is divided)."""
@@ -47,7 +47,7 @@ class DirichletOptions(SkewOptions):
 
 @dataclasses.dataclass(frozen=True)
 class ShardsOptions(ClientsOptions):
-    """Options of the partition ``shards``."""
+    """Options of the partition ``shards``: the number of shards of a client."""
 
     shards_per_client: int = 2
     """Shards of a client."""
@@ -55,7 +55,7 @@ class ShardsOptions(ClientsOptions):
 
 @dataclasses.dataclass(frozen=True)
 class ClassesOptions(ClientsOptions):
-    """Options of the partition ``classes``."""
+    """Options of the partition ``classes``: the number of classes of a client."""
 
     classes_per_client: int = 2
     """Classes of a client."""
@@ -63,7 +63,7 @@ class ClassesOptions(ClientsOptions):
 
 @dataclasses.dataclass(frozen=True)
 class MajorityOptions(ClientsOptions):
-    """Options of the partition ``majority``."""
+    """Options of the partition ``majority``: the share of a client's main class."""
 
     share: float = 0.5
     """Share of a client's main class in its examples."""
@@ -292,9 +292,10 @@ def dirichlet(
 
     - ``"per_client"``: client i draws ``q_i ~ Dir(alpha C p)`` and its labels from ``q_i`` without replacement, ``q_i``
       being renormalised whenever a class is used up (Hsu et al., 2019). Sizes are equal to within one. This is the
-      ``Dir(alpha)`` of the NTK-FL paper (section 6, "symmetric Dirichlet distribution"), whose authors' client maps
-      have the label statistics of one ``alpha`` per class.
-    - ``"hsu"``: the same with ``q_i ~ Dir(alpha p)``, as Hsu et al. print it: C times the heterogeneity parameter.
+      ``Dir(alpha)`` of the NTK-FL paper (section 6, "symmetric Dirichlet distribution"): the partitions that its
+      authors published have the label statistics of this method.
+    - ``"hsu"``: the same with ``q_i ~ Dir(alpha p)``, the formula of Hsu et al. C times the ``alpha`` of
+      ``"per_client"`` gives the same distribution.
     - ``"per_class"``: each class is divided among the clients by ``Dir(alpha, .., alpha)`` over clients (Yurochkin et
       al., 2019), so sizes differ too. Clients below ``min_client_size`` take random examples from the largest ones.
 

@@ -85,7 +85,11 @@ def _arrays(name: str, path: Path, files: Mapping[str, bytes]) -> Arrays:
 
 
 def _parsed(name: str, path: Path, content: bytes, split: str) -> tuple[np.ndarray, np.ndarray]:
-    """Decodes a file's images and labels; raises ``ValueError`` if it has another size or a label is out of range."""
+    """Decodes the images and labels in ``content``, the bytes of one binary file of CIFAR's split ``split``.
+
+    ``name`` and ``path`` are the data set's name and the archive, for error messages. Raises ``ValueError`` if the file
+    has another size or a label is out of range.
+    """
     record = LABELS[name] + PIXELS
     count = RECORDS[name] if split == "train" else RECORDS["cifar10"]
     if len(content) != count * record:

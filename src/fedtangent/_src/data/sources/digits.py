@@ -15,7 +15,7 @@ from fedtangent._src.data.partition.drawn import generator
 
 @dataclasses.dataclass(frozen=True)
 class DigitsOptions(ImageOptions):
-    """Options of the data set ``digits``."""
+    """Options of the data set ``digits``: the share of test examples and the dtype of pixels."""
 
     test_fraction: float = 0.2
     """Share of each class in the test set, to within one example."""

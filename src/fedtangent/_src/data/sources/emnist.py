@@ -27,7 +27,7 @@ FIRST_LABEL = {"letters": 1}  # the smallest label in the files; 0 in the other 
 
 @dataclasses.dataclass(frozen=True)
 class EmnistOptions(StoredImageOptions):
-    """Options of the data set ``emnist``."""
+    """Options of the data set ``emnist``: which part of EMNIST, such as "letters"."""
 
     part: str = "balanced"
     """Part of EMNIST: balanced, byclass, bymerge, digits, letters or mnist."""

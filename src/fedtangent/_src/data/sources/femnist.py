@@ -31,7 +31,7 @@ NEITHER = "femnist*.npz, nor LEAF's train/*.json and test/*.json"
 
 @dataclasses.dataclass(frozen=True)
 class WritersOptions(StoredImageOptions):
-    """Options of FEMNIST."""
+    """Options of FEMNIST: the number of writers."""
 
     num_users: int | None = None
     """Use only this many writers, the first ones."""

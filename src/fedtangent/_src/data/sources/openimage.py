@@ -34,7 +34,7 @@ COLUMNS = ["client_id", "sample_path", "label_name", "label_id"]
 
 @dataclasses.dataclass(frozen=True)
 class OpenImageOptions(ImageOptions):
-    """Options of the data set ``openimage``."""
+    """Options of the data set ``openimage``: the number of users and the size of the images."""
 
     num_users: int | None = None
     """Use only the training images of this many uploaders, the first ones."""

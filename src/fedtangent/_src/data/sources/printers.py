@@ -32,7 +32,7 @@ COLUMNS = "average speed and the acceleration along two axes"
 
 @dataclasses.dataclass(frozen=True)
 class PrintersOptions(StoredOptions):
-    """Options of the data set ``printers``."""
+    """Options of the data set ``printers``: the dtype of the numbers."""
 
     dtype: str = "float64"
     """Dtype of inputs and targets: float32 or float64."""

@@ -41,7 +41,7 @@ NEITHER = "shakespeare*.npz, nor LEAF's by_play_and_character/*.txt, nor LEAF's 
 
 @dataclasses.dataclass(frozen=True)
 class TextOptions(StoredOptions):
-    """Options of the data set ``tiny_shakespeare``."""
+    """Options of the data set ``tiny_shakespeare``: the distance between the beginnings of two windows."""
 
     stride: int = WINDOW
     """Characters from the start of a window to that of the next one (LEAF: 1)."""
@@ -49,7 +49,7 @@ class TextOptions(StoredOptions):
 
 @dataclasses.dataclass(frozen=True)
 class RolesOptions(TextOptions):
-    """Options of the data set ``shakespeare``."""
+    """Options of the data set ``shakespeare``: the number of roles and the share of each role's text for testing."""
 
     num_users: int | None = None
     """Use only this many roles, the first ones."""

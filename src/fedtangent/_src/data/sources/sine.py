@@ -19,7 +19,7 @@ from fedtangent._src.data.partition.drawn import generator
 
 @dataclasses.dataclass(frozen=True)
 class SineOptions:
-    """Options of the data set ``sine``."""
+    """Options of the data set ``sine``: numbers of users and points, the gap in the training inputs, and the dtype."""
 
     num_users: int = 50
     """Number of users, each with another amplitude."""
