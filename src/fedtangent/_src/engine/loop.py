@@ -192,7 +192,7 @@ def evaluated_rounds(
         algorithm: The algorithm.
         engine: Mapping of clients onto devices.
         measure: ``(algorithm, state) -> metrics``, traced.
-        lengths: Rounds before each of the E evaluations.
+        lengths: Number of rounds between each of the E evaluations and the one before it.
         state: State before the rounds.
         data: Training examples of all clients.
     """

@@ -66,14 +66,23 @@ def _titled(title: str | None) -> Table:
 
 
 class TextTable(NamedTuple):
-    """A table of text; on a narrow screen it is split into parts, which all repeat the first column."""
+    """A table of text, printed by rich; on a narrow screen it is split into parts, which all repeat the first column.
+
+    Attributes:
+        title: Title above the table, or None.
+        columns: Headings of the columns.
+        rows: Cells of each row, in the order of ``columns``.
+    """
 
     title: str | None
     columns: Sequence[str]
     rows: Sequence[Sequence[str]]
 
     def __rich_console__(self, _: Console, options: ConsoleOptions) -> Iterator[RenderableType]:
-        """Yields the parts of the table that fit on the screen, for printing by rich."""
+        """Yields the whole table as one rich table, or as several below each other if it is wider than the screen.
+
+        rich calls this method to print the table; ``options`` has the width of the screen.
+        """
         for i, part in enumerate(self._parts(options.max_width)):
             yield self._table(self.title if i == 0 else None, part, options.max_width)
 
@@ -113,7 +122,10 @@ class TextTable(NamedTuple):
 
 
 def comparison_table(rows: Sequence[MethodRow]) -> TextTable:
-    """Builds the table of one comparison of networks with theory, with a row for each method."""
+    """Builds the table of one comparison of networks with theory.
+
+    ``rows`` has the measurements of each method: trained networks, NTK-FL and the predictions of theory.
+    """
     columns = {name: text for name, text in _COLUMNS.items() if any(text(row) != "-" for row in rows)}
     cells = [(r.method, *(text(r) for text in columns.values())) for r in rows]
     return TextTable(rows[0].setting, ("method", *columns), cells)
