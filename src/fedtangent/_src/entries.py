@@ -168,7 +168,7 @@ def choose(kind: str, name: str) -> Any:
     """Returns the entry called ``name``, as in ``choose("algorithms", "fed_avg")``.
 
     Args:
-        kind: One of ``KINDS``.
+        kind: One of ``KINDS``, such as "algorithms".
         name: Name of an entry. For models and algorithms it may also be a user's function, ``package.module:function``.
             Its module is imported only here, and its options are its parameters (``own_options``).
 

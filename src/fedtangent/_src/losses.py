@@ -85,7 +85,8 @@ def exponential(
 
     This is eq. (12) of Local-GD as a mean. The paper's binary case has C = 1; with more outputs, each output tells one
     class from the rest. Where ``y f`` is below -60 (``LEAST_MARGIN``), the exponential is replaced by its tangent at
-    that point. So in float32 the gradient is finite for every finite output, and the value is finite for outputs up to 1e12.
+    that point. So in float32 the gradient is finite for every finite output, and the value is finite for outputs up to
+    1e12.
 
     Args:
         outputs: Outputs f of the network [B, C].

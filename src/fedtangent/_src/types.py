@@ -74,7 +74,10 @@ def described(parts: Mapping[str, object]) -> str:
 
 
 class Partition(NamedTuple):
-    """The division of the examples among clients: client ``i`` holds ``indices[offsets[i]:offsets[i + 1]]``."""
+    """The division of the examples among clients.
+
+    Client ``i`` holds the examples with the numbers ``indices[offsets[i]:offsets[i + 1]]``.
+    """
 
     indices: Int32[np.ndarray, "m"]  # client after client
     offsets: Int32[np.ndarray, "N+1"]
