@@ -158,7 +158,10 @@ def _check(described: Description) -> None:
 
 
 def _apart(run: CommonOptions, clients: Partition) -> tuple[Partition, Partition | None]:
-    """Splits clients' examples into a partition to train on and one (or None) to test on, the share ``client_test``."""
+    """Splits the examples of every client: returns the partition to train on, and the one to test on.
+
+    The option ``client_test`` is the share of the test; if it is 0, the second result is None.
+    """
     if run.client_test == 0:
         return clients, None
     return sharing.held_out(clients, run.client_test, run.seed)

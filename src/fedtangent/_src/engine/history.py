@@ -194,7 +194,10 @@ def lost(rounds: Mapping[str, PyTree]) -> list[str]:
 
 
 def html_of(result: Any) -> str:
-    """Returns the HTML by which notebooks show a run: its text, and the table and curves of its history."""
+    """Returns the HTML by which notebooks show a result with a ``history``, such as a run or a comparison.
+
+    It has the result's text, and the table and curves of its history.
+    """
     return f"<p>{html.escape(repr(result))}</p>{result.history._repr_html_()}"
 
 
