@@ -55,7 +55,7 @@ ExperimentJob = tuple[ExperimentOptions, FigureOptions, Experiment, Study]
 
 
 def continues(options: object) -> bool:
-    """Returns True, because this command always continues in its output folder: finished runs are not repeated."""
+    """Returns True: ``fedtangent experiment`` always continues in its output folder, and repeats no finished run there."""
     return True
 
 
