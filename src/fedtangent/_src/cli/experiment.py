@@ -55,7 +55,7 @@ ExperimentJob = tuple[ExperimentOptions, FigureOptions, Experiment, Study]
 
 
 def continues(options: object) -> bool:
-    """Returns True: ``fedtangent experiment`` always continues in its output folder, and repeats no finished run there."""
+    """Returns True: ``fedtangent experiment`` always continues in its output folder, and repeats no finished run."""
     return True
 
 
