@@ -316,7 +316,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"y_train": LABELS - 1}, "y_train: got -1 at position 0 (4 such), must be at least 0"),
     (
         {"y_train": LABELS[:, None]},
-        f"y_train: got int64 of shape (12, 1), {KINDS} (of one column of labels make [n] by y.ravel())",
+        f"y_train: got int64 of shape (12, 1), {KINDS} (one column of labels becomes [n] by y.ravel())",
     ),
     ({"y_train": LABELS > 1}, f"y_train: got bool of shape (12,), {KINDS}"),
     ({"x_train": X.astype(str)}, "x_train: got <U32, must be real numbers"),

@@ -171,7 +171,7 @@ def test_another_models_parameters_are_refused():
     model = mlp(4, 3, (6,), dtype=jnp.float64)
     for widths in ((6, 6), (), (5,)):
         other = mlp(4, 3, widths, dtype=jnp.float64)
-        with pytest.raises(ValueError, match=r"params: got arrays of shapes .*, mlp\(4-6-3"):
+        with pytest.raises(ValueError, match=r"params: got arrays of shapes .*, as mlp\(4-6-3"):
             empirical_ntk(model, parameters(other), X1)
-    with pytest.raises(ValueError, match=r"params: got arrays of shapes \[\], rbf_linear"):
+    with pytest.raises(ValueError, match=r"params: got arrays of shapes \[\], must be .*, as rbf_linear"):
         empirical_ntk(rbf_linear(5, dtype=jnp.float64), {}, X1[:, :1])

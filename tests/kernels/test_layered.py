@@ -314,7 +314,7 @@ def test_half_a_symmetric_product_is_the_product():
 def test_other_parameters_are_refused(convolutional):
     model, params, x1, _, _ = convolutional
     other = jax.tree.map(lambda leaf: leaf[..., :1], params)
-    with pytest.raises(ValueError, match=r"params: got arrays of shapes .*, cnn\(5x5x2, 2-3-4-3\) has"):
+    with pytest.raises(ValueError, match=r"params: got arrays of shapes .*, must be .*, as cnn\(5x5x2, 2-3-4-3\) has"):
         empirical_ntk(model, other, x1)
 
 

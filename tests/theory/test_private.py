@@ -167,9 +167,12 @@ def private_of(**options) -> PrivateFlow:
         (lambda: private_of().at(0.1, -1.0), "clip_norm: got -1.0"),
         (
             lambda: private_flow(Problem.of().flow(weight_decay=0.1), 1.0, 0.1),
-            "flow: got one with weight decay",
+            "flow: got a flow with weight decay",
         ),
-        (lambda: private_flow(Problem.of().flow(server_momentum=0.9), 1.0, 0.1), "flow: got one with server momentum"),
+        (
+            lambda: private_flow(Problem.of().flow(server_momentum=0.9), 1.0, 0.1),
+            "flow: got a flow with server momentum",
+        ),
         (lambda: private_flow(Problem.of().flow(algorithm="scaffold"), 1.0, 0.1), "algorithm: got 'scaffold'"),
     ],
 )

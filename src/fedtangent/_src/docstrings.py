@@ -34,7 +34,7 @@ def completed(function: Callable[P, object], arguments: Mapping[str, str], resul
 
 
 def _section(title: str, texts: Iterable[str]) -> str:
-    """Returns a docstring's section: its heading ``title`` and a wrapped entry for each text; "" without any text."""
+    """Returns a docstring's section: the heading ``title``, and a wrapped entry for each text; "" if all are empty."""
     wrapper = textwrap.TextWrapper(116, initial_indent="    ", subsequent_indent="        ")
     lines = [wrapper.fill(" ".join(text.split())) for text in texts if text]
     return "\n".join([f"{title}:", *lines]) if lines else ""

@@ -40,7 +40,7 @@ def read_first_layer(model: Model, params: PyTree, seen: Observed, fill: float =
         raise ValueError(f"model: got {model.name}, must have a dense first layer with biases, to be read off")
     flat = ravel_pytree(params)[0]
     if seen.values.shape[-1] != flat.size or seen.values.ndim not in (2, 3):
-        raise ValueError(f"seen: got {seen.values.shape}, must be [m, C, {flat.size}] or [m, {flat.size}]")
+        raise ValueError(f"seen.values: got shape {seen.values.shape}, must be [m, C, {flat.size}] or [m, {flat.size}]")
     scale = structure.layers[0].bias_scale / structure.layers[0].weight_scale
     return _read(scale, float(fill), params, seen)
 

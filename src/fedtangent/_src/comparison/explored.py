@@ -241,7 +241,7 @@ trained = ft.simulate(algorithm, data, clients, **run)
 
 
 def moved(explored: Explored, controls: Controls) -> Moved:
-    """Predicts the run with the settings ``controls``, with the numbers that ``ft.predict`` gives.
+    """Predicts the run with the settings ``controls``; the numbers are those that ``ft.predict`` gives.
 
     Args:
         explored: The data and the parts of the run that do not change.

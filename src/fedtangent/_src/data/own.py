@@ -361,7 +361,7 @@ def _target(name: str, y: object) -> np.ndarray:
         return array.astype(np.int64) if array.dtype.kind == "u" else array
     if array.ndim == 2 and array.dtype.kind in "iu" and array.shape[1] > 1:
         return array.astype(np.float32)
-    column = " (of one column of labels make [n] by y.ravel())" if array.ndim == 2 and array.shape[1] == 1 else ""
+    column = " (one column of labels becomes [n] by y.ravel())" if array.ndim == 2 and array.shape[1] == 1 else ""
     raise ValueError(
         f"{name}: got {array.dtype} of shape {array.shape}, must be whole numbers or strings [n], the class labels, or "
         f"floating numbers [n] or [n, C]{column}"

@@ -99,7 +99,7 @@ def _check_params(model: Model, params: PyTree) -> None:
     allowed = [leaf.shape for leaf in jax.tree.leaves(jax.eval_shape(model.init, jax.random.key(0)))]
     shapes = [jnp.shape(leaf) for leaf in jax.tree.leaves(params)]
     if shapes != allowed:
-        raise ValueError(f"params: got arrays of shapes {shapes}, {model.name} has {allowed}")
+        raise ValueError(f"params: got arrays of shapes {shapes}, must be {allowed}, as {model.name} has them")
 
 
 def _form(model: Model, params: PyTree, x: Shaped[AnyArray, "n ..."]) -> _Form:

@@ -114,7 +114,7 @@ def entry_of(function: ModelFunction) -> ModelEntry:
 
 
 def _options(title: str, function: ModelFunction, most: Mapping[str, int | None], more: Any) -> type[Any]:
-    """Builds a dataclass with a field for each option of a model's function, with help from its docstring.
+    """Builds a dataclass with a field for each option of a model's function; help texts are from its docstring.
 
     ``title`` is the model's name. ``most`` has the largest number allowed for each option, or None. ``more`` is a
     dataclass of further options.

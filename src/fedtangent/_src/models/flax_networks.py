@@ -92,7 +92,8 @@ def from_flax(module: object, example_input: object, output_size: int, name: str
     output = jax.eval_shape(apply, jax.eval_shape(functions.init, jax.random.key(0)), example)
     if output.shape != (example.shape[0], output_size):
         raise ValueError(
-            f"module: got {title}, {example.shape} to {output.shape}, must map to {(example.shape[0], output_size)}"
+            f"module: got {title}, which maps {example.shape} to {output.shape}, must map to "
+            f"{(example.shape[0], output_size)}, [n, output_size]"
         )
     structure = flax_structure(lambda params, x: apply(params, _in_their_dtype(params, x))) if is_linen else None
     model = Model(title, functions.init, apply, kernel=None, output_size=output_size, structure=structure)

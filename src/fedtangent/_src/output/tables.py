@@ -79,10 +79,7 @@ class TextTable(NamedTuple):
     rows: Sequence[Sequence[str]]
 
     def __rich_console__(self, _: Console, options: ConsoleOptions) -> Iterator[RenderableType]:
-        """Yields the whole table as one rich table, or as several below each other if it is wider than the screen.
-
-        rich calls this method to print the table; ``options`` has the width of the screen.
-        """
+        """Splits the columns into tables that each fit the screen's width, and yields these tables for printing."""
         for i, part in enumerate(self._parts(options.max_width)):
             yield self._table(self.title if i == 0 else None, part, options.max_width)
 

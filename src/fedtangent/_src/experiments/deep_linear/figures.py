@@ -145,7 +145,10 @@ class Pair(NamedTuple):
 
     @property
     def of_flows(self) -> float:
-        """Distance of the pair's curves of the excess at infinite width."""
+        """Largest ``|ln a - ln b|`` in any round of the predicted curves a of ``one`` and b of ``twice``.
+
+        The curves are those of infinite width (the flow), of the loss above that of least squares.
+        """
         return apart(self.one.flow, self.twice.flow)
 
     @property

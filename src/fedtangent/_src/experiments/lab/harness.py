@@ -16,6 +16,7 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 import jax.numpy as jnp
 import numpy as np
 
+import fedtangent as ft
 from fedtangent._src.data import files
 from fedtangent._src.data.federated import max_client_size
 from fedtangent._src.engine.sweeps import single_device_engine
@@ -257,24 +258,24 @@ def _record_of(arrays: Mapping[str, np.ndarray], num_rounds: int) -> Record | No
     return Record(arrays["rounds"][:ends], metrics, arrays["sent"][:ends], status, seconds)
 
 
-def _runs_folder(study: Study) -> Path:
-    return study.figures.folder.parent / "runs"
+def _run_file(study: Study, name: str) -> Path:
+    return study.figures.folder.parent / "runs" / f"{name}-{ft.__version__}.npz"
 
 
 def read_finished(study: Study, name: str) -> dict[str, np.ndarray] | None:
     """Reads the arrays of a finished run from its file; None without a file. A damaged file is reported and ignored.
 
     Args:
-        study: The study; the file is in the folder ``runs`` next to its figures.
+        study: The study; the file is in the folder ``runs`` next to its figures, and has this version in its name.
         name: Name of the run, with a hash of all that it depends on.
     """
-    path = _runs_folder(study) / f"{name}.npz"
+    path = _run_file(study, name)
     if not path.exists():
         return None
     try:
         arrays = files.arrays("finished run", path)
-        if arrays.pop("sha256", np.empty(0)).tolist() != _sum(arrays):
-            raise ValueError(f"finished run: {path} is not as it was written")
+        if arrays.pop("sha256", np.empty(0)).tolist() != _sum(path.name, arrays):
+            raise ValueError(f"finished run: {path} is damaged or renamed: its contents do not match its checksum")
     except ValueError as error:
         study.say(f"{error}; it is computed again")
         return None
@@ -289,17 +290,17 @@ def write_finished(study: Study, name: str, arrays: Mapping[str, np.ndarray]) ->
         name: Name of the run, with a hash of all that it depends on.
         arrays: The run's arrays by name.
     """
-    path = _runs_folder(study) / f"{name}.npz"
+    path = _run_file(study, name)
     path.parent.mkdir(parents=True, exist_ok=True)
     content = io.BytesIO()
-    np.savez(content, sha256=np.array(_sum(arrays)), **arrays)  # type: ignore[arg-type]
+    np.savez(content, sha256=np.array(_sum(path.name, arrays)), **arrays)  # type: ignore[arg-type]
     write_atomically(path, content.getvalue(), durable=True)
 
 
-def _sum(arrays: Mapping[str, np.ndarray]) -> str:
-    """Computes the SHA-256 checksum of named arrays: of names, dtypes, shapes and values."""
+def _sum(file: str, arrays: Mapping[str, np.ndarray]) -> str:
+    """Computes the SHA-256 checksum of a file's name and of its arrays' names, dtypes, shapes and values."""
     items = sorted(arrays.items())
-    return sha256(*(part for name, array in items for part in (f"{name} {array.dtype} {array.shape} ", array)))
+    return sha256(file, *(part for name, array in items for part in (f"{name} {array.dtype} {array.shape} ", array)))
 
 
 def _metrics(called: str, seed: int, record: Record) -> list[Metric]:

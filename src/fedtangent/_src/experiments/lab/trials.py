@@ -204,7 +204,11 @@ def dealt(labels: np.ndarray, num_clients: int, classes: int, seed: int) -> Part
 
 
 def scheme_name(classes: int) -> str:
-    """Returns how tables name a division among clients: by classes per client, or IID, USERS or DISTORTED."""
+    """Returns the name that tables give a division of examples among clients, such as "2 classes" or "i.i.d.".
+
+    Args:
+        classes: Number of classes of each client, or one of the constants ``IID``, ``USERS`` and ``DISTORTED``.
+    """
     names = {IID: "i.i.d.", USERS: "by user", DISTORTED: "distorted", 1: "1 class"}
     return names.get(classes, f"{classes} classes")
 

@@ -102,13 +102,14 @@ def dp_fed_avg(
     round, also if no client took part.
 
     ``m`` is a fixed number of clients. Clients that drop out, are late or are rejected make the sum smaller and change
-    neither ``m`` nor the noise, so that the guarantee of ``privacy.epsilon`` for the scheduled cohort holds. The server
-    is trusted and knows which clients took part. With a channel, the server clips the received updates, because
+    neither ``m`` nor the noise, so the guarantee that ``measures.epsilon`` computes for the scheduled cohort holds. The
+    server is trusted and knows which clients took part. With a channel, the server clips the received updates, because
     compression can lengthen them.
 
     Args:
-        privacy: Clipping bound, noise and m. For ``schedules.poisson_sampling`` give ``rate * num_clients`` as
-            ``expected_clients``, as the command line does; the default is one for every client.
+        privacy: Clipping bound, noise and m. By default m is the schedule's number of slots per model: S for
+            ``schedules.uniform_sampling``. Under ``schedules.poisson_sampling`` that is all N clients, so pass the
+            expected number, ``expected_clients=rate * num_clients``. (The command line does this for you.)
 
     Raises:
         ValueError: A ``clip_norm`` that is not positive, a ``noise_multiplier`` below 0, ``expected_clients`` that are

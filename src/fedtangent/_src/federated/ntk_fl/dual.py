@@ -295,12 +295,16 @@ def method_of(evolution: Evolution, params: PyTree, shape: tuple[int, ...]) -> s
 
 
 class Dynamics(NamedTuple):
-    """NTK-FL's gradient descent on the linearised network: products with the kernel, and the dual R_t.
+    """Gradient descent on the linearised network of NTK-FL: products with its kernel K, and the result after t steps.
+
+    After t steps the weights are ``w_0 + J' R_t``, with the Jacobian J of the n examples' C outputs. R_t [n, C] is
+    called the dual. It is computed for all Psi numbers of steps t among which the server chooses (``Evolution.times``).
 
     Attributes:
-        product: ``g -> K g`` for g [n, C], with the kernel K.
+        product: ``g -> K g`` for g [n, C].
         lambda_max: Largest eigenvalue of K, [].
-        dual: ``(step, active) -> (R_t [Psi, n, C], number of products)``; R_t is zero if ``active`` is False.
+        dual: ``(step, active) -> (R [Psi, n, C], number of products with K)``. ``step`` is the step size in function
+            space; if ``active`` is False, R is zero.
         matrix: The kernel averaged over outputs, [n, n]; None if it is not in memory.
     """
 

@@ -94,7 +94,7 @@ def private_flow(
     }
     for feature, is_there in refused.items():
         if is_there:
-            raise ValueError(f"flow: got one with {feature}, must be one without, for private rounds")
+            raise ValueError(f"flow: got a flow with {feature}, which private_flow does not support")
     if flow.blocks.ntk_test is None:
         raise ValueError("flow: got kernels without ntk_test, must have it: it is the covariance of the server's noise")
     check_known("flow", flow.rounds, flow.numbers)
