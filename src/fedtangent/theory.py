@@ -35,9 +35,10 @@ the difference between a model's outputs and the targets.
 ``ntk_evolution``           eq. (7) and (9a) of NTK-FL: how its server trains the model with the clients' kernel, in
                             the limit of infinite width; ``ntk_evolved``: for given initial functions
 ``neighbourhood_round``     a round of NTK-DFL (Thompson et al., ICML 2025) on the residuals of all clients' models
-``weight_gap_bound``        Lemma 2 of NTK-FL: how far its weights are from those of gradient descent;
-                            ``undecided_bound``, ``sampling_bound``, ``drift_bound``: its Lemmas 1, 3 and 4;
-                            ``expected_kernel``: its eq. (13)
+``weight_gap_bound``        Lemma 2 of NTK-FL: how far the weights of NTK-FL are from the weights of gradient descent;
+                            ``undecided_bound``: Lemma 1, how many ReLUs switch; ``drift_bound``: Lemma 3, how far the
+                            kernel changes; ``sampling_bound``: Lemma 4, how far a random network's kernel is from the
+                            infinite-width kernel ``expected_kernel``, eq. (13)
 ``local_regression``        Lemma 1 of Local-GD, eq. (4)-(6): the global model of a linear regression after every round,
                             where it converges and how fast, (9); ``minimum_norm``: the centralised model (7);
                             ``local_theorem_1``: Theorem 1

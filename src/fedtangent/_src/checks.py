@@ -159,7 +159,7 @@ def shares(name: str, weights: object, count: int) -> np.ndarray:
         count: Number of weights.
 
     Raises:
-        ValueError: There are not ``count`` weights, or they are not finite, negative, or all 0.
+        ValueError: There are not ``count`` weights, a weight is negative or not finite, or all weights are 0.
     """
     values = real_array(name, weights)
     finite(name, values)

@@ -168,7 +168,7 @@ def choose(kind: str, name: str) -> Any:
     """Returns the entry called ``name``, as in ``choose("algorithms", "fed_avg")``.
 
     Args:
-        kind: One of ``KINDS``.
+        kind: One of ``KINDS``, such as "algorithms".
         name: Name of an entry. For models and algorithms it may also be a user's function, ``package.module:function``.
             Its module is imported only here, and its options are its parameters (``own_options``).
 
@@ -205,7 +205,7 @@ def _imported(noun: str, name: str) -> Any:
 
 @functools.cache
 def _own_entry(kind: str, name: str, function: Builder) -> Any:
-    """Builds the entry of a user's function, only once: a second one would not equal the first.
+    """Builds the entry of a user's function; later calls return the same entry, because a new one would not equal it.
 
     ``kind`` is "algorithms" or "models", and ``name`` a text such as ``package.module:function``.
     """
@@ -394,7 +394,7 @@ def option_names(entry: Entry) -> tuple[str, ...]:
 
 @dataclasses.dataclass(frozen=True)
 class WrittenEntry(Entry):
-    """The entry of a choice that is written with a number, as in ``top_k:0.01``; ``build`` takes the number first."""
+    """The entry of a choice that may have a number, as in ``top_k:0.01``; ``build`` then takes the number first."""
 
     number: str = ""
     """Meaning of the number; empty for a choice that is written without one."""
@@ -409,7 +409,7 @@ def build_written(kind: str, text: str, *arguments: Any) -> Any:
     """Builds the object that a text such as ``top_k:0.01`` describes.
 
     Args:
-        kind: One of ``KINDS``, whose entries are ``WrittenEntry``.
+        kind: "channels" or "graphs", the kinds whose names may be followed by a number.
         text: Name of an entry; for entries with a number, a colon and the number follow.
         arguments: Further arguments of the entry's ``build``, after the number.
 

@@ -126,10 +126,10 @@ def _is_elementwise(equation: core.JaxprEqn) -> bool:
 
 
 def _needed_until(jaxpr: core.Jaxpr, users: dict[core.Var, list[int]]) -> list[int]:
-    """Returns for each equation, and for the program's end, the index of the last equation that may read its operands.
+    """Returns the index of the last equation that may read the operands of each equation, and of the program's end.
 
-    A compiler may compute an elementwise result again wherever it is used, so its operands are kept until its last use.
-    ``users`` has the indices of the equations that read each variable.
+    That is the equation itself, unless it is elementwise: a compiler may compute it again wherever its result is used,
+    so its operands are kept until the last use. ``users`` has the indices of the equations that read each variable.
     """
     until = list(range(len(jaxpr.eqns) + 1))  # a compiler may recompute an elementwise result wherever it is used
     for i in reversed(range(len(jaxpr.eqns))):

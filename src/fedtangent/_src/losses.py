@@ -84,8 +84,9 @@ def exponential(
     """Computes ``1 / n sum_j sum_c exp(-y_jc f_jc)`` over the n real examples, a scalar.
 
     This is eq. (12) of Local-GD as a mean. The paper's binary case has C = 1; with more outputs, each output tells one
-    class from the rest. Where ``y f`` is below ``LEAST_MARGIN``, the exponential is replaced by its tangent at that
-    point. So in float32 the gradient is finite for every finite output, and the value is finite for outputs up to 1e12.
+    class from the rest. Where ``y f`` is below -60 (``LEAST_MARGIN``), the exponential is replaced by its tangent at
+    that point. So in float32 the gradient is finite for every finite output, and the value is finite for outputs up to
+    1e12.
 
     Args:
         outputs: Outputs f of the network [B, C].
@@ -245,7 +246,7 @@ def check_targets(name: str | Loss, values: AnyArray, argument: str = "targets")
 
 
 def divergence(numbers: Iterable[ArrayLike], losses: Sequence[float] | np.ndarray = ()) -> str:
-    """Returns a phrase that says how a run has diverged, such as ``NOT_FINITE``; "" if it has not.
+    """Returns a phrase that says how a run has diverged, such as "numbers are not finite"; "" if it has not.
 
     Args:
         numbers: The last metrics or outputs of the run.

@@ -162,7 +162,10 @@ def _descend(rate: float | Array) -> Sgd:
 
 
 def _moved(optimizer: optax.GradientTransformation, gradients: list[PyTree]) -> np.ndarray:
-    """Returns how far an optimiser moves parameters from 0.75 downhill, in one step for each gradient; flattened."""
+    """Runs an optimiser on parameters that are all 0.75 at the start, with one step for each of ``gradients``.
+
+    Returns the sum of the steps with opposite sign (downhill), flattened to one array.
+    """
     params = jax.tree.map(lambda g: jnp.full(g.shape, 0.75, g.dtype), gradients[0])
     state, moved = optimizer.init(params), pytrees.zeros_like(params)
     for gradient in gradients:
@@ -188,9 +191,10 @@ def _answers(optimizer: optax.GradientTransformation, gradients: Array) -> Array
 
 
 def _coefficients(optimizer: optax.GradientTransformation) -> np.ndarray:
-    """Returns how far a number moves in four steps if only the gradient of step t is 1, else 0; [4], for t = 1 .. 4.
+    """Returns how far an optimiser moves a number in four steps if one gradient is 1 and the other three are 0.
 
-    For a linear optimiser this is ``rate a_t`` (see the module's docstring).
+    Entry t of the result [4] is for the gradient of step t. For a linear optimiser it is ``rate a_t`` (see the module's
+    docstring).
     """
     return np.asarray(jax.vmap(lambda impulse: _answers(optimizer, impulse))(jnp.eye(_STEPS))).sum(axis=1)
 
@@ -206,7 +210,10 @@ def _scaled(factor: float, gradients: list[PyTree]) -> list[PyTree]:
 
 
 def _differ(actual: np.ndarray, expected: np.ndarray) -> bool:
-    """Returns whether two displacements differ, relative to the larger one; not-finite numbers count as different."""
+    """Returns whether two displacements differ by more than 0.1 % of the largest entry of both.
+
+    Numbers that are not finite count as different.
+    """
     size = max(np.abs(actual).max(), np.abs(expected).max(), 1e-30)
     return not np.abs(actual - expected).max() <= _TOLERANCE * size
 

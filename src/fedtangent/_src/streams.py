@@ -46,7 +46,13 @@ MIXTURE = _APART  # draws from a mixture around the models
 
 
 class Keys(NamedTuple):
-    """The three independent random keys of a run, all derived from its seed."""
+    """The three independent random keys of a run, all derived from its seed.
+
+    Attributes:
+        init: Key of the models' initialisation.
+        schedule: Key by which cohorts are drawn.
+        train: Key of clients, messages and server in all rounds.
+    """
 
     init: Key
     schedule: Key

@@ -1,4 +1,4 @@
-"""A test that an algorithm of the user's own keeps the laws of the simulator: properties that every run relies on.
+"""A test that a user's algorithm keeps the laws of the simulator: properties that every run relies on.
 
 >>> import fedtangent as ft
 >>> laws = ft.testing.check_laws(ft.fed_avg, client_learning_rate=0.2)

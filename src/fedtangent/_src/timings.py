@@ -44,7 +44,7 @@ def stored() -> dict[str, object]:
 def cached(
     question: Mapping[str, object], measure: Callable[[], dict[str, float]], names: Collection[str]
 ) -> dict[str, float]:
-    """Returns the seconds that a measurement takes on this machine, and measures them only if no result is stored.
+    """Returns the seconds that ``measure`` found on this machine; calls it only if no earlier result is stored.
 
     Results are in memory and in the file. A result with other names than ``names`` is measured again. If the cache
     folder cannot be written, new results stay in memory.

@@ -74,7 +74,10 @@ def described(parts: Mapping[str, object]) -> str:
 
 
 class Partition(NamedTuple):
-    """The division of the examples among clients: client ``i`` holds ``indices[offsets[i]:offsets[i + 1]]``."""
+    """The division of the examples among clients.
+
+    Client ``i`` holds the examples with the numbers ``indices[offsets[i]:offsets[i + 1]]``.
+    """
 
     indices: Int32[np.ndarray, "m"]  # client after client
     offsets: Int32[np.ndarray, "N+1"]
@@ -667,8 +670,8 @@ class Composition(NamedTuple):
         weighting: "examples" if a client counts by its number of examples, "uniform" if all clients count alike.
         rule: Fields of ``theory.Rule`` for the closed form; or a sentence that says why theory has no closed form and
             names the nearest algorithm that has one; or a function without arguments that returns one of the two.
-        rebuild: Builds the same algorithm for another model, with the clients' learning rate times a factor (None: as
-            it is); None if its function is not marked with ``recipe``.
+        rebuild: Builds the same algorithm for another model, with the clients' learning rate times a factor (None:
+            unchanged); None if its function is not marked with ``recipe``.
     """
 
     training: Training | None = None

@@ -23,7 +23,8 @@ def seconds() -> float:
 def summaries() -> dict[str, str]:
     """Returns the first line of each command's docstring, by the command's name.
 
-    The commands are the modules of this package with a ``run_job``. They are read, not imported: most import JAX.
+    The commands are the modules of this package with a ``run_job``. Their files are read and not imported, because most
+    of them import JAX, which takes time.
     """
     commands = {}
     for file in sorted(importlib.resources.files(__name__).iterdir(), key=lambda file: file.name):

@@ -129,7 +129,16 @@ class MachineOptions:
 
 
 class Option(NamedTuple):
-    """An option of a command: its name, the type of its value, its default, and its text on the help page."""
+    """An option of a command.
+
+    Attributes:
+        name: Name in Python, with underscores.
+        type: Type of the value, as in an annotation.
+        default: Value without the option; ``dataclasses.MISSING`` for an option that must be given.
+        help: Text on the help page.
+        group: Title of the option's group.
+        positional: Whether the value is written without the option's name.
+    """
 
     name: str  # name in Python, with underscores
     type: Any  # of the value, as in an annotation

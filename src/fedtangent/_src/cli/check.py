@@ -53,7 +53,8 @@ class ClaimedRuns(NamedTuple):
         settings: The comparisons with theory to make.
         words: Command line of ``fedtangent compare`` for these comparisons.
         agree: Words that occur in the verdicts that must hold; None for all verdicts.
-        within: Allowed distance to theory of the widest networks, or of the networks of each width; None for any.
+        within: Largest allowed distance of the outputs of the widest networks from their prediction, or of the networks
+            of each width; None for any distance.
     """
 
     settings: list[Setting]

@@ -52,7 +52,14 @@ class Prepare(Protocol):
 
 
 class Command(NamedTuple):
-    """A command: its module, its ``prepare``, and the type of each parameter of ``prepare`` by name (``takes``)."""
+    """A command, such as ``fedtangent train``.
+
+    Attributes:
+        name: Name of the command.
+        module: Module of the command, with its ``run_job``.
+        prepare: The module's ``prepare`` or ``prepare_run``.
+        takes: Type of each parameter of ``prepare`` by name: a group of options, or a description of runs.
+    """
 
     name: str
     module: ModuleType
@@ -141,7 +148,10 @@ def groups_of(command: Command, chosen: Mapping[str, str]) -> Groups:
 
 
 def options_by_name(groups: Mapping[str, object]) -> dict[str, Option]:
-    """Returns the options of ``groups`` by name; the command's option replaces one of the same name for the run."""
+    """Returns the options of ``groups`` by name.
+
+    If a group of the command and a group that describes a run have an option of one name, the command's is returned.
+    """
     of_command = {title: group for title, group in groups.items() if isinstance(group, type)}
     return flat.options_of(groups) | flat.options_of(of_command)
 

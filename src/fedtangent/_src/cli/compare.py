@@ -245,7 +245,11 @@ def _metrics(seed: int, result: Compared) -> list[Metric]:
 
 
 def _on_test(problem: Problem, mean: np.ndarray) -> dict[tuple[str, str], float]:
-    """Computes the test metrics of an ensemble's outputs [E, m, C], averaged over E draws."""
+    """Computes the mean squared error and, with class labels, the accuracy of an ensemble at the test points.
+
+    ``mean`` [E, m, C] has the C outputs at m test points in each of E draws. The results are means over the draws,
+    under the names ("test", "mse") and ("test", "accuracy").
+    """
     metrics = {("test", "mse"): float(problem.mse(mean).mean())}
     if problem.labels_test is not None:
         metrics["test", "accuracy"] = float(problem.accuracy(mean).mean())

@@ -27,8 +27,8 @@ class ExperimentOptions:
     """Options of one experiment, which repeats a table, figure or claim of a paper and shows the published numbers too.
 
     `fedtangent list experiments` names the experiments. The command exits with 1 if the experiment does not count: it
-    diverged, the methods did not get the same budget, or a wrong theory passes too. A claim that is not confirmed is a
-    result, and no failure.
+    diverged, the compared algorithms did not get the same budget, or a wrong theory passes too. A claim that is not
+    confirmed is a result, and no failure.
     """
 
     name: Annotated[str, tyro.conf.Positional]
@@ -55,12 +55,15 @@ ExperimentJob = tuple[ExperimentOptions, FigureOptions, Experiment, Study]
 
 
 def continues(options: object) -> bool:
-    """Returns True: if the folder has runs of the same experiment that are finished, they are not repeated."""
+    """Returns True: ``fedtangent experiment`` always continues in its output folder, and repeats no finished run."""
     return True
 
 
 def allowed(words: Mapping[str, Sequence[str]]) -> dict[str, Iterable[str]]:
-    """Returns the allowed data sets and settings of the experiment that the command line names, for its help page."""
+    """Returns the data sets and settings that an experiment allows, for the help page; {} for an unknown experiment.
+
+    ``words`` has the words after each option of the command line; ``words[""]`` is the name of the experiment.
+    """
     experiment = entries.catalogue("experiments").get(" ".join(words[""]))
     if experiment is None:
         return {}

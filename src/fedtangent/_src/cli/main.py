@@ -194,8 +194,8 @@ def help_page(command: Command, arguments: Sequence[str]) -> str:
 
     Args:
         command: The command.
-        arguments: Further words of the command line. The page shows the options of what they choose: with ``--algorithm
-            fed_prox`` those of FedProx.
+        arguments: Further words of the command line. After ``--algorithm fed_prox``, for example, the page also shows
+            the options of FedProx.
     """
     from fedtangent._src.cli import commands
     from fedtangent._src.cli.arguments import page

@@ -166,7 +166,10 @@ def _metrics(forecast: Forecast) -> list[Metric]:
 
 
 def _rows(forecast: Forecast) -> list[Row]:
-    """Builds rows of result.json for a run: at the given learning rate, and at the best and fastest if searched for."""
+    """Builds the rows of result.json for a run, one for each learning rate.
+
+    The rates are the given one and, if they were searched for, the best one and the one that reaches the target first.
+    """
     rows, plan, rates = [], forecast.plan, forecast.rates
     best = None if rates is None else forecast.best
     for which, curve in (("given", forecast.given), ("best", best), ("fastest", forecast.fastest)):
@@ -195,9 +198,10 @@ def _goal(plan: Plan) -> str:
 
 
 def _ends(forecast: Forecast, curve: Curve) -> list[str]:
-    """Returns cells of a table: test metrics at the last round, and the round and MiB at which the target is reached.
+    """Returns cells of a table: test metrics at the last round, and the round and MiB that reach the target metric.
 
-    ``curve`` is a learning curve of ``forecast``, at one learning rate.
+    ``curve`` is a learning curve of ``forecast``, at one learning rate. Without a target the last two cells are left
+    out.
     """
     plan = forecast.plan
     cells = [number(float(curve.mean("test", name)[-1]), 4) for name in dict.fromkeys((plan.loss, plan.main))]
@@ -209,7 +213,10 @@ def _ends(forecast: Forecast, curve: Curve) -> list[str]:
 
 
 def _columns(plan: Plan) -> list[str]:
-    """Returns the headings of the table of test metrics at the last round, and of the rounds and MiB to the target."""
+    """Returns the headings of the table of test metrics at the last round.
+
+    If there is a target accuracy or loss, they include the rounds and the MiB until it is reached.
+    """
     names = {"nll": "test NLL", "mse": "test MSE", "loss": "test loss", "accuracy": "accuracy"}
     metrics = [names[name] for name in dict.fromkeys((plan.loss, plan.main))]
     return [*metrics, *(["rounds", "MiB up"] if plan.forecasting.target is not None else [])]

@@ -258,8 +258,9 @@ def _measured_on_clients(built: Built, tests: FederatedData, state: PyTree) -> d
 
 
 def _accuracy_of_targets(outputs: Array, targets: Array, mask: Array) -> Array:
-    """Computes the accuracy [] of ``outputs`` [m, C], if ``targets`` [m, C] are largest at the class of each example.
+    """Computes the accuracy []: the share of examples whose largest output is at the class.
 
+    The class of an example is the position of the largest of its ``targets`` [m, C]; ``outputs`` are [m, C], too.
     ``mask`` [m] tells which examples count.
     """
     return personal.accuracy(outputs, jnp.argmax(targets, axis=-1), mask)

@@ -54,7 +54,7 @@ class RunFiles:
         return f"{self.built.algorithm.name} on {self.built.description.dataset.entry.name}"
 
     def log(self) -> contextlib.AbstractContextManager[Log | None]:
-        """Opens the writer for TensorBoard; yields None if there is none to write to."""
+        """Opens the writer for TensorBoard; yields None if the user did not ask for one or another process writes."""
         return tensorboard(self.folder) if self.logs and is_main() else contextlib.nullcontext()
 
     def write(self, log: Log | None, seed: int, row: Measurement) -> None:

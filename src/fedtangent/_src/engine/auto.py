@@ -91,9 +91,9 @@ def choose(
 ) -> tuple[Mapping, dict[str, float]]:
     """Chooses the mapping of clients for a run; also returns the measured seconds of a round by the mapping's name.
 
-    Of the mappings that fit into memory, the fastest is chosen. The first is chosen without a measurement if only one
-    fits, if the run has few rounds, or if there are several processes, whose measurements could differ. The others are
-    measured only if the whole run would take ``WORTH_SECONDS`` or more with the first.
+    Of the mappings that fit into memory, the fastest is chosen. The default one is chosen without a measurement if only
+    one fits, if the run has few rounds, or if there are several processes, whose measurements could differ. The others
+    are measured only if the whole run would take ``WORTH_SECONDS`` seconds or more with the default one.
 
     Args:
         algorithm: The algorithm.

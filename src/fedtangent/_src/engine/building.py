@@ -118,7 +118,10 @@ def small_model(described: Description) -> Model:
 
 
 def preview(described: Description) -> Algorithm:
-    """Builds a run's algorithm for a small network and eight clients, without data, so that its rule can be read."""
+    """Builds a run's algorithm for a small network and eight clients, without data.
+
+    It serves to read the algorithm's rule, by which theory follows it.
+    """
     entry = described.algorithm.entry
     schedule = choose("schedules", entry.schedule)
     examples = jnp.zeros((getattr(described.algorithm.options, "server_examples", 1), 2))
@@ -155,7 +158,10 @@ def _check(described: Description) -> None:
 
 
 def _apart(run: CommonOptions, clients: Partition) -> tuple[Partition, Partition | None]:
-    """Splits clients' examples into a partition to train on and one (or None) to test on, the share ``client_test``."""
+    """Splits the examples of every client: returns the partition to train on, and the one to test on.
+
+    The option ``client_test`` is the share of the test; if it is 0, the second result is None.
+    """
     if run.client_test == 0:
         return clients, None
     return sharing.held_out(clients, run.client_test, run.seed)
@@ -164,8 +170,8 @@ def _apart(run: CommonOptions, clients: Partition) -> tuple[Partition, Partition
 def _at_server(described: Description, loaded: data.Dataset, clients: Partition) -> tuple[Partition, dict[str, Any]]:
     """Takes the examples that the algorithm needs at the server, if any, from the clients' partition ``clients``.
 
-    Returns the new partition, and the server's examples as arguments of ``Supplied`` (validation examples as indices).
-    Shared examples are added to every client instead.
+    Returns the new partition, and the examples by the name under which the algorithm takes them: "server_data"
+    (inputs), "validation" (indices) or "shared" (indices). Shared examples are given to every client instead.
     """
     run, how = described.run, described.algorithm
     if "server_data" in how.entry.needs:
@@ -221,7 +227,10 @@ def seed_digest(run: CommonOptions) -> str | None:
 
 
 def _projected(run: CommonOptions, loaded: data.Dataset, num_clients: int) -> data.Dataset:
-    """Returns ``loaded`` with inputs projected by the secret seed that the key server first sends to every client."""
+    """Returns ``loaded`` with inputs projected by a random matrix; without the option ``projection``, unchanged.
+
+    The matrix is drawn from a secret seed, which the key server first sends to each of the ``num_clients`` clients.
+    """
     if run.projection is None:
         return loaded
     checks.whole("projection", run.projection, 1, loaded.x_train[0].size)  # of an example's numbers

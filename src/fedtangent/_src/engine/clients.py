@@ -79,7 +79,7 @@ def side_by_side(message_bytes: int) -> int:
     """Returns how many clients, with messages of ``message_bytes`` bytes, one device should train as one batch.
 
     An accelerator takes all of them. A CPU takes as many as its cache holds, counting three arrays of the message's
-    size for each client (parameters, gradient, new parameters), or one at a time if that is fewer than ``WORTH``.
+    size for each client (parameters, gradient, new parameters), or one if fewer than 16 (``WORTH``) fit.
     """
     if jax.default_backend() != "cpu":
         return sys.maxsize

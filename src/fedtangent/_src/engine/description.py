@@ -243,11 +243,12 @@ def in_common(runs: Sequence[Values]) -> Values:
 
 
 def check_used(values: Mapping[str, object], defaults: Groups) -> None:
-    """Raises ``ValueError`` for an option that is set without the option, its ``used_with``, that gives it an effect.
+    """Raises ``ValueError`` for an option that is set but has no effect, because the option that it needs is not set.
 
     Args:
         values: Values of all options by name.
-        defaults: Option groups with their defaults, as ``groups`` returns them.
+        defaults: Option groups with their defaults, as ``groups`` returns them; ``entries.option(used_with=..)`` names
+            the option that another one needs.
     """
     fields = {f.name: (f, getattr(group, f.name)) for group in defaults.values() for f in dataclasses.fields(group)}
     for name, (field, default) in fields.items():

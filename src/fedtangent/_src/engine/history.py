@@ -51,11 +51,12 @@ class History(NamedTuple):
 
     Attributes:
         evaluations: Metrics at the evaluated rounds, the first at round 0, before training.
-        rounds: Infos of every round, NumPy arrays [R, ...]: the numbers that a round reports, such as "loss" [R, S].
-            "cohort" is a ``Cohort`` of arrays [R, S]. Empty for a forecast.
+        rounds: Infos, numbers that each of the R rounds reports, by name, NumPy arrays [R, ...]. "loss" [R, S] has one
+            for each of the S slots (clients of a round). "cohort" is a ``Cohort`` of arrays [R, S]. Empty for a
+            forecast.
         cost: Bytes of a message and of a broadcast.
-        bands: 5th and 95th percentiles, [r] each, of metrics that are means over initialisations, by name such as
-            "test.accuracy".
+        bands: 5th and 95th percentiles of metrics that are means over initialisations, by name such as "test.accuracy":
+            arrays [r] each, over the r evaluated rounds.
         is_predicted: Whether theory predicted the history, without training a network.
         predicted: For a comparison, the history that theory predicts; otherwise None.
     """
@@ -193,7 +194,10 @@ def lost(rounds: Mapping[str, PyTree]) -> list[str]:
 
 
 def html_of(result: Any) -> str:
-    """Returns the HTML by which notebooks show a run: its text, and the table and curves of its history."""
+    """Returns the HTML by which notebooks show a result with a ``history``, such as a run or a comparison.
+
+    It has the result's text, and the table and curves of its history.
+    """
     return f"<p>{html.escape(repr(result))}</p>{result.history._repr_html_()}"
 
 
@@ -249,7 +253,7 @@ def charge(cost: Cost, infos: dict[str, PyTree]) -> tuple[int, int]:
     A client that drops out has received a model and sends nothing.
 
     Args:
-        cost: Bytes of a message, of a broadcast and of a poll.
+        cost: Bytes of a message, of a broadcast and of a poll, in which the server asks a client about the models.
         infos: Infos of the rounds, arrays [R, ...]; their cohorts and counts of contacted clients are read.
     """
     active = int(np.sum(infos["cohort"].weight > 0))

@@ -115,7 +115,11 @@ def hypergradient(
 def _rounds(
     algorithm: Algorithm, engine: Engine, data: FederatedData, num_rounds: int, remat: str, state: PyTree
 ) -> PyTree:
-    """Returns the state after ``num_rounds`` rounds, by scans; ``remat`` is as in ``final_objective``."""
+    """Computes ``num_rounds`` rounds from ``state`` in a form that JAX can differentiate; returns the state after them.
+
+    ``remat``, "none", "round" or "sqrt", chooses the states that are stored for the backward pass (see
+    ``final_objective``).
+    """
 
     def one(state: PyTree, _: None) -> tuple[PyTree, None]:
         return algorithm.step(state, data, engine)[0], None

@@ -192,7 +192,7 @@ def evaluated_rounds(
         algorithm: The algorithm.
         engine: Mapping of clients onto devices.
         measure: ``(algorithm, state) -> metrics``, traced.
-        lengths: Rounds before each of the E evaluations.
+        lengths: Number of rounds between each of the E evaluations and the one before it.
         state: State before the rounds.
         data: Training examples of all clients.
     """
@@ -484,7 +484,7 @@ def _run(setup: RunSetup, past: Past, status: str) -> Run:
 
 @jax.jit
 def all_finite(state: PyTree) -> Bool[Array, ""]:
-    """Returns whether the numbers of the server in ``state``, and those of at least one client, are all finite.
+    """Returns whether all numbers of the server, and all numbers of at least one client, are finite.
 
     If no client's numbers are finite, the models have diverged.
 

@@ -137,7 +137,7 @@ def replicate(tree: PyTree, mesh: Mesh | None) -> PyTree:
 
 
 def local(tree: PyTree) -> PyTree:
-    """Returns the copy on a device of this process of arrays that every device has a copy of."""
+    """Takes arrays that are copied to every device; returns the copy on a device of this process."""
 
     def one(leaf: PyTree) -> PyTree:
         if not isinstance(leaf, jax.Array) or len(leaf.sharding.device_set) == 1:

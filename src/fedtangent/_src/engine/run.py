@@ -115,7 +115,10 @@ def resolve_mapping(
 
 
 def _probe(algorithm: Algorithm, data: FederatedData, length: int, mapping: ClientMapping) -> float:
-    """Measures the seconds of a round under a mapping of clients, with the same program that the run would use."""
+    """Measures the seconds of a round under a mapping of clients, with the same program that the run would use.
+
+    ``length`` is the largest number of rounds that the program computes in one call.
+    """
     engine = engine_for(data, mapping)
     placed = replicate(data, engine.mesh)
     return auto.seconds_a_round(
@@ -129,8 +132,10 @@ def examples_of(algorithm: Algorithm, data: Any, clients: Any = None) -> Example
 
     Args:
         algorithm: The algorithm; its model and loss decide which examples fit.
-        data: ``Examples``, or data in a form that ``data.examples.run_examples`` takes.
-        clients: None if ``data`` is ``Examples``, which hold the partition; else a form that ``run_examples`` takes.
+        data: A ``Dataset``, the name of one, or arrays (x_train, y_train) or (x_train, y_train, x_test, y_test); or
+            ``Examples``, which are returned.
+        clients: A ``Partition``, a list of index arrays, or the user of each example [n]; None with ``Examples``, which
+            have a partition.
 
     Raises:
         ValueError: Data or clients that do not fit; the message names the argument.

@@ -216,7 +216,7 @@ def _tables(configs: Sequence[Config], groups: Sequence[_Alike], shapes: Sequenc
 
 
 def stretches(num_rounds: int, every: int) -> list[int]:
-    """Returns the number of rounds before each evaluation, beginning with 0 for the initial state.
+    """Returns the numbers of rounds between evaluations, the first 0: ``[0, 5, 5, 2]`` for 12 rounds and ``every`` 5.
 
     Args:
         num_rounds: Rounds R.
@@ -242,7 +242,7 @@ def member(
         engine: Mapping of clients onto devices.
         measure: ``(algorithm, state) -> metrics by name``.
         static: Arguments of ``build`` that are not traced.
-        lengths: Rounds before each of the E evaluations.
+        lengths: Number of rounds between each of the E evaluations and the one before it.
         key: Key of the run.
         values: Traced arguments of ``build``.
         data: Training examples of all clients.
@@ -339,7 +339,7 @@ def _measure(evaluation: Evaluation) -> Measure:
 def _check_axes(
     grid: Mapping[str, Sequence[Any]], clients: Clients, data: FederatedData
 ) -> tuple[str, Mapping[Any, Partition]]:
-    """Checks the sweep's arguments ``grid`` and ``clients``.
+    """Raises ``ValueError`` if ``sweep``'s arguments ``grid`` or ``clients`` have a wrong form or do not fit ``data``.
 
     Returns the name of the axis of partitions, such as "alpha", and the partitions by label; "" and {} without any.
     """
@@ -366,9 +366,10 @@ def _check_axes(
 
 
 def _variants(data: FederatedData, partitions: Mapping[Any, Partition]) -> tuple[Array, Array] | None:
-    """Stacks V partitions of the same examples: returns their indices [V, m] and offsets [V, N + 1]; None without any.
+    """Stacks V partitions of the same examples over N clients: returns their indices [V, m] and offsets [V, N + 1].
 
-    Shorter partitions are padded with indices that belong to no client.
+    Partitions with fewer than the largest number m of indices are padded with indices that belong to no client. Without
+    any partition the result is None.
     """
     if not partitions:
         return None

@@ -37,10 +37,13 @@ class Shades(NamedTuple):
 
 
 def heat_map(values: np.ndarray, axes: Mapping[str, list[str]], label: str, title: str, path: Path) -> Path:
-    """Draws a figure with one heat map.
+    """Draws a figure with one heat map, whose cells also show the values as text.
 
     Args:
-        values, axes, label, title: As in ``Shades``.
+        values: Values [rows, columns].
+        axes: Names of the ticks of each axis, by the axis' name: the vertical axis, then the horizontal one.
+        label: Name of the values.
+        title: Title of the panel.
         path: File to write.
     """
     return heat_maps([[Shades(values, axes, label, title)]], path)

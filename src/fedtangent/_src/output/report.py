@@ -63,7 +63,7 @@ class ReportedRun(NamedTuple):
 
 
 def runs_below(folder: Path) -> list[Path]:
-    """Finds the folders of runs: ``folder`` itself if it holds a run, else all below it that do.
+    """Finds the folders of runs: ``folder`` itself if it holds a run, else all folders below it that hold one.
 
     Raises:
         ValueError: ``folder`` is no folder, or there is no run in it or below it.

@@ -75,7 +75,8 @@ def loss_segments(panels: Mapping[str, Mapping[str, np.ndarray]], title: str, pa
     """Draws the loss along the segments between pairs of models, on one logarithmic axis.
 
     Args:
-        panels: For each panel's title the losses [q] of each pair of models, by the pair's name.
+        panels: For each panel's title the losses of each pair of models by the pair's name: an array [q], at q points
+            of the segment.
         title: Title of the figure.
         path: File to write.
     """

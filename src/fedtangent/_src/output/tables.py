@@ -66,7 +66,13 @@ def _titled(title: str | None) -> Table:
 
 
 class TextTable(NamedTuple):
-    """A table of text; on a narrow screen it is split into parts, which all repeat the first column."""
+    """A table of text, printed by rich; on a narrow screen it is split into parts, which all repeat the first column.
+
+    Attributes:
+        title: Title above the table, or None.
+        columns: Headings of the columns.
+        rows: Cells of each row, in the order of ``columns``.
+    """
 
     title: str | None
     columns: Sequence[str]
@@ -113,7 +119,10 @@ class TextTable(NamedTuple):
 
 
 def comparison_table(rows: Sequence[MethodRow]) -> TextTable:
-    """Builds the table of one comparison of networks with theory, with a row for each method."""
+    """Builds the table of one comparison of networks with theory.
+
+    ``rows`` has the measurements of each method: trained networks, NTK-FL and the predictions of theory.
+    """
     columns = {name: text for name, text in _COLUMNS.items() if any(text(row) != "-" for row in rows)}
     cells = [(r.method, *(text(r) for text in columns.values())) for r in rows]
     return TextTable(rows[0].setting, ("method", *columns), cells)
