@@ -9,8 +9,18 @@ import pytest
 
 from fedtangent._src import entries
 from fedtangent._src.cli import main
+from fedtangent._src.experiments.lab.runner import Request, prepare_study
 
 FOUND = entries.catalogue("experiments")
+EMBEDDED = ("digits", "sine", "sphere", "gaussian", "digits_and_sine")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", FOUND)
+def test_an_experiment_is_prepared_at_every_scale(name: str) -> None:
+    for dataset in FOUND[name].scales.keys() & set(EMBEDDED):
+        for scale in FOUND[name].scales[dataset]:
+            prepare_study(FOUND[name], Request(scale, range(FOUND[name].least_seeds), dataset))
 
 
 @pytest.mark.slow

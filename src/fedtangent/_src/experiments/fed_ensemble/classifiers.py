@@ -52,7 +52,7 @@ LABELS = {
 }
 ENSEMBLES = ("fed_ensemble", "random_sampling", "fed_dyn_ensemble", "random_walk")  # of K models
 MU = {"fed_prox": "proximal", "fed_dyn": "dynamic", "fed_dyn_ensemble": "dynamic", "ditto": "personal"}
-WIDTHS: dict[str, Callable[[int], dict[str, object]]] = {  # the options of a model of a given width
+WIDTHS: dict[str, Callable[[int], dict[str, Any]]] = {  # the options of a model of a given width
     "mlp": lambda width: {"widths": (width,)},
     "cnn": lambda width: {"filters": (width, 2 * width), "hidden": (16 * width,)},
     "lstm": lambda width: {"units": width},
@@ -91,7 +91,7 @@ class ClassifierSettings:
     personal: float = within(0.1, at_least=0)  # mu of Ditto, its lambda
     gamma: float = within(0.1, above=0)  # of the weights that a client gives the models of an ensemble (FE-2024, eq. 4)
     server_examples: int = 1000  # unlabelled examples on which FedBE distils; no client holds them
-    distillation_epochs: int = 20  # of FedBE's student
+    distillation_epochs: int = 200  # of FedBE's student: as many steps as FedBE's 20 epochs over 10,000 examples
     tuning_rounds: int = within(20, least=LAST)
     tuning_seed: int = within(1000, least=0)
     num_train: int = within(0, least=0)  # 0: all

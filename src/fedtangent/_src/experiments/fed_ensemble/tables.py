@@ -210,7 +210,7 @@ BY_WRITER = with_changes(ClassifierSettings(), METHODS_3, "classes_per_client=-1
 SCALES_3 = {
     "digits": by_scale(with_changes(BY_DISTORTION, SMOKE), with_changes(BY_DISTORTION, DIGITS)),
     "femnist": by_scale(
-        with_changes(BY_WRITER, SMOKE, "num_train=1000"),
+        with_changes(BY_WRITER, SMOKE, "num_train=1000 num_test=100"),
         with_changes(BY_WRITER, FEW),
         with_changes(BY_WRITER, "num_clients=0"),
     ),

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -170,9 +171,9 @@ def _budgets(study: Study, seed: int, noises: list[float]) -> Iterator[Budget]:
 
 def _noises(settings: PrivacySettings) -> list[float]:
     """Computes the noise multiplier that gives each epsilon of the settings."""
-    of_run = {"num_clients": settings.num_clients, "clients_per_round": settings.num_clients}
-    of_run |= {"num_rounds": settings.num_rounds, "delta": settings.delta}
-    return [ft.measures.noise_multiplier(epsilon, **of_run) for epsilon in settings.epsilons]
+    count, rounds = settings.num_clients, settings.num_rounds
+    of_run = partial(ft.measures.noise_multiplier, num_clients=count, clients_per_round=count, num_rounds=rounds)
+    return [of_run(epsilon, delta=settings.delta) for epsilon in settings.epsilons]
 
 
 def check(study: Study) -> None:
