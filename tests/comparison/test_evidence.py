@@ -98,6 +98,10 @@ def test_a_bad_argument_is_named() -> None:
         diagnose(good, data, 0.0)
     with pytest.raises(ValueError, match=r"noise: got -1\.0, must be above 0"):
         diagnose(good, data, SCALE, noise=-1.0)
+    with pytest.raises(ValueError, match=r"data: got .*, must be a FederatedData"):
+        diagnose(good, (x, y), SCALE)
+    with pytest.raises(ValueError, match=r"algorithm: got .*, must be an Algorithm"):
+        diagnose(good.model, data, SCALE)
     with pytest.raises(ValueError, match="num_samples: got 1, must be"):
         diagnose(good, data, SCALE, num_samples=1)
 

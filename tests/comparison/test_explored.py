@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -140,6 +141,12 @@ def test_networks_that_diverge_are_reported(sine: Explored) -> None:
 def test_bad_arguments_are_refused(arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         explored(**{"data": "sine"} | arguments)
+
+
+def test_a_file_of_the_users_with_few_examples_is_read_whole(tmp_path: Path) -> None:
+    np.savez(path := tmp_path / "mine.npz", x=np.random.default_rng(0).normal(size=(30, 3)), y=np.arange(30) % 3)
+    run = explored(str(path), num_clients=3, num_rounds=2)
+    assert (len(run.data.x_train), len(run.data.x_test)) == (24, 6) and "num_train=24, num_test=6" in run.source
 
 
 def test_more_examples_than_can_be_followed_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -335,6 +335,23 @@ def test_arrays_that_are_refused(changes: dict[str, Any], message: str, monkeypa
     assert refusal(lambda: run_examples(tuple({**ALL, **changes}.values()), CLIENTS)) == message
 
 
+DIGITS = ft.data.load("digits", num_train=20, num_test=10)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"x_test": None}, "data: got None as x_test, must be an array of one example a row"),
+        ({"y_train": [1, 2]}, "data: got [1, 2] as y_train, must be an array of one example a row"),
+        ({"num_classes": 0}, "data: got y_train of shape (20,), must be numbers [n, C], as num_classes is 0"),
+    ],
+)
+def test_a_dataset_with_a_wrong_part_is_refused(changes: dict[str, Any], message: str) -> None:
+    wrong = DIGITS._replace(**changes)
+    assert refusal(lambda: run_examples(wrong, ft.partition.iid(20, 2, seed=0))) == message
+    assert refusal(lambda: wrong.num_outputs) == message
+
+
 @pytest.mark.parametrize(
     ("data", "message"),
     [

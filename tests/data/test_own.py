@@ -104,7 +104,7 @@ BAD = {
     ),
     "no scale": ({"x": X, "y": Y}, {"input_scale": 0.0}, "input_scale: got 0.0, must be above 0"),
     "no classes": ({"x": X, "y": X[:, 0]}, {"target_kind": "classes"}, "target_kind: got classes, must be numbers"),
-    "a column": ({"x": X, "y": Y[:, None]}, r"make \[n\] by y.ravel\(\)"),
+    "a column": ({"x": X, "y": Y[:, None]}, r"becomes \[n\] by y.ravel\(\)"),
     "users of two kinds": (
         {"x": X, "y": Y, "users": Y, "x_test": X[:3], "y_test": Y[:3], "users_test": ["2", "1", "0"]},
         "users_test: got <U1, must be of one kind with users, int64",

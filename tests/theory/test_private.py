@@ -164,6 +164,10 @@ def private_of(**options) -> PrivateFlow:
         (lambda: private_of().runs(2, f0_train=np.zeros((3, 2))), r"f0_train: got shape \(3, 2\)"),
         (lambda: private_of().best(np.zeros((2, 2)), [0.1], [1.0]), "y_test: got shape"),
         (lambda: private_of().best(np.zeros((TEST, 2)), [], [1.0]), "learning_rates: got shape"),
+        (
+            lambda: private_of().best(np.zeros((TEST, 2)), [1e200], [1e200], num_runs=2),
+            "learning_rates: every rate div",
+        ),
         (lambda: private_of().at(0.1, -1.0), "clip_norm: got -1.0"),
         (
             lambda: private_flow(Problem.of().flow(weight_decay=0.1), 1.0, 0.1),

@@ -140,12 +140,12 @@ class Option(NamedTuple):
         positional: Whether the value is written without the option's name.
     """
 
-    name: str  # name in Python, with underscores
-    type: Any  # of the value, as in an annotation
-    default: object  # ``dataclasses.MISSING`` for an option that must be given
+    name: str
+    type: Any
+    default: object
     help: str
-    group: str  # title of the option's group
-    positional: bool = False  # whether the value is written without the option's name
+    group: str
+    positional: bool = False
 
     @property
     def shown(self) -> str:

@@ -96,11 +96,15 @@ def _claim(table: Mapping[str, Any]) -> ClaimedRuns:
     """Converts a table of the TOML file to a claim; raises ``ValueError`` for an option that `compare` lacks."""
     options = {name.replace("-", "_"): value for name, value in table.items()}
     agree, within = options.pop("agree", None), options.pop("within", None)
-    if agree is not None and not (isinstance(agree, list) and agree and all(isinstance(one, str) for one in agree)):
+    if agree is not None and not (
+        isinstance(agree, list) and agree and all(isinstance(one, str) and one for one in agree)
+    ):
         raise ValueError(f"agree: got {shown(agree)}, must be a list of words of verdicts")
     if isinstance(within, dict):
-        if not all(width.isdecimal() for width in within):
-            raise ValueError(f"within: got {', '.join(within)}, must be a number for each width, such as 128 = 0.2")
+        if not within or not all(width.isdecimal() for width in within):
+            raise ValueError(
+                f"within: got {', '.join(within) or 'none'}, must be a number for each width, such as 128 = 0.2"
+            )
         within = {int(width): number("within", value, above=0) for width, value in within.items()}
     elif within is not None:
         number("within", within, above=0)
@@ -112,6 +116,9 @@ def _claim(table: Mapping[str, Any]) -> ClaimedRuns:
         words += [f"--{'' if value else 'no-'}{flag}"] if isinstance(value, bool) else [f"--{flag}", *map(str, several)]
     command = commands.find("compare", *words)
     job = command.prepare(**commands.read(command, words).arguments)
+    widths = sorted({width for setting in job.settings for width in setting.size.widths})
+    if isinstance(within, dict) and (wrong := within.keys() - set(widths)):
+        raise ValueError(f"within: got width {min(wrong)}, allowed are {', '.join(map(str, widths))}")
     return ClaimedRuns(job.settings, words, agree, within)
 
 

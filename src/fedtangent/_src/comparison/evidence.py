@@ -8,7 +8,7 @@ from jax.flatten_util import ravel_pytree
 from jaxtyping import Float
 
 from fedtangent._src import pytrees
-from fedtangent._src.checks import number, whole
+from fedtangent._src.checks import instance, number, whole
 from fedtangent._src.engine.loop import Measure
 from fedtangent._src.losses import mean_form
 from fedtangent._src.measures.loss_surface import mean_loss
@@ -70,6 +70,8 @@ def variational_diagnostics(
         >>> before < after
         True
     """
+    instance("algorithm", algorithm, Algorithm)
+    instance("data", data, FederatedData)
     model, parameters = algorithm.model, check_watchable(algorithm, algorithm.model, data.num_clients)
     training = algorithm.composition.training
     assert training is not None

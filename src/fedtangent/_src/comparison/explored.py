@@ -20,8 +20,9 @@ from jaxtyping import Float, Int
 from fedtangent._src.checks import instance, whole
 from fedtangent._src.comparison.forecast import Forecasting, Plan, plan_of
 from fedtangent._src.comparison.predicted import prior_starts
-from fedtangent._src.data.dataset import Dataset
+from fedtangent._src.data.dataset import Dataset, check_dataset
 from fedtangent._src.data.named import chosen, load
+from fedtangent._src.data.own import SUFFIX
 from fedtangent._src.data.partition.drawn import dirichlet
 from fedtangent._src.engine import run
 from fedtangent._src.engine.loop import Evaluation, Reported
@@ -177,7 +178,7 @@ def explored(data: Dataset | str, num_clients: int = 20, num_rounds: int = 30, s
     """Checks the arguments of ``explore``, loads the data and computes the kernel of its examples.
 
     Args:
-        data: A ``Dataset``, or the name of one: 500 training and 200 test examples of it are loaded.
+        data: A ``Dataset``, or the name of one, of which at most 500 training and 200 test examples are loaded.
         num_clients: Clients N.
         num_rounds: Communication rounds R.
         seed: Seed of data, partition, schedule and initial functions.
@@ -189,10 +190,15 @@ def explored(data: Dataset | str, num_clients: int = 20, num_rounds: int = 30, s
     if isinstance(data, str):
         options = {field.name for field in dataclasses.fields(chosen(data).options)}
         sizes = {name: value for name, value in LOADED.items() if name in options}
+        if data.endswith(SUFFIX):  # a user's file may be smaller
+            whole_file = load(data, seed=seed)
+            for name, part in (("num_train", whole_file.x_train), ("num_test", whole_file.x_test)):
+                sizes[name] = min(sizes[name], len(part))
         source = f"ft.data.load({', '.join([repr(data), *(f'{n}={v}' for n, v in sizes.items()), f'seed={seed}'])})"
         data = load(data, seed=seed, **sizes)
     instance("data", data, Dataset)
-    points = len(data.x_train) + (0 if data.x_test is None else len(data.x_test))
+    check_dataset(data)
+    points = len(data.x_train) + len(data.x_test)
     if points > MOST_POINTS:
         raise ValueError(f"data: got {points} training and test examples, must be at most {MOST_POINTS} to explore")
     whole("num_clients", num_clients, 1, len(data.x_train))

@@ -20,7 +20,7 @@ from jaxtyping import Float, Float32, Float64, Int, Num, Shaped, UInt64
 from fedtangent._src import checks, losses
 from fedtangent._src.data import dataset as datasets
 from fedtangent._src.data import own
-from fedtangent._src.data.dataset import IMAGE, TOKENS, VECTOR, Dataset, SourceInfo
+from fedtangent._src.data.dataset import IMAGE, TOKENS, VECTOR, Dataset, SourceInfo, check_dataset
 from fedtangent._src.data.named import load
 from fedtangent._src.data.partition.drawn import generator
 from fedtangent._src.data.partition.given import Clients, by_user, of
@@ -273,6 +273,7 @@ def _read(
     arrays are tokens.
     """
     if isinstance(data, Dataset):
+        check_dataset(data)
         parts = {f"x_{split}": getattr(data, f"x_{split}") for split in SPLITS}
         read: dict[str, Any] = {name: own.inputs(name, x, data.kind) for name, x in parts.items() if len(x)}
         return data._replace(**read), None

@@ -246,7 +246,7 @@ class Trained(NamedTuple):
     """
 
     initial: list[np.ndarray]  # W^1 .. W^L, [fan_out, fan_in] each
-    models: np.ndarray  # [R + 1, r, C], the network as one matrix
+    models: np.ndarray
 
 
 def _trained(
@@ -388,7 +388,7 @@ def _verdict(curves: Sequence[Curve], wrong: Sequence[Wrong], sizes: str) -> Ver
     ratios, forgotten = list[float](), {"K forgotten": list[float](), "N forgotten": list[float]()}
     for curve, other in zip(curves, wrong, strict=True):
         alike = [c for c in curves if c.classes == curve.classes and c.setting.ratio != curve.setting.ratio]
-        unit = min(apart(c.flow, curve.flow) for c in alike) / 2
+        unit = max(min(apart(c.flow, curve.flow) for c in alike) / 2, np.finfo(float).tiny)
         ratios.append(curve.error / unit)
         if other.one_step is not None:
             forgotten["K forgotten"].append(apart(curve.excess, other.one_step) / unit)

@@ -136,8 +136,8 @@ class Pair(NamedTuple):
     """
 
     one: Curve
-    twice: Curve  # twice the N and K
-    other: Curve  # of another K / N
+    twice: Curve
+    other: Curve
 
     @property
     def of_excess(self) -> float:

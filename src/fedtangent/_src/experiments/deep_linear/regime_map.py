@@ -114,7 +114,7 @@ class Cell(NamedTuple):
     depth: int
     width: int
     scale: float
-    rounds: np.ndarray  # [T]
+    rounds: np.ndarray
     loss: np.ndarray
     flow: np.ndarray
     own: np.ndarray

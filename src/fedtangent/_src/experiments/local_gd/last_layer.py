@@ -71,8 +71,8 @@ class Layers(NamedTuple):
     """
 
     seed: int
-    weights: dict[str, np.ndarray]  # by run, the layer after every round, [R + 1, P]
-    accuracy: dict[str, np.ndarray]  # by run, on the test set, [R + 1]
+    weights: dict[str, np.ndarray]
+    accuracy: dict[str, np.ndarray]
 
     def distance(self, run: str) -> np.ndarray:
         """Computes the distance in direction of a run's layers from the last centralised layer, [R].

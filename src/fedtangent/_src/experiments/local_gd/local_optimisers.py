@@ -77,8 +77,8 @@ class Ended(NamedTuple):
     seed: int
     task: str
     optimiser: str
-    model: np.ndarray  # [d], the last global model
-    curves: dict[str, np.ndarray]  # quantities after every round, [R + 1] each; NaN for the direction of 0
+    model: np.ndarray
+    curves: dict[str, np.ndarray]
 
 
 def check(study: Study) -> None:

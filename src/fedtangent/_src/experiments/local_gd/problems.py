@@ -30,11 +30,11 @@ class Problem(NamedTuple):
         basis: Orthonormal basis of the coordinates, [d, r]; None if they are all d dimensions.
     """
 
-    x: np.ndarray  # [n, r]
-    y: np.ndarray  # [n]
+    x: np.ndarray
+    y: np.ndarray
     partition: ft.types.Partition
-    truths: np.ndarray  # [N, d], the linear model w_i* that labels the examples of each node
-    basis: np.ndarray | None = None  # [d, r], orthonormal: inputs are x @ basis.T; None: x are the inputs
+    truths: np.ndarray
+    basis: np.ndarray | None = None
 
     @property
     def dimension(self) -> int:

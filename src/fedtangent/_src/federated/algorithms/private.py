@@ -54,6 +54,8 @@ class ClientPrivacy:
         """Raises ``ValueError`` for a ``clip_norm`` that is not positive or a ``noise_multiplier`` below 0."""
         number("clip_norm", self.clip_norm, above=0)
         number("noise_multiplier", self.noise_multiplier, at_least=0)
+        if self.expected_clients is not None:
+            number("expected_clients", self.expected_clients, above=0)
 
 
 def _remark(options: Any, ran: FinishedRun) -> str:

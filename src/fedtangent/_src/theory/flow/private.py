@@ -234,6 +234,9 @@ class PrivateFlow:
             num_runs: Number of runs that each pair is judged by.
             seed: Seed of the noise.
             f0_train, f0_test: Initial function at the training and test points.
+
+        Raises:
+            ValueError: An argument has the wrong shape or is out of range, or runs diverge at every pair.
         """
         targets = real_array("y_test", y_test)
         finite("y_test", targets)
@@ -245,6 +248,8 @@ class PrivateFlow:
             loss = float(np.mean((runs - targets) ** 2))
             losses[i, k] = loss if np.isfinite(loss) else np.inf
         best = divmod(int(np.argmin(losses)), len(clips))
+        if losses[best] == np.inf:
+            raise ValueError("learning_rates: every rate diverges at every clipping bound, must have a smaller one")
         return BestPrivate(float(rates[best[0]]), float(clips[best[1]]), float(losses[best]), losses)
 
     def _starts(
