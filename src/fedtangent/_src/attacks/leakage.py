@@ -61,7 +61,7 @@ class Attack:
 
 @dataclass(frozen=True)
 class Batch:
-    """Facts about the batch of which the attacker sees the gradient of the mean ``loss``.
+    """Facts about the batch behind a message, which is the gradient of the batch's mean ``loss``.
 
     Raises ``ValueError`` for an unknown loss and a size below 1.
 
@@ -233,7 +233,7 @@ def _search(
     """Searches for the input behind each message, from each start in turn.
 
     ``sight`` has the messages, the weights of their entries, and known outputs or labels. Messages are gradients of
-    ``loss``, or Jacobians if ``loss`` is None. ``starts`` are inputs and labels, all restarts of a message in a row.
+    ``loss``; without a loss they are Jacobians. ``starts`` are inputs and labels, all restarts of a message in a row.
     """
     flat, unravel = ravel_pytree(params)
     restarts = len(starts[0]) // len(sight[0])

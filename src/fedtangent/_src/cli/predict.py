@@ -168,7 +168,8 @@ def _metrics(forecast: Forecast) -> list[Metric]:
 def _rows(forecast: Forecast) -> list[Row]:
     """Builds the rows of result.json for a run, one for each learning rate.
 
-    The rates are the given one and, if they were searched for, the best one and the one that reaches the target first.
+    The first row has the given rate. If rates were searched for, the next row has the best rate, and a last row the
+    rate that reaches the target in the fewest rounds, if a tried rate reaches it.
     """
     rows, plan, rates = [], forecast.plan, forecast.rates
     best = None if rates is None else forecast.best

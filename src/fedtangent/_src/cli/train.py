@@ -73,7 +73,7 @@ class TrainJob(NamedTuple):
 
 
 def continues(options: Mapping[str, object]) -> bool:
-    """Tells whether ``--resume`` is given, so that the command continues the run in its output folder."""
+    """Tells whether the command has the option ``--resume``, which continues the run in its output folder."""
     return bool(options["resume"])
 
 

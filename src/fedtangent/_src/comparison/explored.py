@@ -89,7 +89,7 @@ class Explored:
 
     @property
     def num_strata(self) -> int:
-        """The number of strata: groups of clients of equal size, from each of which a round draws equally many."""
+        """The number of strata: groups of clients of equal size. A round draws equally many clients from each group."""
         return _num_strata(self.num_clients)
 
     @property
@@ -178,7 +178,8 @@ def explored(data: Dataset | str, num_clients: int = 20, num_rounds: int = 30, s
     """Checks the arguments of ``explore``, loads the data and computes the kernel of its examples.
 
     Args:
-        data: A ``Dataset``, or the name of one, of which at most 500 training and 200 test examples are loaded.
+        data: A ``Dataset``, or the name of a data set. If it has the options ``num_train`` and ``num_test``, at most
+            500 training and 200 test examples are loaded.
         num_clients: Clients N.
         num_rounds: Communication rounds R.
         seed: Seed of data, partition, schedule and initial functions.

@@ -185,7 +185,7 @@ class Reached(NamedTuple):
     """The round in which a run reaches a target, on average over its initial functions, and the bytes until then.
 
     Attributes:
-        round: First evaluated round at the target; None if there is none.
+        round: First evaluated round at the target; None if no evaluated round reaches it.
         uplink_bytes: Bytes from clients to server until that round; None without it.
         nearest: Best value of the metric after any round.
     """
@@ -539,8 +539,8 @@ def _flow_outputs(plan: Plan, flows: Sequence[Flow]) -> _OutputsAtRate:
 def _feature_outputs(setting: Setting, kernels: KernelBlocks, starts: Starts) -> tuple[Starts, _OutputsAtRate]:
     """Builds a function that predicts a run by training linear models on the kernel's features.
 
-    Returns it after the initial functions, which are ``starts`` projected onto what the features can represent. Raises
-    ``NotFollowed`` if the kernel does not determine the runs.
+    Returns it after the initial functions, which are ``starts`` projected onto the functions that the features can
+    represent. Raises ``NotFollowed`` if the kernel does not determine the runs.
     """
     problem, n = setting.problem, len(setting.problem.x_train)
     paths = feature_paths(setting.algorithm, problem.y_train, problem.partition, setting.size.rounds)

@@ -288,7 +288,8 @@ class LazinessDiagnostics:
         rounds: The evaluated rounds.
         kernels: Measures the change of the tangent kernels.
         paths: Trains the linearised networks.
-        limit: Builds the flow of infinite width for a seed; None if there is none, and ``why_no_limit`` says why.
+        limit: Builds the flow of infinite width for a seed; None without such a flow, and ``why_no_limit`` gives the
+            reason.
     """
 
     algorithm: Algorithm

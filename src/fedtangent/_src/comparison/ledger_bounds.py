@@ -196,7 +196,7 @@ def source(
 ) -> Source:
     """Computes the gap that the kernel's change in one interval between evaluations adds, to first order.
 
-    ``residual_ledger`` explains the tolerance that is made of these gaps.
+    ``residual_ledger`` explains how these gaps enter the tolerance.
 
     Args:
         of: Targets, clients, cohorts and rule of the run.

@@ -167,7 +167,7 @@ def starts_of(networks: Simulated) -> Starts:
 
 
 def limit_of(problem: Problem, kernels: KernelBlocks | LargeKernel) -> tuple[Gaussian | None, str]:
-    """Returns the Gaussian process after many rounds (Theorem 2 of FE-2024) and "", or None and why there is none.
+    """Returns the Gaussian process after many rounds (Theorem 2 of FE-2024) and "", or None and the reason.
 
     Args:
         problem: The problem; training points that belong to no client are left out.

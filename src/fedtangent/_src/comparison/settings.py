@@ -200,7 +200,7 @@ class Setting:
 
     @property
     def followed(self) -> Rule:
-        """The ``Rule`` by which the closed form follows the run; raises ``ValueError`` if there is none."""
+        """The ``Rule`` by which the closed form follows the run; raises ``ValueError`` if theory does not follow it."""
         if isinstance(self.rule, str):
             raise ValueError(f"algorithm: got {self.algorithm.name!r}, which theory does not follow: {self.rule}")
         return self.rule

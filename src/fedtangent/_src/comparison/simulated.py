@@ -60,8 +60,8 @@ class Simulated(NamedTuple):
     """Outputs of every network of one method at one width, at the evaluated rounds (0 is the initial function).
 
     ``ensemble`` is the algorithm's prediction from its K models, ``seconds`` the time of one run, and ``sent`` the
-    bytes on the wire by round. ``info`` holds what the algorithm reports in every round, one row for each draw.
-    ``width`` is 0 for networks that start from given weights.
+    bytes on the wire by round. ``info`` holds the values that the algorithm reports in every round, one row for each
+    draw. ``width`` is 0 for networks that start from given weights.
     """
 
     method: str

@@ -229,7 +229,7 @@ def expected_accuracy(problem: Problem, mean: Float[np.ndarray, "m C"], cov: Flo
 def draws_of(
     mean: Float[np.ndarray, "m C"], cov: Float[np.ndarray, "m m"], draws: int = 200
 ) -> Float[np.ndarray, "draws m C"]:
-    """Draws functions from the normal distribution N(mean, cov), each output by itself, with a fixed seed.
+    """Draws functions from the normal distribution N(mean, cov), independently for each output, with a fixed seed.
 
     Args:
         mean: Mean, [m, C].

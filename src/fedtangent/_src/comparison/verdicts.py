@@ -37,7 +37,7 @@ class Verdict(NamedTuple):
 
     Every comparison and every theorem check returns this record. Measured and expected values are text for the reader,
     with standard errors and tolerance. ``holds`` says whether they agree, and ``control_fails`` whether the control
-    does not; each is None if there are too few draws to tell.
+    does not; None means too few draws to tell.
     """
 
     subject: str  # the theorem or the setting
@@ -125,7 +125,7 @@ def summary(verdicts: Sequence[Verdict]) -> str:
 class Rival(NamedTuple):
     """A wrong theory that may become a verdict's control, with its calculated distance from the right theory.
 
-    ``measured`` estimates the verdict's number for the wrong theory, as it is estimated for the right one.
+    ``measured`` estimates the verdict's number for the wrong theory, by the same estimator as for the right theory.
     """
 
     name: str

@@ -34,8 +34,8 @@ class Dataset(NamedTuple):
 
     ``x_train`` holds floating images [n, height, width, channels], vectors [n, d], or int32 tokens [n, T]. ``y_train``
     holds integer class labels [n], or floating numbers [n, C] for regression, and then ``num_classes`` is 0.
-    ``user_train`` has the id of the user (writer, speaker, device) of each training example, or is None. The test
-    examples have the same forms. ``kind`` says what an input is: "image", "tokens" or "vector".
+    ``user_train`` has the id of the user (writer, speaker, device) of each training example; None without users. The
+    test examples have the same forms. ``kind`` says what an input is: "image", "tokens" or "vector".
     """
 
     name: str

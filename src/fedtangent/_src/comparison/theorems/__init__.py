@@ -92,7 +92,7 @@ class Claim(NamedTuple):
     sizes: str
 
     def judged(self, right: tuple[str, str, Answer], wrong: tuple[str, str, Answer], notices: str) -> Verdict:
-        """Builds the verdict of a check that has decided by itself whether measurement and theory agree.
+        """Builds the verdict from a check's decision whether measurement and theory agree.
 
         Args:
             right: Measured value, expected value, and whether they agree.
@@ -159,7 +159,7 @@ class Claim(NamedTuple):
     ) -> Verdict:
         """Checks that an interval lies within limits, and that the control's interval lies outside.
 
-        An interval of which only a part is within the limits leaves the verdict undecided.
+        An interval that lies only partly within the limits leaves the verdict undecided.
 
         Args:
             estimate: Measured number with its interval.

@@ -493,7 +493,8 @@ def _check_max_margin(scale: str, seed: int) -> list[Verdict]:
 
     With weak regularisation Local-GD follows repeated projections: each node projects the global model onto the models
     that separate its examples with margin 1, and the server averages the projections. These averages should end in the
-    intersection of all nodes' sets, and those of Modified Local-GD (eq. (16)) at the support vector machine's model.
+    intersection of all nodes' sets, and the averages of Modified Local-GD (eq. (16)) at the support vector machine's
+    model.
 
     Args:
         scale: Scale of the check, which sets the sizes of the problem.

@@ -44,7 +44,7 @@ SLOPE_BAND, FLAT_BAND = (0.85, 1.15), (-0.15, 0.15)
 
 
 class PrivateProblem(NamedTuple):
-    """Examples of a regression on several clients, all of which take part in every round."""
+    """Examples of a regression on several clients; all clients take part in every round."""
 
     x: Float64[np.ndarray, "n d"]  # training points, then test points
     y: Float64[np.ndarray, "n C"]

@@ -356,7 +356,7 @@ def _error(problem: ToyProblem, exact: Decomposition, runs: np.ndarray, seed: in
 
 
 def _schedules(seed: int, schedules: int, num_rounds: int) -> Verdict:
-    """Checks the variance that random schedules alone add, up to rounding; all models start at the zero function."""
+    """Checks, up to rounding, the variance that random schedules cause; all models start at the zero function."""
     problem = sine_problem(seed, local_steps=STEPS, sigma=0.0, num_clients=CLIENTS)
     schedule, seeds = permutations(CLIENTS, LAST), seeds_of(LAST, schedules, seed)
     laws = laws_of(problem, schedule, (num_rounds,), seeds)

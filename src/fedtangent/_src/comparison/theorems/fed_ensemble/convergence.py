@@ -78,7 +78,7 @@ class RandomFederation(NamedTuple):
         """Computes the matrix that takes a model's residual from the start to the end of an age, [n, n].
 
         An age is the K rounds in which every client trains every model once. The matrix is the product of the rounds'
-        matrices, each of which is computed client by client, without functions of ``theory``.
+        matrices. A round's matrix is computed client by client, without functions of ``theory``.
 
         Args:
             rate: Learning rate of the clients.
@@ -360,7 +360,7 @@ def _decay(claim: Claim, decay: float, note: str, control: str, factor: float, a
 
 
 def _as_proved(seed: int) -> Verdict:
-    """Checks FE-2021 Theorem 9.1's bound on the residual where its assumptions and those of its proof hold."""
+    """Checks FE-2021 Theorem 9.1's bound on the residual where its assumptions and its proof's assumptions hold."""
     case = _edge_case(seed)
     curvature = case.limit.constants.kappa_3(1.0, len(SIZES))
     progress = INSIDE * float(np.linalg.eigvalsh(case.limit.theta)[0]) / 2 / (6 * 3 * curvature)  # of the smaller step
