@@ -20,7 +20,7 @@ class Erratum(NamedTuple):
         printed: Text or formula of the paper.
         right: Correct text or formula; where the paper leaves a choice, the choice that this package makes.
         shown: Theorem check or test (``file::name``) that computes with ``right``.
-        read: True if the erratum was found by reading alone; False if ``shown`` also shows that ``printed`` fails.
+        read: True if the erratum was found only by reading; False if ``shown`` also shows that ``printed`` fails.
     """
 
     key: str

@@ -447,7 +447,7 @@ def sampled(most: int | None, *columns: Shaped[AnyArray, "n ..."]) -> slice | In
     are selected. So the sample does not depend on the order of the rows. Copies of an example have different numbers.
 
     Args:
-        most: Size of the sample. All examples are selected if there are not more of them, or if it is None.
+        most: Size of the sample; None for all examples. If there are at most ``most`` examples, all are selected.
         columns: Arrays of the examples' numbers: inputs, targets.
     """
     num_examples = len(columns[0])

@@ -65,7 +65,7 @@ def max_client_size(data: FederatedData) -> int:
 
 
 def _device_dtype(dtype: DTypeLike | None, x: np.ndarray) -> np.dtype:
-    """Returns the dtype of the inputs ``x`` on the device: ``dtype``, or if that is None one that suits ``x``."""
+    """Returns the dtype of the inputs ``x`` on the device: ``dtype``, by default one that suits ``x``."""
     widest = jnp.dtype(jnp.result_type(float))  # float64 where JAX keeps it, globally or in an ``enable_x64`` context
     if dtype is None:
         if np.issubdtype(x.dtype, np.signedinteger):

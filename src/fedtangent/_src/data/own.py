@@ -108,7 +108,7 @@ def entry(name: str, input_kind: str | None = None, target_kind: str | None = No
 def _kind(name: str, x: np.ndarray, input_kind: str | None) -> str:
     """Returns the kind of the inputs ``x``: "image", "tokens" or "vector".
 
-    Raises ``ValueError`` if they are none of these, or not ``input_kind``, which the user chose.
+    Raises ``ValueError`` if no kind fits, or if ``x`` cannot be of the kind ``input_kind`` that the user chose.
     """
     if input_kind is not None:
         checks.choice("input_kind", input_kind, KINDS)
@@ -233,7 +233,7 @@ def _check_users(name: str, arrays: dict[str, np.ndarray], end: str) -> None:
 
 
 def _users(arrays: dict[str, np.ndarray]) -> tuple[np.ndarray | None, np.ndarray | None]:
-    """Returns the numbers of the training and the test examples' users, [n] int32 each; None where there are none."""
+    """Returns the user of each training and each test example, [n] int32 each; None for a split without users."""
     if "users" not in arrays:
         return None, None
     user, user_test = numbered(arrays["users"], arrays.get("users_test", arrays["users"][:0]))

@@ -45,7 +45,7 @@ class Published(NamedTuple):
     Attributes:
         name, description, homepage, licence: Texts about the data set.
         url: Address of the folder of the files, which ends in "/".
-        files: The files by role. A role is a key such as "x_train" that says what the file is for.
+        files: The files by role. A role is a key such as "x_train", which names the purpose of the file.
         read: Function that reads the files, as described above.
         example: Name, shape and dtype of each part of an example; None in a shape stands for any length.
         num_classes: Number of classes.

@@ -160,7 +160,7 @@ def _check(described: Description) -> None:
 def _apart(run: CommonOptions, clients: Partition) -> tuple[Partition, Partition | None]:
     """Splits the examples of every client: returns the partition to train on, and the one to test on.
 
-    The option ``client_test`` is the share of the test; if it is 0, the second result is None.
+    The option ``client_test`` is the share of the examples to test on; for share 0 there is no second partition (None).
     """
     if run.client_test == 0:
         return clients, None
@@ -171,7 +171,8 @@ def _at_server(described: Description, loaded: data.Dataset, clients: Partition)
     """Takes the examples that the algorithm needs at the server, if any, from the clients' partition ``clients``.
 
     Returns the new partition, and the examples by the name under which the algorithm takes them: "server_data"
-    (inputs), "validation" (indices) or "shared" (indices). Shared examples are given to every client instead.
+    (inputs), "validation" (indices) or "shared" (indices). Shared examples are not taken away: every client with
+    examples gets all of them.
     """
     run, how = described.run, described.algorithm
     if "server_data" in how.entry.needs:

@@ -237,7 +237,7 @@ def _filled(defaults: Any, values: Mapping[str, object]) -> Any:
 
 
 def in_common(runs: Sequence[Values]) -> Values:
-    """Returns the options that have one value in all ``runs`` that have them; a run is given by its options' values."""
+    """Returns the options with one value in all ``runs`` that have them; a run is a mapping from option to value."""
     values = {name: value for run in reversed(runs) for name, value in run.items()}
     return {name: value for name, value in values.items() if all(run.get(name, value) == value for run in runs)}
 

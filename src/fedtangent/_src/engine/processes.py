@@ -34,7 +34,7 @@ SIGNALS = (signal.SIGTERM, signal.SIGINT)
 def settings(
     coordinator: str | None, num_processes: int | None, process_id: int | None, environment: Mapping[str, str]
 ) -> dict[str, Any]:
-    """Returns the arguments of ``jax.distributed.initialize``; an argument that is None is read from the environment.
+    """Returns the arguments of ``jax.distributed.initialize``; missing arguments are read from the environment.
 
     If all three are missing there too, the result is empty, and JAX reads the cluster's variables (Slurm, Open MPI).
 

@@ -327,7 +327,8 @@ def check_seeds(seeds: Sequence[int]) -> tuple[int, ...]:
 def _measure(evaluation: Evaluation) -> Measure:
     """Returns the ``measure`` of a sweep's evaluation.
 
-    Raises ``ValueError`` if it is None, or if a field of ``evaluation`` other than ``measure`` and ``every`` is set.
+    Raises ``ValueError`` without a measure, or if a field of ``evaluation`` other than ``measure`` and ``every`` is
+    set.
     """
     if evaluation.measure is None:
         raise ValueError("evaluation: got no measure, must be Evaluation(measure=..) in a sweep")
@@ -368,8 +369,8 @@ def _check_axes(
 def _variants(data: FederatedData, partitions: Mapping[Any, Partition]) -> tuple[Array, Array] | None:
     """Stacks V partitions of the same examples over N clients: returns their indices [V, m] and offsets [V, N + 1].
 
-    Partitions with fewer than the largest number m of indices are padded with indices that belong to no client. Without
-    any partition the result is None.
+    Partitions with fewer than the largest number m of indices are padded with indices that belong to no client. Returns
+    None without partitions.
     """
     if not partitions:
         return None

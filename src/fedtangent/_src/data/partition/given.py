@@ -192,8 +192,8 @@ class Heterogeneity(NamedTuple):
 
     Attributes:
         label_distribution: Share of each class among each client's examples [N, C]; 0 for a client without examples.
-        total_variation: Mean total variation distance between a client's label distribution and that of all clients'
-            examples together.
+        total_variation: Mean total variation distance between a client's label distribution and the label distribution
+            of all clients' examples together.
         commonest_share: Mean share of a client's commonest label among its examples.
     """
 

@@ -104,7 +104,7 @@ def _archived(directory: Path, share: float) -> Found | None:
 
 
 def _texts(directory: Path, share: float) -> Found | None:
-    """Reads LEAF's ``by_play_and_character/*.txt``, a text for each role, ordered by file name; None if there are none.
+    """Reads LEAF's ``by_play_and_character/*.txt``, a text for each role, ordered by file name; None without files.
 
     ``share`` is the share of each text that becomes the test set.
     """

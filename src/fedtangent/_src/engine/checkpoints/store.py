@@ -162,7 +162,7 @@ def for_run(store: Store, identity: Mapping[str, object], mapping: str, shapes: 
 def mapping_of(store: Store) -> str | None:
     """Returns the name of the mapping of clients onto devices of the run that is resumed.
 
-    The result is None if no run is resumed, or if that run was on another kind of device.
+    Returns None without a run to resume, or if that run was on another kind of device.
     """
     for _, path in _rounds(store.folder) if store.options.resume else []:
         try:

@@ -156,7 +156,7 @@ class Pair(NamedTuple):
     def of_flows(self) -> float:
         """Largest ``|ln a - ln b|`` in any round of the predicted curves a of ``one`` and b of ``twice``.
 
-        The curves are those of infinite width (the flow), of the loss above that of least squares.
+        The flow predicts the curves for infinite width. They show the loss above the loss of least squares.
         """
         return apart(self.one.flow, self.twice.flow)
 

@@ -303,7 +303,7 @@ def _conclude(study: Study, cells: list[Cell], exact: Verdict) -> lab.Outcome:
 
 
 def _maps(settings: RegimeSettings) -> list[tuple[str, str, list[tuple[int, int]]]]:
-    """Returns the maps of widths and of depths: what varies, what is fixed, and the networks as (depth, width)."""
+    """Returns the maps of widths and of depths: the varied size, the fixed size, and the networks as (depth, width)."""
     by_width = "width", f"depth {settings.depth}", [(settings.depth, w) for w in settings.widths]
     return [by_width, ("depth", f"width {settings.middle}", [(d, settings.middle) for d in settings.depths])]
 

@@ -140,7 +140,7 @@ def _variances(linear: Series) -> Verdict:
 
 
 def _slope(one: Series, comparisons: int) -> Verdict:
-    """Judges whether the simulated slope of log variance against log K equals that of the closed form.
+    """Judges whether the simulated slope of log variance against log K equals the slope of the closed form.
 
     The control is slope 0. ``comparisons`` is the number of such tests, for the Bonferroni correction.
     """

@@ -107,8 +107,10 @@ def image_scales(
 
     Args:
         paper: The paper's settings for MNIST.
-        smoke: Further changes of the smoke scale, as texts "name=value", after those of every table.
-        default: Further changes of the default scale, after those of every table.
+        smoke: Further changes of the smoke scale, as texts "name=value", after the changes in ``SMOKE``, which every
+            table has.
+        default: Further changes of the default scale, after the changes in ``IMAGES`` or ``DIGITS``, which every table
+            has.
     """
     small, medium = with_changes(paper, SMOKE, smoke), with_changes(paper, IMAGES, default)
     return {

@@ -144,8 +144,8 @@ def grouped(rows: Iterable[Item], *keys: str) -> dict[tuple[Any, ...], list[Item
 def means(rows: Iterable[Row], *keys: str) -> list[Row]:
     """Averages rows in groups: returns one row for each combination of values of ``keys``.
 
-    Its other entries are means over the group, and ``runs`` is the number of rows. The mean is None if a value is None;
-    a text is taken from the group's first row.
+    Its other entries are means over the group, and ``runs`` is the number of rows. An entry with a None in the group
+    has the mean None; a text is taken from the group's first row.
 
     Args:
         rows: Rows of numbers and text.
