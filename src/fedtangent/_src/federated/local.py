@@ -287,7 +287,7 @@ def _info(total_loss: Float[Array, ""], steps: Int[Array, ""]) -> dict[str, Arra
 
 
 def _is_plain(work: Work, problem: LocalProblem) -> bool:
-    """Returns whether training is gradient descent on the client's loss alone, so that ``Model.descend`` can do it."""
+    """Returns whether the objective has neither anchor nor tilt, and loops need no static trip counts."""
     return not work.differentiable and problem.anchor is None and problem.tilt is None
 
 

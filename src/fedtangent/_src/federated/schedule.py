@@ -187,7 +187,7 @@ def mixed_permutations(num_clients: int, num_models: int) -> Schedule:
 
 
 def strata(num_clients: int, num_models: int, num_strata: int, clients_per_stratum: int | None = None) -> Schedule:
-    """Builds the schedule of FE-2021, algorithm 1: groups of clients (strata), each of which trains one model a round.
+    """Builds the schedule of FE-2021, algorithm 1: in each round every group of clients (stratum) trains one model.
 
     Clients are divided at random into Q strata of equal size (to within one). Every K rounds a Q x K matrix P is drawn
     whose rows are permutations of the models. In the r-th of these rounds stratum q trains model ``P[q, r]`` on
@@ -244,10 +244,10 @@ def drawn_cohorts(
 
     Args:
         schedule: The schedule.
-        partition: The clients' examples; may be None if ``weighting`` is None.
+        partition: The clients' examples; may be None without a weighting.
         num_rounds: Rounds R.
         seed: Seed or key of the run.
-        weighting: The algorithm's weighting, "examples" or "uniform"; None for the weights of the schedule alone.
+        weighting: The algorithm's weighting, "examples" or "uniform"; None for the schedule's weights.
 
     Raises:
         ValueError: ``num_rounds`` is not a whole number of at least 1, the weighting is unknown, or the partition and
@@ -451,7 +451,7 @@ def _chances(norms: Float[Array, "N"], expected: int) -> Float[Array, "N"]:
 
 
 def _slots_of(num_clients: int, clients_per_round: int | None) -> int:
-    """Returns ``clients_per_round``, or ``num_clients`` if it is None; raises ``ValueError`` if it is out of range."""
+    """Returns ``clients_per_round``, by default ``num_clients``; raises ``ValueError`` if it is out of range."""
     slots = whole("num_clients", num_clients) if clients_per_round is None else clients_per_round
     return whole("clients_per_round", slots, 1, num_clients)
 

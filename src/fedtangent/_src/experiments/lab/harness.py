@@ -154,7 +154,7 @@ def all_scores(algorithm: Algorithm, state: PyTree, splits: EvaluationSets) -> d
 
 @dataclass
 class Bench:
-    """The common parts of a comparison's runs: data, methods, compiled programs, and what is measured.
+    """The common parts of a comparison's runs: data, methods, compiled programs, and the function that measures them.
 
     The methods of only one seed are in memory at a time.
 

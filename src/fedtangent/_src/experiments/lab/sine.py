@@ -216,7 +216,7 @@ def decomposed(
 def allowed(runs: int, comparisons: int) -> float:
     """Computes the largest deviation, in standard errors, that chance allows for any of several comparisons.
 
-    By chance alone, one of them is larger with probability 1e-4 at most (Student's t, Bonferroni).
+    By chance, one of the deviations is larger with probability 1e-4 at most (Student's t, Bonferroni).
 
     Args:
         runs: Number of runs behind a standard error.

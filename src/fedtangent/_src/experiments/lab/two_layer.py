@@ -107,7 +107,7 @@ def verdicts(theorem: str, rows: list[Row], *keys: str, worst: str = "worst") ->
 def remarks(c: NtkConstants) -> tuple[str, ...]:
     """Returns remarks for the result, from the constants ``c`` of a theorem of NTK-FL.
 
-    They give the kernel's eigenvalues behind the rates, and say what a broken bound means.
+    They give the kernel's eigenvalues behind the rates, and explain a broken bound where the assumptions fail.
     """
     return (
         f"lambda {c.lambda_min:.3g}, lambda_max {c.lambda_max:.3g} of the limiting kernel (13); steps are fractions of "
@@ -117,7 +117,7 @@ def remarks(c: NtkConstants) -> tuple[str, ...]:
 
 
 def first_above(measured: np.ndarray, bound: np.ndarray, floor: float) -> int | None:
-    """Finds the first step after the start at which a squared residual is above its bound; None if there is none.
+    """Finds the first step after the start at which a squared residual is above its bound; None without one.
 
     Args:
         measured: Squared residuals by step.

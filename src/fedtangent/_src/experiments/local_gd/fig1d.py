@@ -171,14 +171,14 @@ def _in_dual(settings: ExponentialSettings, sets: theory.FeasibleSets, name: str
 
 
 def _to_dual(settings: ExponentialSettings, one: Classified, name: str, path: np.ndarray, steps: int) -> float:
-    """Computes the largest relative distance of the models ``path`` from those of descent in the dual variables.
+    """Computes the largest relative distance of the models ``path`` from the models of descent in the dual variables.
 
     The distance is the largest of all rounds, divided by the largest norm of a model from the dual variables (``off``).
     It is infinite if descent in the dual variables diverges.
 
     Args:
         settings: Settings.
-        one: The trained models of a problem, of which only the feasible sets are used.
+        one: The trained models of a problem; only the feasible sets in it are used.
         name: Method to compute in the dual variables: "G" (Local-GD) or "G-Mod" (its modification).
         path: Models after every round, [R + 1, r].
         steps: Number of local steps in a round of descent in the dual variables.

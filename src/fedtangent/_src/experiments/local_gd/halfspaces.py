@@ -237,7 +237,7 @@ class DirichletSettings(ExponentialSettings):
 
 
 def check_dirichlet(study: Study) -> None:
-    """Raises ``ValueError`` unless there is an example for every node and no more examples than dimensions."""
+    """Raises ``ValueError`` unless there are at least as many examples as nodes, and at most as many as dimensions."""
     settings = study.settings
     if not settings.num_nodes <= settings.num_examples <= settings.dimension:
         raise ValueError(

@@ -248,7 +248,8 @@ def _judge_i(right: dict[str, np.ndarray]) -> tuple[tuple[lab.Claim, ...], tuple
 def _verdict(statement: str, most: float, values: np.ndarray, alone: np.ndarray) -> Verdict:
     """Judges whether ``values`` [seeds] are all below ``most``; ``statement`` says what they are.
 
-    The control is a node that trains alone: the mean of its values ``alone`` [seeds] must be above ``most``.
+    The control is the training of one node without the others: the mean of its values ``alone`` [seeds] must be above
+    ``most``.
     """
     largest, control = float(values.max()), float(alone.mean())
     right = f"{largest:.3g}", f"< {most:g}", largest < most

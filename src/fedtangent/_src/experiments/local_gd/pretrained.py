@@ -54,7 +54,7 @@ def check(share: float, num_features: int, weights: str) -> None:
         weights: File of another network's weights, "" for none.
 
     Raises:
-        ValueError: A file of weights is given too, or ``num_features`` is not a multiple of 8.
+        ValueError: There is a file of weights too, or ``num_features`` is not a multiple of 8.
     """
     if weights:
         raise ValueError(f"pretraining: got {share:g} with a file of weights, must be 0 with it")

@@ -89,7 +89,7 @@ def regression(
 def classification(seed: int, num_nodes: int, examples_per_node: int, dimension: int, spread: float) -> Problem:
     """Draws the classification data of the Local-GD paper, ``y_ij = sign(x_ij' (w* + z_i))`` at node i.
 
-    The entries of x and w* are N(0, 1), those of z_i N(0, spread^2).
+    The entries of x and w* are N(0, 1), the entries of z_i are N(0, spread^2).
 
     Args:
         seed: Seed of the draw.

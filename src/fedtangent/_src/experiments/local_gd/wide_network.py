@@ -277,7 +277,7 @@ def _verdicts(results: list[Trained], rates: dict[str, lab.MeanInterval]) -> tup
 def _draw(study: Study, results: list[Trained]) -> None:
     """Plots distances of trained networks from theory against width, each seed a point.
 
-    Distances from the exact closed form of the last layer are left out, as they are only rounding.
+    Distances from the exact closed form of the last layer are left out: they are only rounding errors.
     """
     settings, seeds = study.settings, sorted({t.seed for t in results})
     widths, panels = np.array(settings.widths, float), []

@@ -235,7 +235,7 @@ def _evolving(settings: BaselineSettings, name: str, trial: Trial, schedule: Sch
 
 
 def _single(rate: float | Array) -> float | Array:
-    """Converts a rate that is a JAX array to float32, the precision of these runs; a float stays as it is."""
+    """Converts a rate that is a JAX array to float32, the precision of these runs; a float stays unchanged."""
     return rate if isinstance(rate, float) else rate.astype(jnp.float32)
 
 
@@ -353,7 +353,7 @@ def _against(runs: Runs, method: str, settings: BaselineSettings) -> tuple[lab.S
 class Reached(NamedTuple):
     """Rounds, and bytes sent by clients, until each run of a method first reaches a level of accuracy.
 
-    Both have an entry for each seed, which is None if the run never reaches the level.
+    Both have an entry for each seed; None for a run that never reaches the level.
     """
 
     rounds: list[int | None]

@@ -84,7 +84,7 @@ class LeakageSettings:
 
 
 class AttackedImages(NamedTuple):
-    """The images of one seed that are attacked, and those of a colluding client; pixels are in [0, 1]."""
+    """The attacked images of one seed, and the images of a colluding client; pixels are in [0, 1]."""
 
     seed: int
     x: np.ndarray  # [m, H, W]
@@ -202,7 +202,7 @@ def _deep(settings: LeakageSettings, model: Model, key: Key, images: AttackedIma
 
 
 def _dense(model: Model, key: Key, images: AttackedImages, sparsity: float) -> Read:
-    """Attacks the perceptron in closed form, from its Jacobians as they are and under CP-NTK-FL's two permutations.
+    """Attacks the perceptron in closed form, from its unpermuted Jacobians and under CP-NTK-FL's two permutations.
 
     One permutation shuffles the examples. The other shuffles the weights, also with a colluding client who reveals it.
     """

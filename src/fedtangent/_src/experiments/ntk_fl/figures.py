@@ -39,7 +39,7 @@ PUBLISHED_TABLE1 = {"cp_ntk_fl": (26, 386), "fed_com": (250, 379), "qsgd": (614,
 
 @dataclass(frozen=True)
 class TargetSettings(BaselineSettings):
-    """Settings of NTK-FL's table 1: those of ``BaselineSettings``, and the accuracy to reach.
+    """Settings of NTK-FL's table 1: the fields of ``BaselineSettings``, and the accuracy to reach.
 
     CP-NTK-FL runs for ``num_rounds`` at most, the other methods for ``reference_rounds``.
     """
@@ -219,7 +219,7 @@ CLAIM_FIG5 = "NTK-FL is stable in alpha from .1 to .5; FedAvg and FedNova drop a
 
 @dataclass(frozen=True)
 class AlphaSettings(BaselineSettings):
-    """Settings of NTK-FL's fig. 5: those of ``BaselineSettings``, but several values in place of one ``alpha``."""
+    """Settings of NTK-FL's fig. 5: the fields of ``BaselineSettings``, but several values in place of one ``alpha``."""
 
     alphas: tuple[float, ...] = within((0.1, 0.2, 0.3, 0.4, 0.5), above=0, count=2, increasing=True)
 

@@ -95,7 +95,7 @@ class Averaging:
             raise ValueError(f"secure_aggregation: got {bits!r}, must be the bits of a masked number, 32 or 64")
 
     def filled(self, **defaults: str | float) -> Averaging:
-        """Returns the options with values of ``defaults``, by name of the option, in place of options that are None."""
+        """Returns the options, with values of ``defaults`` (by name of the option) for options that are not set."""
         if self.server_optimizer is not None:
             defaults.pop("server_learning_rate", None)
         unset = {name: value for name, value in defaults.items() if getattr(self, name) is None}
@@ -103,7 +103,7 @@ class Averaging:
 
 
 def local_descent(training: Training) -> Optimizer:
-    """Returns the optimiser by which clients train: ``training.optimizer`` or, if that is None, gradient descent."""
+    """Returns the optimiser by which clients train: ``training.optimizer``, by default gradient descent."""
     return sgd(training.learning_rate) if training.optimizer is None else training.optimizer
 
 

@@ -57,7 +57,7 @@ def _normalised_server(tau_eff: Rate | None, rate: Rate) -> Server:
     """Builds FedNova's server, ``x -= rate tau_eff sum_i p_i d_i`` (Wang et al., 2020, eq. 6).
 
     x is the model, d_i and a_i are client i's normalised update and normaliser, and p_i is its weight. If ``tau_eff``
-    is None, it is the mean normaliser ``sum_i p_i a_i``.
+    is not set, it is the mean normaliser ``sum_i p_i a_i``.
     """
 
     def update(state: Plain, mean: Normalised, info: RoundInfo) -> tuple[Plain, dict[str, Array]]:

@@ -81,7 +81,7 @@ def geometric_sum(z: Float[Array, "*z"], t: Num[ArrayLike, "*t"]) -> Float[Array
 
     Args:
         z: Numbers of at least 0.
-        t: Numbers of terms; their shape and that of ``z`` are broadcast.
+        t: Numbers of terms; the shapes of ``t`` and ``z`` are broadcast.
     """
     t = jnp.asarray(t, z.dtype)
     near_zero = z < 1e-200

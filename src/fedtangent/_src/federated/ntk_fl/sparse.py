@@ -73,7 +73,7 @@ class Keep(NamedTuple):
 
     Attributes:
         sparsity: Share of an example's C P numbers that is set to zero.
-        value_bits: Bits of a kept number, of which 8 are the exponent and 1 the sign; None: the bits of its dtype.
+        value_bits: Bits of a kept number, 8 for the exponent and 1 for the sign; None: the bits of its dtype.
     """
 
     sparsity: float

@@ -160,7 +160,7 @@ def with_key_exchange(algorithm: Algorithm, num_clients: int) -> Algorithm:
 
 
 def open_key_file(path: str | os.PathLike[str]) -> KeyFile:
-    """Reads the key file at ``path``; if there is none, makes one with a new random seed, readable only by its owner.
+    """Reads the key file at ``path``; makes a missing file, with a new random seed and readable only by its owner.
 
     Args:
         path: Path of the file.

@@ -40,7 +40,7 @@ def check_sparsity(sparsity: float) -> None:
 
 
 def rounded(values: Array, bits: int | None) -> Array:
-    """Rounds numbers to the nearest floating numbers of ``bits`` bits, of which 8 are the exponent and 1 the sign.
+    """Rounds numbers to the nearest floating numbers of ``bits`` bits, 8 for the exponent and 1 for the sign.
 
     Args:
         values: The numbers.
@@ -52,8 +52,8 @@ def rounded(values: Array, bits: int | None) -> Array:
 def threshold_of(count: Count, largest: Array, k: int) -> Array:
     """Computes for each of b examples a threshold that keeps its k entries of largest magnitude, [b].
 
-    The kept entries are those of at least this magnitude; ties with the k-th are kept too. The threshold is 0 if fewer
-    than k entries are nonzero.
+    Entries of at least this magnitude are kept, also ties with the k-th. The threshold is 0 if fewer than k entries are
+    nonzero.
 
     Args:
         count: Function from thresholds [b] to the number of entries of each example of at least that magnitude.
