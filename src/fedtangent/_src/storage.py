@@ -18,7 +18,7 @@ PART = ".part"  # end of the name of a file or folder that is being written
 
 @contextlib.contextmanager
 def replacing(path: Path, durable: bool = False) -> Iterator[Path]:
-    """Yields a temporary path; what is written there is moved to ``path`` when the context ends without an error.
+    """Yields a temporary path; the file or folder there moves to ``path`` when the context ends without an error.
 
     Readers find the old file or the complete new one, even if the process is killed.
 

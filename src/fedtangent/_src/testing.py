@@ -79,7 +79,7 @@ def check_laws(recipe: Recipe, *arguments: Any, exempt: Mapping[str, str] | None
     - "model": ``algorithm.on(model)``, called on the algorithm of another network, builds the same algorithm;
     - "rate 0": a run at ``client_learning_rate`` 0 changes no model;
     - "theory": linearised networks that the algorithm trains equal the closed form that its rule gives, and differ from
-      that of a rule that is 5 % off.
+      the closed form of a rule that is 5 % off.
 
     Args:
         recipe: The function ``(model, schedule, ..)`` that builds the algorithm.

@@ -160,7 +160,7 @@ class Cohort(NamedTuple):
 
 
 class Slots(NamedTuple):
-    """Some slots of a round, B at a time, as they are trained and as their messages reach the aggregate.
+    """Some slots of a round, B at a time, for training and for the aggregate of messages.
 
     A slot is one place in a round's cohort, where one client trains one model.
 
@@ -457,7 +457,8 @@ class Poll(NamedTuple):
             every round, the number of the round, and the clients' numbers of examples [N].
         choose: ``(key, state, round, polled) -> (cohort, state)``: chooses the cohort among the candidates, from a key
             that is the same in every round, the schedule's state, the number of the round, and the answers.
-        measure: What a candidate measures of each model: "loss", or "gradient_norm", the norm of the gradient.
+        measure: Quantity that a candidate measures for each model: "loss", or "gradient_norm", the norm of the
+            gradient.
         num_answers: Numbers that a candidate sends, such as K losses, or 1 for the model that it chose.
         inverse_weights: Whether the weights of the cohort are inverse probabilities of being chosen. Messages are then
             divided by the weight of all N clients, and their sum estimates the mean over all clients without bias.

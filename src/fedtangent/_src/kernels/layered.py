@@ -158,7 +158,7 @@ def _rows(
 def _signals(layer: _Layer, by_call: list[Array]) -> Float[Array, "n P channels"]:
     """Joins a layer's signals, the derivatives of a network output by the layer's outputs, to [n, P, channels].
 
-    ``by_call`` has the derivatives for each layer call; the layer's P positions are those of all its calls.
+    ``by_call`` has the derivatives for each layer call; the layer's P positions are the positions in all its calls.
     """
     parts = [by_call[c].reshape((by_call[c].shape[0], -1, layer.channels)) for c in layer.calls]
     return parts[0] if len(parts) == 1 else jnp.concatenate(parts, axis=1)

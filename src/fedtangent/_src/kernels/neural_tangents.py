@@ -316,7 +316,10 @@ def _replaced(package: types.ModuleType) -> tuple[Restored, ...]:
 
 
 class _Proxy(types.ModuleType):
-    """Module that stands in for ``real``, with names added or replaced; ``real`` is None if JAX no longer has it."""
+    """Module that stands in for another one, with names added or replaced.
+
+    ``real`` is the replaced module, or None for a module that JAX no longer has.
+    """
 
     def __init__(self, name: str, real: types.ModuleType | None):
         super().__init__(name)

@@ -71,7 +71,7 @@ def tangent_features(
 
 
 def _with_new_outputs(model: Model, params: PyTree, key: Key) -> PyTree:
-    """Replaces the parameters whose shapes differ from those of ``model`` (the last layer) by newly drawn ones."""
+    """Draws anew the parameters that have other shapes in ``model`` (the last layer), and keeps the others."""
     fresh = model.init(key)
     structure, allowed = (str(jax.tree.structure(tree)) for tree in (params, fresh))
     if structure != allowed:

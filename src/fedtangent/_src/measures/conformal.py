@@ -134,7 +134,7 @@ def conformal_predictor(
             ``conformal_scores`` defines them.
         weights: Weights [N] of the clients in the mixture that test points come from; None for their numbers of
             examples plus 1. With weight 1 for one client and 0 for all others the sets are calibrated for that client
-            alone.
+            only.
         summary_size: Largest number of scores that a client sends; None for all (``federated_quantile``).
 
     Returns:
@@ -173,8 +173,8 @@ def federated_quantile(
 
     Each client sends its scores in increasing order. With a ``summary_size`` of s it sends only the scores of ranks
     ``ceil(j n_k / s)``, j = 1 .. s, and the server replaces each score in between by the next larger one that was sent.
-    So the threshold is never below that of all scores, and coverage is never lost. The T-Digest of Lu et al. can err in
-    both directions.
+    So the threshold is never below the threshold of all scores, and coverage is never lost. The T-Digest of Lu et al.
+    can err in both directions.
 
     Args:
         scores: Score of each calibration example [n], finite.
@@ -247,7 +247,7 @@ def coverage_by_client(
 def _ranks(size: int, summary_size: int | None) -> Int[np.ndarray, "s"]:
     """Returns the ranks, from 1 on, of the scores that a client with ``size`` scores sends; the last one is ``size``.
 
-    It sends all scores if ``summary_size`` is None, and at most ``summary_size`` otherwise.
+    It sends at most ``summary_size`` scores; None for all scores.
     """
     sent = size if summary_size is None else min(size, whole("summary_size", summary_size))
     return -(-np.arange(1, sent + 1) * size // max(sent, 1))

@@ -376,7 +376,7 @@ def kernel_diagnostics(
         data: The clients' data.
         seed: Seed of the run, from which the initial kernels are computed.
         num_examples: Largest number of examples, drawn from each client in proportion to the client's size. The Gram
-            operator of a client is that of its drawn examples.
+            operator of a client is computed from its drawn examples.
         examples_seed: Seed of the drawn examples.
         start: Initial models of the run, as for ``simulate``.
 

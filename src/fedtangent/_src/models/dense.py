@@ -53,7 +53,7 @@ class DenseStructure(NamedTuple):
         input_size: Number of features of an example.
         activation: The activation function.
         layers: Scales of each layer.
-        descend: Function that takes several gradient steps at once, as in ``types.Model``; None if there is none.
+        descend: Function that takes several gradient steps at once, as in ``types.Model``; None without one.
     """
 
     input_size: int
@@ -206,7 +206,7 @@ def sizes_of(input_size: int | Sized, output_size: int | None) -> tuple[int, int
         output_size: Number of outputs; None to take it from the data set.
 
     Raises:
-        ValueError: ``output_size`` is None although ``input_size`` is a number, or ``input_size`` is a tuple or list.
+        ValueError: ``output_size`` is missing although ``input_size`` is not a data set, or is a tuple or list.
     """
     if isinstance(output_size, tuple | list):
         raise ValueError(f"output_size: got {output_size}, must be a number; widths are named: widths={output_size}")
@@ -215,7 +215,7 @@ def sizes_of(input_size: int | Sized, output_size: int | None) -> tuple[int, int
 
 
 def outputs_of(inputs: object, output_size: int | None, name: str) -> int:
-    """Returns ``output_size``, or if it is None the number of outputs of a data set.
+    """Returns ``output_size``, by default the number of outputs of a data set.
 
     Args:
         inputs: Inputs of a model: a data set, or a shape.
@@ -223,7 +223,7 @@ def outputs_of(inputs: object, output_size: int | None, name: str) -> int:
         name: Name of the argument ``inputs``, for the error message.
 
     Raises:
-        ValueError: ``output_size`` is None although ``inputs`` is not a data set.
+        ValueError: ``output_size`` is missing although ``inputs`` is not a data set.
     """
     if output_size is not None:
         return output_size

@@ -94,8 +94,8 @@ def rbf_linear(
     """Builds a linear model of radial basis functions of one number, whose kernel is exact (FE-2024, section V-A).
 
     It is ``f(x) = sum_p w_p exp(-(x - v_p)^2 / (2 b^2))`` for scalar ``x``. The defaults of ``num_features`` and
-    ``bandwidth`` are those of FE-2024, which does not state sigma. ``params["weights"]`` is [num_features, C]. The
-    kernel is exact, not a limit of infinite width. With the vector phi(x) of all basis functions it is ``nngp = sigma^2
+    ``bandwidth`` come from FE-2024, which does not state sigma. ``params["weights"]`` is [num_features, C]. The kernel
+    is exact, not a limit of infinite width. With the vector phi(x) of all basis functions it is ``nngp = sigma^2
     phi(x1) phi(x2)'`` and ``ntk = phi(x1) phi(x2)'``, [n1, n2] each.
 
     Args:

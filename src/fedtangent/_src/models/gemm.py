@@ -338,7 +338,7 @@ def gemm_convolution(
 ) -> Array:
     """Computes ``jax.lax.conv_general_dilated`` for channels-last inputs, fast inside loops and under ``vmap``.
 
-    Values and derivatives, forward and reverse and of any order, equal those of ``conv_general_dilated`` to rounding.
+    Values and derivatives, forward and reverse and of any order, agree with ``conv_general_dilated`` to rounding.
 
     Args:
         lhs: Inputs ``[B, *spatial, I]`` with one to three spatial axes.

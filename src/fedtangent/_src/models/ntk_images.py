@@ -73,7 +73,7 @@ def _readout(readout: str, output_size: int) -> list[StaxNetwork]:
 def _sum(branch: Sequence[StaxNetwork], shortcut: StaxNetwork | None = None) -> StaxNetwork:
     """Builds a residual block of stax, which adds the outputs of ``branch`` and ``shortcut`` for the same input.
 
-    If ``shortcut`` is None, the input itself is added.
+    Without a ``shortcut`` the input itself is added.
     """
     layers = stax()
     both = layers.parallel(layers.Identity() if shortcut is None else shortcut, layers.serial(*branch))

@@ -30,8 +30,8 @@ def check_independent_rows(model: Model, shape: tuple[int, ...], dtype: np.dtype
     """Raises ``ValueError`` if the output of a network for an example depends on the other examples of the batch.
 
     Such a network (one with batch normalisation, say) would count the padding of a batch as examples. The check
-    evaluates the network on a batch, on batches that share only one example with it, and on that example alone. It does
-    so once for each network, and never for networks of this package, which the tests cover.
+    evaluates the network on a batch, on batches that share only one example with it, and on a batch with only that
+    example. It does so once for each network, and never for networks of this package, which the tests cover.
 
     Args:
         model: The network.

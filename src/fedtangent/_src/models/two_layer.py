@@ -45,7 +45,7 @@ def two_layer_relu(
 
     Raises:
         ValueError: A size is below 1, ``alpha`` is not positive, the covariance is not [input_size, input_size],
-            symmetric and positive definite, or ``alpha`` is not 1 although a covariance is given.
+            symmetric and positive definite, or there is a covariance and ``alpha`` is not 1.
     """
     for name, size in (("input_size", input_size), ("width", width)):
         whole(name, size)

@@ -40,7 +40,7 @@ MOST_LINEAR = 30  # largest over smallest variance on linear axes
 
 
 def draw_all(results: Sequence[Compared], figures: Figures) -> list[Path]:
-    """Draws the figures of all comparisons, each alone and all together; returns the paths of the files.
+    """Draws the figures of each comparison and of all comparisons together; returns the paths of the files.
 
     Args:
         results: The comparisons.
@@ -241,7 +241,7 @@ def _geometric(values: np.ndarray) -> np.ndarray:
 def _uncertainty(result: Comparison, path: Path) -> Path:
     """Draws the mean and standard deviation of outputs over trained networks against the predicted values, as points.
 
-    The networks are those of the largest width.
+    The networks have the largest width.
     """
     networks, last = result.simulated[-1], result.theory.moments[-1]
     members = networks.test[-1]  # [K, E, m, C]

@@ -184,7 +184,7 @@ def page(runs: Sequence[ReportedRun], commands: Sequence[str], version: str) -> 
 
 
 def _subject(run: ReportedRun) -> str:
-    """Returns what a run is about: its algorithm, data set and model, or the name and scale of an experiment."""
+    """Returns the subject of a run: its algorithm, data set and model, or the name and scale of an experiment."""
     options = run.config["options"]
     if "algorithm" in options:
         return ", ".join(filter(None, (_words(options.get(name)) for name in ("algorithm", "dataset", "model"))))
@@ -222,7 +222,7 @@ def _is_verdict(row: object) -> bool:
 
 
 def _article(run: ReportedRun, line: str) -> Row:
-    """Collects what the page shows about one run: facts, tables, figures, options and the command ``line``."""
+    """Collects the parts of the page about one run: facts, tables, figures, options and the command ``line``."""
     result, config = run.result, run.config
     facts = {"command": run.command, "of": _subject(run), "ended": run.ended}
     facts |= {name: result[name] for name in ("rounds", "seconds") if isinstance(result.get(name), int | float)}

@@ -166,7 +166,7 @@ def fed_be(
 
 
 class Posterior(NamedTuple):
-    """The server's state of FedBE without distillation: a model, and the models and the key that determine its ensemble.
+    """The server's state of FedBE without distillation: a model, and the models and key that determine its ensemble.
 
     Attributes:
         params: The clients' weighted mean, which is the next round's model.

@@ -72,9 +72,9 @@ class EnsembleLaw(NamedTuple):
 class Corollary1(NamedTuple):
     """Expected squared distance of an ensemble from the mean of ``gp_limit`` at m test points (FE-2024, Corollary 1).
 
-    ``mean`` is m(x) of ``gp_limit`` and ``limit`` the corollary's value k(x, x) / K after many rounds; both are None if
-    Theta has no inverse in float64. ``at_round`` is the exact value after a requested number of rounds, ``variance``
-    the ensemble's variance there.
+    ``mean`` is m(x) of ``gp_limit`` and ``limit`` the corollary's value k(x, x) / K after many rounds; if Theta has no
+    inverse in float64, neither exists (None). ``at_round`` is the exact value after a requested number of rounds,
+    ``variance`` the ensemble's variance there.
     """
 
     mean: Float64[np.ndarray, "m C"] | None  # m(x) of Theorem 2; None if Theta has no inverse in float64

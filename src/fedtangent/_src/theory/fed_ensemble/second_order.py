@@ -47,7 +47,7 @@ class Expansion(NamedTuple):
 
 
 def commutator_sum(operators: Sequence[Operator] | Float64[np.ndarray, "K n n"]) -> Operator:
-    """Computes ``sum_{i > j} (A_i A_j - A_j A_i)`` of operators, of which A_1 acts first (FE-2021, Lemma 9.2)."""
+    """Computes ``sum_{i > j} (A_i A_j - A_j A_i)`` of operators; A_1 acts first (FE-2021, Lemma 9.2)."""
     total, before = np.zeros_like(operators[0]), np.array(operators[0])  # a copy: it grows
     for operator in operators[1:]:
         total += operator @ before - before @ operator

@@ -72,7 +72,7 @@ def evidence_bound(
 
     Its maximum is the minimum of the mixture's KL divergence from the posterior, (2) of FE-2021 and (5) of FE-2024.
     Draws come in pairs ``w_k + sigma e`` and ``w_k - sigma e``, in which the first-order term of the papers' Taylor
-    expansion cancels. The prior is ``N(0, prior_scale^2 I)``. The dtype is that of the centres.
+    expansion cancels. The prior is ``N(0, prior_scale^2 I)``. The results have the dtype of the centres.
 
     Args:
         log_likelihood: Function from weights [d] to ln p(D | w), traceable by JAX.

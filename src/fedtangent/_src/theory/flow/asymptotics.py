@@ -135,7 +135,7 @@ class Pass:
         """Computes the eigenvalues of the pass, without the combinations that never change.
 
         The factor by which weight decay shrinks the initial weights is one of them, if test points have features that
-        the training points lack, or if ``ntk_test`` is None.
+        the training points lack, or if the kernel blocks lack ``ntk_test``.
         """
         matrix, decay = self._matrix(), self._decay() if self._decays_outside() else None
         count = int(np.sum(_null(np.linalg.svd(np.eye(len(matrix)) - matrix, compute_uv=False))))

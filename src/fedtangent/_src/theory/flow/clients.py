@@ -45,10 +45,10 @@ class Bucket(NamedTuple):
     """Clients of similar size, padded to the largest of them, so that a skewed partition does not waste memory.
 
     A padding row has ``rows`` equal to the number of kernel rows q, which is out of range: it reads 0 and writes
-    nothing. Its eigenvalue and eigenvector are 0, like those of an eigenvalue lost in rounding.
+    nothing. Its eigenvalue and eigenvector are 0, as for an eigenvalue lost in rounding.
 
-    ``rows`` are each client's rows of the kernel Theta. The eigenvalues and eigenvectors are those of its kernel block
-    Theta_ii (empty for a large kernel), which is ``block`` if local steps are taken one by one.
+    ``rows`` are each client's rows of the kernel Theta. The eigenvalues and eigenvectors belong to its kernel block
+    Theta_ii; they are empty for a large kernel. If local steps are taken one by one, ``block`` is Theta_ii.
     """
 
     rows: Int[AnyArray, "b s"]  # the client's rows of Theta
@@ -192,7 +192,7 @@ def lengths(bucket: Bucket, place: Int[Array, "S"], moves: Float[Array, "S s D"]
 class Gains(NamedTuple):
     """Factors A (``residual``) and C (``tilt``) of a client's update ``z = A g - C b_i``, one for each eigenvalue.
 
-    The eigenvalues are those of the client's kernel block and g is the client's residual. b_i are the values on its
+    The eigenvalues belong to the client's kernel block, and g is the client's residual. b_i are the values on its
     examples of the tilt b, a linear term of its local objective. ``kappa`` is how far a constant gradient of size 1
     moves the client.
     """

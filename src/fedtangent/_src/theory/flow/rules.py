@@ -133,7 +133,7 @@ class Kind(NamedTuple):
 
 
 class Numbers(NamedTuple):
-    """Numbers of a rule, float64; each may be traced. Their names and meanings are those of the options of ``Rule``."""
+    """Numbers of a rule, float64; each may be traced. They have the names and meanings of options of ``Rule``."""
 
     mu: Float[Array, ""]
     weight_decay: Float[Array, ""]

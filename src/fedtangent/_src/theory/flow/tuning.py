@@ -184,7 +184,8 @@ class Rates(NamedTuple):
     """Client learning rates found by ``searched_rates``; for a learning-rate schedule, each is its largest rate.
 
     Attributes:
-        stable: Largest rate up to which the final training loss is not above the initial one; 0 if there is none.
+        stable: Largest rate up to which the final training loss is not above the initial one; 0 if every tried rate
+            raises it.
         guaranteed: Rate below which no round can diverge (``Flow.stability``); None if no such bound is known.
         best: Rate of the least test loss after the last round.
         at_edge: Whether the test loss still falls at an end of the rates that were tried.

@@ -73,7 +73,7 @@ def check_start(start: ArrayLike | None, shape: tuple[int, ...]) -> Float64[np.n
 
 
 def local_descent(learning_rate: float | None, local_steps: int | None) -> tuple[float, int] | None:
-    """Checks step size and number of a node's local steps and returns them; None if both are None.
+    """Checks step size and number of a node's local steps and returns them; None if neither is set.
 
     Args:
         learning_rate: Step size; it and ``local_steps`` must be set both or neither.

@@ -95,8 +95,8 @@ class NtkConstants(NamedTuple):
     def movement_bound(self) -> float:
         """Computes a bound of the distance that a neuron moves, ``4 G sqrt(N) |f_0 - y| / (sqrt(n) lambda)``.
 
-        It holds if the theorem holds; the symbols are those of this record. ``G = ((1 + eta)^tau - 1) / (eta tau)`` is
-        1 in Theorem 1. A step moves a neuron by at most ``eta / sqrt(N n)`` times the residual; the sum over all steps
+        It holds if the theorem holds; the record explains the symbols. ``G = ((1 + eta)^tau - 1) / (eta tau)`` is 1 in
+        Theorem 1. A step moves a neuron by at most ``eta / sqrt(N n)`` times the residual; the sum over all steps
         converges because the residual decays. For FedAvg the bound covers the server's neurons over all rounds and a
         client's movement inside a round. It is inf for lambda = 0.
         """
@@ -398,7 +398,7 @@ def _growth(c: NtkConstants) -> float:
 
 
 def _step_terms(c: NtkConstants) -> float:
-    """Computes the terms of NTK-FL's eq. (76) that depend on the step alone, divided by ``eta tau / M``."""
+    """Computes the terms of NTK-FL's eq. (76) that depend only on the step, divided by ``eta tau / M``."""
     progress = c.learning_rate * c.local_steps
     stretch = _growth(c) / progress if progress > 0 else 1.0
     return 2 * (stretch - 1) * c.lambda_max / c.num_examples + progress * stretch**2 / c.num_clients
