@@ -160,7 +160,7 @@ class Cohort(NamedTuple):
 
 
 class Slots(NamedTuple):
-    """Some slots of a round, B at a time, for training and for the aggregate of messages.
+    """Slots of a round: all of them (B = S), or the B slots whose messages the aggregate adds together.
 
     A slot is one place in a round's cohort, where one client trains one model.
 
