@@ -323,7 +323,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"x_train": X.astype(complex)}, "x_train: got complex128, must be real numbers"),
     ({"x_train": X[:, 0]}, "x_train: got shape (12,), must be [n, ...], a row of numbers for each example"),
     ({"x_train": X[:, :0]}, "x_train: got shape (12, 0), must be [n, ...], a row of numbers for each example"),
-    ({"x_train": [[1, 2], [3]]}, "x_train: got [[1, 2], [3]], must be one array"),
+    ({"x_train": [[1, 2], [3]]}, "x_train: got [[1, 2], [3]], must have rows of one length"),
     ({"x_test": None}, "x_test: got object, must be real numbers"),
 ]
 

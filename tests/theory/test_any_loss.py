@@ -282,7 +282,7 @@ def test_under_another_loss_there_is_no_law() -> None:
         ),
         ({"loss": "cross_entropy", "dynamics": "gradient_flow"}, "loss: got 'cross_entropy'"),
         ({"batches": BATCHES[:, :, :1]}, "batches: got int64 of shape"),
-        ({"batches": np.full_like(BATCHES, -1)}, "batches: got an empty one of client"),
+        ({"batches": np.full_like(BATCHES, -1)}, "batches: got an empty batch of client"),
         ({"batches": np.where(BATCHES < 0, -1, (BATCHES + 1) % N)}, "must be rows of that client"),
     ],
 )

@@ -255,7 +255,7 @@ def refused(**changes):
         ),
         (
             lambda: lemmas.weight_gap_bound([-1.0], learning_rate=1.0, width=2, input_size=2, radius=1.0),
-            r"gamma: got shape \(1,\), must be \[T\] numbers of at least 0",
+            "gamma: got -1, every number must be at least 0",
         ),
         (
             lambda: lemmas.switched_bound([1.0], [1.0, 2.0], learning_rate=1.0, width=2, input_size=2,

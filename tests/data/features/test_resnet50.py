@@ -230,8 +230,8 @@ def test_files_that_are_refused(path: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b"", "a header of 0 bytes in a file of 0"),
-        (struct.pack("<Q", 10**12) + b"{}", "a header of 1000000000000 bytes in a file of 10"),
+        (b"", "its header would have 0 bytes, but the file has only 0"),
+        (struct.pack("<Q", 10**12) + b"{}", "its header would have 1000000000000 bytes, but the file has only 10"),
         (struct.pack("<Q", 2) + b"[]", ""),
         (struct.pack("<Q", 2) + b"{,", ""),
         (file_bytes({"a": np.ones((2, 3))})[:-4], r"a tensor of shape \[2, 3\] at bytes \[0, 24\] of 20"),

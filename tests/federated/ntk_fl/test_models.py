@@ -117,7 +117,7 @@ def test_class_labels_are_told_to_become_targets():
         ({"pool_size": 0}, "pool_size: "),
         ({"unstable": "warn"}, "unstable: .*stop, clip, allow"),
         ({"validation": (np.ones((5, 3)), np.ones((5, 9)))}, r"validation: got x \(5, 3\) and y \(5, 9\)"),
-        ({"validation": np.ones((5, 3))}, r"validation: got .*, must be None or the pair"),
+        ({"validation": np.ones((5, 3))}, r"validation: got .*, must be None or a tuple of two"),
     ],
 )
 def test_mistakes_are_named_before_any_work(options, message):

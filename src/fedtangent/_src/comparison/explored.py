@@ -351,7 +351,10 @@ def _partition(data: Dataset, num_clients: int, alpha: float, seed: int) -> Part
 
 @functools.lru_cache(maxsize=64)
 def _clients(explored: Explored, alpha: float) -> _Clients:
-    """Returns the clients, with eigenvectors and eigenvalues of each client's kernel."""
+    """Divides the examples among clients, and computes eigenvectors and eigenvalues of each client's kernel.
+
+    ``alpha`` is the concentration of the Dirichlet distribution of the clients' labels.
+    """
     partition = _partition(explored.data, explored.num_clients, alpha, explored.seed)
     rows = [np.asarray(partition.client(i)) for i in range(explored.num_clients)]
     theta = np.asarray(explored.kernels.ntk_train)

@@ -347,7 +347,7 @@ def _array(name: str, value: object) -> np.ndarray:
     try:
         return np.asarray(value)
     except ValueError as error:  # rows of different lengths
-        raise ValueError(f"{name}: got {checks.shown(value)}, must be one array") from error
+        raise ValueError(f"{name}: got {checks.shown(value)}, must have rows of one length") from error
 
 
 def _target(name: str, y: object) -> np.ndarray:

@@ -160,7 +160,7 @@ def resolve(chosen: Mapping[str, str]) -> dict[str, Entry]:
 
 
 def _suits(entries: Mapping[str, Any], loss: str | None) -> Values:
-    """Returns the defaults of ``loss`` and ``client_learning_rate`` that fit the chosen entries, by name.
+    """Returns the defaults of ``loss`` and ``client_learning_rate`` that fit the chosen data set and model.
 
     ``loss`` is the user's choice, which is returned unchanged; None if the user made none.
     """

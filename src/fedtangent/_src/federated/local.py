@@ -287,7 +287,11 @@ def _info(total_loss: Float[Array, ""], steps: Int[Array, ""]) -> dict[str, Arra
 
 
 def _is_plain(work: Work, problem: LocalProblem) -> bool:
-    """Returns whether the objective has neither anchor nor tilt, and loops need no static trip counts."""
+    """Returns whether neither the problem nor the loops prevent the use of ``Model.descend``.
+
+    The problem must be the client's loss without an anchor or a tilt, and loops must not need static trip counts
+    (``work.differentiable``). The caller checks that batches are full and that the optimiser is plain SGD.
+    """
     return not work.differentiable and problem.anchor is None and problem.tilt is None
 
 

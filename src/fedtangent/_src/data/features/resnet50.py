@@ -117,7 +117,7 @@ def read_weights(path: Path | str, sha256: str) -> dict[str, np.ndarray]:
     start = 8 + int.from_bytes(raw[:8], "little")
     with files.reading("weights", path):
         if not 8 < start <= len(raw):
-            raise ValueError(f"a header of {start - 8} bytes in a file of {len(raw)}")
+            raise ValueError(f"its header would have {start - 8} bytes, but the file has only {len(raw)} in all")
         header = json.loads(raw[8:start])
         header.pop("__metadata__", None)
         tensors = {name: _tensor(raw, start, **fields) for name, fields in header.items()}

@@ -135,7 +135,10 @@ def _fallen(loss: np.ndarray) -> float:
 
 
 def _conclude(study: Study, networks: list[FollowedNetwork], wrong: list[FollowedNetwork]) -> lab.Outcome:
-    """Builds tables, figures, claims and verdicts on Theorem IV.2 of DeepLin."""
+    """Builds tables, figures, claims and verdicts on Theorem IV.2 of DeepLin.
+
+    ``wrong`` are the control: narrow networks, trained with too large steps.
+    """
     settings = study.settings
     widest = [f for f in networks if f.width == settings.widths[-1]]
     looked_at = [f for f in widest if f.draw == 0]

@@ -130,7 +130,8 @@ class Scores(NamedTuple):
         classes: Classes of a client, as in the settings.
         values: Means over the last three rounds, [seeds], by metric of the test split; "fell" is how far the accuracy
             ends below its best.
-        spread: Standard deviation of the accuracy over the last rounds of all seeds.
+        chosen: Hyper-parameters chosen by validation, and the scores of the grid.
+        spread: Standard deviation of the accuracy over the last three rounds of all seeds.
     """
 
     entrant: Entrant

@@ -150,7 +150,7 @@ def _halves(study: Study, seed: int) -> Halves:
 
 
 def _pre_training(halves: Halves, settings: FineTuningSettings) -> Algorithm:
-    """Builds gradient descent, as FedAvg of a single client, on the network for half of the classes."""
+    """Builds minibatch SGD, as FedAvg of a single client, for a network on the first half of the classes."""
     pixels, classes = math.prod(halves.old[0].shape[1:]), int(halves.old[1].max()) + 1
     network = ft.models.mlp(pixels, classes, (settings.width,) * 2, b_std=0.1)
     work = ft.Work(steps=settings.pre_steps, batch_size=32)

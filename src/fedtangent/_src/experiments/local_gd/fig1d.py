@@ -384,7 +384,17 @@ def _sheets(settings: HalfspaceSettings, rows: list[lab.Row]) -> tuple[lab.Sheet
 
 
 def _draw(study: Study, one: Classified, ideal: dict[str, np.ndarray]) -> None:
-    """Plots the distances by round of one seed: trained models on the left, theory's projections on the right."""
+    """Plots by round how far models' directions are from a reference model, for one seed.
+
+    Left: distances of the trained models from the centralised model (C) and the support vector machine (S), and the
+    distance from S of Local-GD with exact local solutions, as theory computes it. Right: distances from S of the models
+    that projections onto the nodes' feasible sets give.
+
+    Args:
+        study: Settings, and where the figure is written.
+        one: Trained models of one seed, with C and S.
+        ideal: Theory's models by name, from ``_in_theory``.
+    """
     settings, distance = study.settings, theory.direction_distance
     rounds, long = np.arange(2, settings.num_rounds + 1), np.arange(2, settings.projection_rounds + 1)
     gap = np.full(len(rounds), float(distance(one.centralised, one.machine)))

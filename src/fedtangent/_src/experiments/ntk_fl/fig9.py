@@ -131,7 +131,16 @@ def _gaps(x: np.ndarray, labels: np.ndarray, settings: WeightGapSettings, seed: 
 
 
 def _two_layer(x: np.ndarray, labels: np.ndarray, settings: WeightGapSettings, seed: int) -> WeightGap:
-    """Computes distances and bounds for the network of eq. (12) of NTK-FL: inputs of norm 1, labels 1 and -1."""
+    """Trains the network of eq. (12) of NTK-FL, and computes how far NTK-FL's weights are from gradient descent's.
+
+    The result also has the bounds of this distance. The inputs are made nonnegative and scaled to norm 1. The
+    target is 1 for an even class number and -1 for an odd one.
+
+    Args:
+        x: Pooled inputs [N, d] of any scale.
+        labels: Class numbers [N].
+        settings, seed: Settings of the experiment, and seed of the network.
+    """
     x = x - min(float(x.min()), 0.0)
     x = x / np.linalg.norm(x, axis=1, keepdims=True)
     y = np.where(labels % 2 == 0, 1.0, -1.0)[:, None]

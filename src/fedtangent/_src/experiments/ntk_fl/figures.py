@@ -235,7 +235,7 @@ def check_fig5(study: Study) -> None:
     """Raises ``ValueError`` unless every method can be built at the smallest and the largest alpha."""
     settings = study.settings
     if settings.partition != "dirichlet":
-        raise ValueError(f"partition: got {settings.partition!r}, must be dirichlet, whose alpha this is about")
+        raise ValueError(f"partition: got {settings.partition!r}, must be dirichlet: this experiment varies its alpha")
     if "ntk_fl" not in settings.methods:
         raise ValueError(f"methods: got {', '.join(settings.methods)}, must include ntk_fl")
     for alpha in (settings.alphas[0], settings.alphas[-1]):

@@ -46,14 +46,18 @@ class AveragingDecaySettings:
 
 
 class FollowedRounds(NamedTuple):
-    """FedAvg's residuals by round for one seed, width and step, with NTK-FL's Theorem 2 and a round of NTK-FL.
+    """FedAvg's squared residuals by round in one run, with NTK-FL's Theorem 2 for it and one round of NTK-FL.
 
     Attributes:
+        seed: Seed of the problem and of the initial network.
+        width: Width of the network.
         factor: Step size as a share of the largest, 2 N / lambda_max.
-        theorem: Constants, bounds and assumptions of Theorem 2 of NTK-FL, with the number of local steps.
-        rounds: Rounds after which the residual was measured, [E].
+        theorem: Constants, bounds and assumptions of Theorem 2 of NTK-FL for this run's number of local steps.
+        rounds: Rounds after which FedAvg's residual was measured, [E].
         squared: Squared residuals of FedAvg after these rounds, [E].
-        ntk: Squared residual after this round of NTK-FL.
+        ntk_time: Number of gradient steps that NTK-FL's server chose in its only round.
+        ntk: Squared residual after that round of NTK-FL.
+        uplink_bytes: Bytes that FedAvg's clients sent in the whole run.
     """
 
     seed: int

@@ -224,8 +224,9 @@ def held_out(validation: object, loss: str, model: Model, x: Array | None = None
     if validation is None:
         return None
     if not isinstance(validation, tuple) or len(validation) != 2:
+        of = f" of {len(validation)}" if isinstance(validation, tuple) else ""
         raise ValueError(
-            f"validation: got a {type(validation).__name__}, must be None or the pair (x [m, ...], y [m, C])"
+            f"validation: got a {type(validation).__name__}{of}, must be None or a tuple of two, (x [m, ...], y [m, C])"
         )
     inputs, y = jnp.asarray(validation[0]), jnp.asarray(validation[1])
     if loss == "cross_entropy":

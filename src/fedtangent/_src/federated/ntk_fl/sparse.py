@@ -163,9 +163,9 @@ class _Hidden(NamedTuple):
     kept: Callable[[Array], Array]
 
     def entries(self, signals: Array) -> Array:
-        """Returns the Jacobian's entries for one group of units, [n, C, U, g]; entries that are not kept are 0.
+        """Computes the Jacobian's entries by the weights of one group of units, [n, C, U, g]; 0 where not kept.
 
-        ``signals`` [n, C, g] are the signals of this group.
+        ``signals`` [n, C, g] are back-propagated: derivatives of each output by the inputs of the group's g units.
         """
         return self.kept(self.inputs[:, None, :, None] * signals[:, :, None, :])
 

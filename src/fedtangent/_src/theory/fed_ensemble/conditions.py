@@ -45,7 +45,7 @@ class AgePlan(NamedTuple):
 
     @property
     def least_progress(self) -> Float64[np.ndarray, "A"]:
-        """Smallest product of a step size and a number of local steps in each age, [A]."""
+        """Least step size of each age times the least number of local steps of any client that trains, [A]."""
         ages = self.rates[: self.num_ages * self.rounds_per_age].reshape(self.num_ages, -1)
         return ages.min(axis=1) * self.steps[self.trains].min()
 

@@ -283,7 +283,9 @@ def _drawn_places(
             raise ValueError(f"batches: got row {bad} in a batch of client {i}, must be rows of that client, or -1")
         is_step = np.arange(rows.shape[2]) < local_steps[i]
         if np.any(is_step & ~np.any(batches >= 0, axis=-1)):
-            raise ValueError(f"batches: got an empty one of client {i}, must have one row or more in each local step")
+            raise ValueError(
+                f"batches: got an empty batch of client {i}, must have at least one row in each local step"
+            )
     return places
 
 

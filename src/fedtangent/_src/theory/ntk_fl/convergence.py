@@ -334,7 +334,13 @@ def _theorem(
     delta: float,
     radius: float | None,
 ) -> NtkTheorem:
-    """Builds Theorem 1 or 2 by ``name``; ``steps`` are step size eta, local steps tau and number of clients M."""
+    """Computes the constants of NTK-FL's Theorem 1 or 2, and checks its assumptions; the result has both.
+
+    Args:
+        name: "Theorem 1" or "Theorem 2", a label for the result; ``steps`` makes the difference.
+        x, residual, network, delta, radius: As for ``ntk_theorem_1``.
+        steps: Step size eta, local steps tau and number of clients M; for Theorem 1 tau and M are 1.
+    """
     instance("network", network, TwoLayerStart)
     start, covariance = real_array("residual", residual), network.covariance
     checks.check_shape("residual", start, (len(x),))

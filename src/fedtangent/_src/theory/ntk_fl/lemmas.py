@@ -235,6 +235,8 @@ def _sums(gamma: ArrayLike) -> Float64[np.ndarray, "times"]:
     At step 0 NTK-FL and gradient descent take the same step.
     """
     values = real_array("gamma", gamma)
-    if values.ndim != 1 or len(values) == 0 or not np.all(values >= 0):
-        raise ValueError(f"gamma: got shape {values.shape}, must be [T] numbers of at least 0")
+    if values.ndim != 1 or len(values) == 0:
+        raise ValueError(f"gamma: got shape {values.shape}, must be [T] with T of at least 1")
+    if not np.all(values >= 0):
+        raise ValueError(f"gamma: got {values.min():g}, every number must be at least 0")
     return np.concatenate([[0.0], np.cumsum(values) - values[0]])

@@ -176,6 +176,8 @@ class Ensembles(NamedTuple):
 def expected_ratios(right: ModelLaw, law: ModelLaw) -> tuple[float, float]:
     """Computes the expected ratios of networks' variances, and of their covariances, to the values of ``law``.
 
+    They are what ``variance_ratio`` and ``covariance_ratio`` estimate: a ratio of sums, and a regression's slope.
+
     Args:
         right: Mean and covariance that the networks have.
         law: Mean and covariance that are tested.
