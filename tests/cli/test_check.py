@@ -120,6 +120,8 @@ def test_a_claim_describes_the_run_of_the_same_command_line(folder: Path) -> Non
         ("", "claims: got claims.toml, must have a table for each claim, such as [fed_avg], and nothing else"),
         ("algorithm = 'fed_avg'", "claims: got claims.toml, must have a table for each claim"),
         ("[a]\nnum_round = 3", "a: num_round: is no option of compare; did you mean num_rounds?"),
+        ("[a]\nnum_train = 40\nnum-train = 50", "a: an option is given twice, once with - and once with _ in its name"),
+        ("\ufeff[a]\nnum_round = 3", "a: num_round: is no option of compare"),
         ("[a]\noutput = 'x'", "a: output: is no option of a claim"),
         ("[a]\nfigures = 'pdf'", "a: figures: is no option of a claim"),
         ("[a]\nagree = 'slope'", "a: agree: got 'slope', must be a list of words of verdicts"),

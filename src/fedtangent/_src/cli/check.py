@@ -78,7 +78,7 @@ def prepare(options: CheckOptions, verdicts: VerdictOptions) -> CheckJob:
     """
     path = options.claims
     try:
-        tables = tomllib.loads(path.read_text(encoding="utf-8"))
+        tables = tomllib.loads(path.read_text(encoding="utf-8-sig"))
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise ValueError(f"claims: {path} cannot be read: {error}") from error
     if not tables or not all(isinstance(table, dict) for table in tables.values()):
@@ -95,6 +95,8 @@ def prepare(options: CheckOptions, verdicts: VerdictOptions) -> CheckJob:
 def _claim(table: Mapping[str, Any]) -> ClaimedRuns:
     """Converts a table of the TOML file to a claim; raises ``ValueError`` for an option that `compare` lacks."""
     options = {name.replace("-", "_"): value for name, value in table.items()}
+    if len(options) < len(table):
+        raise ValueError("an option is given twice, once with - and once with _ in its name: leave one out")
     agree, within = options.pop("agree", None), options.pop("within", None)
     if agree is not None and not (
         isinstance(agree, list) and agree and all(isinstance(one, str) and one for one in agree)

@@ -161,12 +161,14 @@ class Study:
 
     def each_seed(self) -> Iterator[int]:
         """Yields the seeds one after another; after each it reports the time taken and an estimate of the time left."""
-        time_left = TimeLeft(len(self.seeds))
+        seconds = list[float]()
         for seed in self.seeds:
             start = time.perf_counter()
             yield seed
-            time_left.finish(1, time.perf_counter() - start)
-            self.say(f"seed {seed}: {time.perf_counter() - start:.0f} s; {time_left}")
+            seconds.append(time.perf_counter() - start)
+            longest = max(seconds)  # a seed whose runs are read from files takes almost no time
+            left = TimeLeft(len(self.seeds), len(seconds), longest * len(seconds))
+            self.say(f"seed {seed}: {seconds[-1]:.0f} s; {left}")
 
 
 @dataclass(frozen=True)
