@@ -116,11 +116,13 @@ def rows_of_run(run: dict[str, Any], ours: Sequence[str] | None) -> Iterator[Cel
         ours: Parts of the claims that are not the paper's; None: none is of a table or figure. The verdict on the
             paper's claims says whether they are reproduced, at the run's scale and on its data.
     """
-    how, seeds = f"{run['scale']}, {run['dataset']}", str(len(run["seeds"]))
+    changed = run["command"].partition(" --set ")[2]
+    how, seeds = f"{run['scale']}, {run['dataset']}" + (f", with {changed}" if changed else ""), str(len(run["seeds"]))
     ran = f"`{run['command']}`, {run['seconds']:.0f} s on {run['device']}"
     for claim, measured, verdict in run["claims"]:
         is_papers = ours is not None and not any(part in claim for part in (*OURS, *ours))
-        said = f"{VERDICTS[verdict]} at scale {run['scale']} on {run['dataset']}" if is_papers else verdict
+        where = f"at scale {run['scale']} on {run['dataset']}{', with other settings' if changed else ''}"
+        said = f"{VERDICTS[verdict]} {where}" if is_papers else verdict
         yield f"{claim}: {measured}", how, seeds, said, ran
     for statement, measured, verdict in run["verdicts"]:
         yield f"simulation beside theory, {statement}: {measured}", how, seeds, verdict, ran

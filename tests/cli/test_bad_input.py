@@ -79,7 +79,7 @@ REFUSED = [
     ("data", "action"),
     ("data mend printers", "action: got 'mend', allowed are prepare, verify"),
     ("data prepare prints", "dataset: got 'prints', allowed are cifar10"),
-    ("data prepare digits", "name: got 'digits', which is not downloaded, allowed are cifar10, "),
+    ("data prepare digits", "name: got 'digits', which this command does not download, allowed are cifar10, "),
     ("data verify printers --data-dir nowhere", "data_dir: got nowhere, must be a folder"),
     ("compare --case nope", "allowed are digits, fashion_mnist, sine"),
     ("compare --case digits nope", "allowed are digits, fashion_mnist, sine"),

@@ -170,7 +170,8 @@ def test_all_verdicts_in_one_line_and_as_rows() -> None:
     assert "DISAGREE in 1 of 2 comparisons; 1 of 2 negative controls pass too" in vd.summary([wrong, unclear])
     open_ = right._replace(control_fails=None)
     assert "agree in 1 of 2 comparisons, whose wrong theories fail; 1 undecided" in vd.summary([right, open_])
-    assert vd.summary([open_]) == "1 undecided, for too few draws"
+    assert vd.summary([open_]) == "1 undecided, because the wrong theory is too near to tell apart"
+    assert vd.summary([right._replace(holds=None)]) == "1 undecided, for too few draws"
     assert "Inconclusive: 1 of 2 negative controls pass too; 1 undecided" in vd.summary([unclear, open_])
     assert open_.passed is None and right._replace(holds=None, control_fails=False).passed is False
     assert vd.as_rows([right])[0] == {**right._asdict(), "passed": True}

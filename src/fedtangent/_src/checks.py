@@ -100,6 +100,13 @@ def seed(value: object, name: str = "seed") -> int:
     return whole(name, value, 0, MAX_SEED)
 
 
+# How a user makes a value of a type, for error messages.
+MADE_BY = {
+    "Model": ": one of models, such as models.mlp(64, 10), or models.from_flax(module, ..) of your own network",
+    "Algorithm": ": one of the package's, such as fed_avg(model, schedule, ..), or a recipe of your own",
+}
+
+
 def instance(name: str, value: object, of: type) -> None:
     """Raises ``ValueError`` if ``value`` is not an instance of a type.
 
@@ -109,7 +116,8 @@ def instance(name: str, value: object, of: type) -> None:
     """
     if not isinstance(value, of):
         article = "an" if of.__name__[0] in "AEIOU" else "a"
-        raise ValueError(f"{name}: got {shown(value)}, must be {article} {of.__name__}")
+        made = MADE_BY.get(of.__name__, "")
+        raise ValueError(f"{name}: got {shown(value)}, must be {article} {of.__name__}{made}")
 
 
 def flag(name: str, value: object) -> bool:

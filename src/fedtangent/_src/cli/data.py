@@ -54,7 +54,7 @@ def prepare(options: DataOptions) -> DataJob:
     published = choose("datasets", options.name).published
     if published is None:
         allowed = ", ".join(name for name, entry in catalogue("datasets").items() if entry.published is not None)
-        raise ValueError(f"name: got {options.name!r}, which is not downloaded, allowed are {allowed}")
+        raise ValueError(f"name: got {options.name!r}, which this command does not download, allowed are {allowed}")
     folder("data_dir", options.data_dir)
     stored = StoredOptions(options.cache_dir, options.tfds_dir)
     directory = given_directory(options.data_dir)

@@ -107,7 +107,9 @@ def summary(verdicts: Sequence[Verdict]) -> str:
     passing = sum(v.control_fails is False for v in verdicts)
     unclear = len(undecided(verdicts))
     parts = [f"{passing} of {len(verdicts)} negative controls pass too"] if passing else []
-    parts += [f"{unclear} undecided, for too few draws"] if unclear else []
+    near = sum(v.holds is True and v.control_fails is None for v in verdicts)
+    parts += [f"{unclear - near} undecided, for too few draws"] if unclear > near else []
+    parts += [f"{near} undecided, because the wrong theory is too near to tell apart"] if near else []
     if failed:
         parts = [f"Simulation and theory DISAGREE in {failed} of {len(verdicts)} comparisons", *parts]
     elif passing:

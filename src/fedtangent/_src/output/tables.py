@@ -177,7 +177,7 @@ def _verdict_table(verdicts: Sequence[Verdict], title: str) -> Table:
         table.add_row(
             *map(Text, (v.subject if v.subject != before else "", v.statement, *[v.sizes] * sized)),
             *map(Text, (v.measured, v.expected)),
-            Text(*HOLDS[v.holds]),
+            Text(*HOLDS[_answer(v)]),
             *map(Text, [v.notices] * noticed),
             _control(v),
         )
@@ -199,10 +199,15 @@ def _paragraphs(verdicts: Sequence[Verdict], title: str) -> Group:
         lines += [Text(f"notices {v.notices}")] if v.notices else []
         paragraph = Table.grid(padding=(0, 0, 0, 2))
         paragraph.add_column(width=max(len(word) for word, _ in HOLDS.values()))
-        paragraph.add_row(Text(*HOLDS[v.holds]), Text("\n").join(lines))
+        paragraph.add_row(Text(*HOLDS[_answer(v)]), Text("\n").join(lines))
         parts.append(paragraph)
         subject, sizes = v.subject, v.sizes
     return Group(*parts, Text())
+
+
+def _answer(v: Verdict) -> bool | None:
+    """Returns whether theory holds; None too if it seems to, but the control cannot be told from it."""
+    return v.holds if v.passed is not None else None
 
 
 def _control(v: Verdict) -> Text:
