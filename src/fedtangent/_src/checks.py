@@ -195,12 +195,17 @@ def choice(name: str, value: object, allowed: Iterable[str]) -> str:
 def nearest(value: object, names: Iterable[str]) -> str:
     """Returns "; did you mean NAME?" with the name spelt most like ``value``, or "" if no name is similar.
 
+    Names such as fed_ensemble.table2 are also found by the part behind their dot.
+
     Args:
         value: The value that the user passed.
         names: The allowed names.
     """
-    close = difflib.get_close_matches(value, list(names), 1) if isinstance(value, str) else []
-    return f"; did you mean {close[0]}?" if close else ""
+    if not isinstance(value, str):
+        return ""
+    known = list(names)
+    close = [n for n in known if n.endswith(f".{value}")] or difflib.get_close_matches(value, known, 1)
+    return f"; did you mean {' or '.join(close)}?" if close else ""
 
 
 def dtype(value: object, *allowed: str) -> np.dtype:
