@@ -65,6 +65,12 @@ def test_outputs_and_kernel_are_those_of_the_same_linen_network() -> None:
     assert np.abs(empirical_ntk(twin, wrong, jnp.asarray(X), trace=False) - kernels[0]).max() > 1e-2
 
 
+class Trained(linen.Module):
+    @linen.compact
+    def __call__(self, x: jax.Array, is_training: bool) -> jax.Array:
+        return linen.Dense(2)(x.reshape(len(x), -1))
+
+
 REFUSED = {
     "instance": (
         lambda: Convolution(rngs=nnx.Rngs(0)),
@@ -78,6 +84,15 @@ REFUSED = {
         lambda: lambda rngs: Convolution(rngs=rngs, more=lambda rngs: nnx.Dropout(0.5, rngs=rngs)),
         "module: got Convolution, which keeps more.rngs.count (RngCount), more.rngs.key (RngKey), must keep nothing",
     ),
+    "class of linen": (
+        lambda: linen.Dense,
+        "module: got the class Dense, must be an instance of it, such as Dense(..)",
+    ),
+    "dropout of linen": (
+        lambda: linen.Sequential([jnp.ravel, linen.Dropout(0.5, deterministic=False)]),
+        "module: got Sequential, must map a batch to outputs without anything else: layers_1 needs PRNG",
+    ),
+    "another argument": (lambda: Trained(), "module: got Trained, must map a batch to outputs without anything else: "),
     "other result": (lambda: lambda rngs: 3, "module: got a function that returns a int, must be an nnx module"),
     "number": (lambda: 3, "module: got a int, must be a module of flax.linen, or make one of nnx"),
 }

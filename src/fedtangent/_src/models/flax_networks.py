@@ -76,20 +76,27 @@ def from_flax(module: object, example_input: object, output_size: int, name: str
 
     Raises:
         ValueError: The module keeps other variables (such as batch statistics or the random state of dropout), its
-            output is not [n, output_size] or depends on the other examples of the batch, or ``module`` is an instance
-            of an nnx module.
+            output is not [n, output_size] or depends on the other examples of the batch, its call needs more than
+            inputs, or ``module`` is an instance of an nnx module or a class of linen.
     """
     if not isinstance(example_input, WithShape):
         raise ValueError(f"example_input: got {example_input!r}, must be an array or a jax.ShapeDtypeStruct")
     is_unsigned = jnp.issubdtype(example_input.dtype, jnp.unsignedinteger)
     example = jax.ShapeDtypeStruct(example_input.shape, jnp.float32 if is_unsigned else example_input.dtype)
     is_linen = is_module(module)
-    functions = _of_linen(cast("Module", module), example) if is_linen else _of_nnx(module)
-    title, apply = name or functions.title, functions.apply
-    if functions.state:
-        variables = ", ".join(functions.state)
-        raise ValueError(f"module: got {title}, which keeps {variables}, must keep nothing but params")
-    output = jax.eval_shape(apply, jax.eval_shape(functions.init, jax.random.key(0)), example)
+    if is_linen and isinstance(module, type):
+        called = module.__name__
+        raise ValueError(f"module: got the class {called}, must be an instance of it, such as {called}(..)")
+    try:
+        functions = _of_linen(cast("Module", module), example) if is_linen else _of_nnx(module)
+        title, apply = name or functions.title, functions.apply
+        if functions.state:
+            variables = ", ".join(functions.state)
+            raise ValueError(f"module: got {title}, which keeps {variables}, must keep nothing but params")
+        output = jax.eval_shape(apply, jax.eval_shape(functions.init, jax.random.key(0)), example)
+    except (TypeError, _flax_error()) as error:
+        said, called = str(error).partition("\n")[0], getattr(module, "__name__", type(module).__name__)
+        raise ValueError(f"module: got {called}, must map a batch to outputs without anything else: {said}") from error
     if output.shape != (example.shape[0], output_size):
         raise ValueError(
             f"module: got {title}, which maps {example.shape} to {output.shape}, must map to "
@@ -99,6 +106,12 @@ def from_flax(module: object, example_input: object, output_size: int, name: str
     model = Model(title, functions.init, apply, kernel=None, output_size=output_size, structure=structure)
     check_independent_rows(model, example.shape[1:], example.dtype, "module")
     return model
+
+
+def _flax_error() -> type[Exception]:
+    from flax.errors import FlaxError
+
+    return FlaxError
 
 
 def _of_linen(module: Module, example: jax.ShapeDtypeStruct) -> _Functions:
