@@ -65,7 +65,11 @@ class FollowedDescent(NamedTuple):
 
 
 def run(study: Study) -> lab.Outcome:
-    """Trains every seed's networks for one long round and for some rounds; compares with Theorem 1 of NTK-FL."""
+    """Compares the squared residuals of two-layer networks with the bound of NTK-FL's Theorem 1.
+
+    For each seed, networks of every width and step size are trained for one long round, in each way of ``METHODS``.
+    NTK-FL itself then runs for a few rounds, at the largest width and step size.
+    """
     settings, results, rounds = study.settings, list[FollowedDescent](), list[two_layer.NtkRounds]()
     steps = np.unique(np.linspace(0, settings.last_time, 101).round().astype(int))
     for seed in study.each_seed():

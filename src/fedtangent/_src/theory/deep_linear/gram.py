@@ -107,7 +107,10 @@ def applied(of: Products, residuals: ArrayLike, local: Products | None = None) -
 
 
 def dense(of: Products, local: Products | None = None) -> Float64[np.ndarray, "nC n_cC"]:
-    """Returns the operator of ``applied`` as a matrix [n C, n_c C], example-major: for tests and small problems.
+    """Computes the tangent kernel between a server's and a client's network as a matrix (DeepLin, eq. 15).
+
+    The matrix is [n C, n_c C]: C rows for each example of the server's network, C columns for each of the client's.
+    ``applied`` multiplies residuals by it without building it. This is for tests and small problems.
 
     Args:
         of: Products of the server's network at n examples.

@@ -181,7 +181,16 @@ def _at_train(
 def _functions(
     program: Program, start: Input, products: Float[Array, "p E distinct K D"], request: _Request
 ) -> Float[Array, "r K E m C"]:
-    """Computes functions after training: ``start`` [E, p, K, D] minus ``products``, kernel rows times coefficients."""
+    """Computes the functions after the requested rounds: initial functions minus kernel rows times coefficients.
+
+    With weight decay, the part ``J w_0`` of the initial functions also shrinks, as ``request.shares`` says.
+
+    Args:
+        program: Program of the recursion, whose kernel may couple the outputs.
+        start: Initial functions of E runs at the p kernel rows of m points, [E, p, K, D]; the module explains D.
+        products: These kernel rows times the coefficients of each run after each distinct round.
+        request: Requested rounds, and the shares of the initial weights that weight decay leaves.
+    """
     functions = jnp.moveaxis(jnp.asarray(start.residual), 1, 0)[:, :, None] - products
     if start.along is not None:
         lost = jnp.asarray(request.shares)[request.distinct][None, None, ..., None] - 1

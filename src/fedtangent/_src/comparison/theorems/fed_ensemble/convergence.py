@@ -298,13 +298,15 @@ class EdgeCase(NamedTuple):
         )
 
     def decay(self, rates: list[float], exponent: Float64[np.ndarray, "ages"]) -> float:
-        """Computes by how much the log of the worst residual falls in an age, divided by the bound's exponent.
+        """Computes how fast residuals decay, as a multiple of the decay that Theorem 1 of FE-2024 guarantees.
 
-        By Theorem 1 of FE-2024 it is at least 1. The result is the least over all models and one age at each rate.
+        An age, in which every client trains each model once, multiplies a model's residual by a matrix. Minus the log
+        of its spectral norm is the decay from the worst initial residual. It is divided by the fall of the bound's log
+        in this age. The result is the smallest ratio of all models and ages; it is at least 1 if the theorem holds.
 
         Args:
-            rates: Learning rates, [A].
-            exponent: Cumulative exponent of the bound, [A + 1].
+            rates: Learning rate of each of A ages.
+            exponent: Fall of the bound's log after 0, 1, .., A ages, [A + 1], as ``Theorem1.exponent`` returns it.
         """
         least = np.inf
         for rate, fallen in zip(rates, np.diff(exponent), strict=True):

@@ -102,7 +102,7 @@ def _check(samples: Samples, law: ModelLaw) -> None:
 def covered(samples: Samples, law: ModelLaw, level: float = COVERED) -> Float[np.ndarray, "K"]:
     """Computes the share of each model's outputs in its predicted central intervals, ``mean_k +- z sd_k``.
 
-    z is the normal quantile of ``level``, and sd_k the predicted standard deviation.
+    z is the normal quantile of (1 + ``level``) / 2, and sd_k the predicted standard deviation.
 
     Args:
         samples: Outputs of K models, [K, m, C].
