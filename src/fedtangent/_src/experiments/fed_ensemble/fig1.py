@@ -116,7 +116,7 @@ def _draws(law: Law, count: int, seed: int) -> np.ndarray:
 
 
 def run(study: Study) -> lab.Outcome:
-    """Trains a linear model and an erf network for every seed, and tests whether they are draws of the Gaussian process."""
+    """Trains a linear model and an erf network for every seed, and tests whether they are draws of the limit."""
     settings, cases, models = study.settings, dict[str, list[PosteriorCase]](), list[lab.Row]()
     schedule = ft.schedules.per_client_permutations(settings.num_clients, settings.num_models)
     for name, model in (("linear", sine.linear_model()), ("network", sine.network(settings.width))):

@@ -99,7 +99,10 @@ def run(study: Study) -> lab.Outcome:
 
 
 def _turned(settings: LambdaSettings, seed: int, dimension: int) -> list[Turned]:
-    """Computes the distances for one seed and dimension, one ``Turned`` for each number of rounds in the settings."""
+    """Computes distances of Local-GD's model from the projections' model and the SVM, for one seed and dimension.
+
+    Returns one ``Turned`` for each number of rounds in the settings, with the distances at every value of lambda.
+    """
     problem = problems.classification(seed, settings.num_nodes, settings.held, dimension, settings.spread)
     sets = theory.feasible_sets(problem.x, problem.y, problem.partition)
     last, svm, distance = settings.rounds[-1], theory.hard_margin(sets), theory.direction_distance

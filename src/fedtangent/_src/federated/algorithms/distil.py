@@ -138,7 +138,9 @@ SOFT_LOSSES: dict[str, Loss] = {"cross_entropy": cross_entropy, "squared_error":
 def distil(
     key: Key, model: Model, loss: Loss, how: Distillation, student: PyTree, x: Array, targets: Array
 ) -> tuple[PyTree, Array]:
-    """Trains ``student`` to predict ``targets``; returns the averaged weights, and the mean loss over all steps.
+    """Trains ``student`` to predict ``targets``; returns its weights, and the mean loss over all steps.
+
+    The weights are averages over the cycles of the learning rate; without cycles (``how.cycle``), the last weights.
 
     Args:
         key: Key from which the order of the examples is drawn in every epoch.

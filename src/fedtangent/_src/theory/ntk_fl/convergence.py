@@ -382,7 +382,15 @@ def _of_the_data(x: Float64[np.ndarray, "N d"], c: NtkConstants) -> list[Assumpt
 
 
 def _of_the_proof(c: NtkConstants, radius: float, measured: bool) -> list[Assumption]:
-    """Checks a stable step and the proof's conditions on step, width and movement (each a third of the margin)."""
+    """Checks that the step is stable, and that step, width and movement are within what the proof allows.
+
+    The proof leaves a margin of ``3 lambda / (2 N)``; step, width and movement may each use a third of it.
+
+    Args:
+        c: Constants of the theorem.
+        radius: R, the largest distance that a neuron moves.
+        measured: Whether R was measured, or is ``c.movement_bound()``; only the text of a condition depends on it.
+    """
     spare, n = c.lambda_min / (2 * c.num_examples), c.num_examples
     stretch = _growth(c) / (c.learning_rate * c.local_steps)
     wide = math.inf if spare == 0 else 2 * (stretch / spare) ** 2 * math.log(2 * n**2 / c.delta)
