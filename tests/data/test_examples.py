@@ -341,8 +341,8 @@ DIGITS = ft.data.load("digits", num_train=20, num_test=10)
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"x_test": None}, "data: got None as x_test, must be an array of one example a row"),
-        ({"y_train": [1, 2]}, "data: got [1, 2] as y_train, must be an array of one example a row"),
+        ({"x_test": None}, "data: got None as x_test, must be an array with one example in each row"),
+        ({"y_train": [1, 2]}, "data: got [1, 2] as y_train, must be an array with one example in each row"),
         ({"num_classes": 0}, "data: got y_train of shape (20,), must be numbers [n, C], as num_classes is 0"),
     ],
 )

@@ -90,9 +90,9 @@ REFUSED = {
     ),
     "dropout of linen": (
         lambda: linen.Sequential([jnp.ravel, linen.Dropout(0.5, deterministic=False)]),
-        "module: got Sequential, must map a batch to outputs without anything else: layers_1 needs PRNG",
+        "module: got Sequential, must need only a batch of inputs, but: layers_1 needs PRNG",
     ),
-    "another argument": (lambda: Trained(), "module: got Trained, must map a batch to outputs without anything else: "),
+    "another argument": (lambda: Trained(), "module: got Trained, must need only a batch of inputs, but: "),
     "other result": (lambda: lambda rngs: 3, "module: got a function that returns a int, must be an nnx module"),
     "number": (lambda: 3, "module: got a int, must be a module of flax.linen, or make one of nnx"),
 }

@@ -166,7 +166,7 @@ def private_of(**options) -> PrivateFlow:
         (lambda: private_of().best(np.zeros((TEST, 2)), [], [1.0]), "learning_rates: got shape"),
         (
             lambda: private_of().best(np.zeros((TEST, 2)), [1e200], [1e200], num_runs=2),
-            "learning_rates: every rate div",
+            "learning_rates: got only",
         ),
         (lambda: private_of().at(0.1, -1.0), "clip_norm: got -1.0"),
         (

@@ -102,8 +102,8 @@ def seed(value: object, name: str = "seed") -> int:
 
 # How a user makes a value of a type, for error messages.
 MADE_BY = {
-    "Model": ": one of models, such as models.mlp(64, 10), or models.from_flax(module, ..) of your own network",
-    "Algorithm": ": one of the package's, such as fed_avg(model, schedule, ..), or a recipe of your own",
+    "Model": ", such as models.mlp(64, 10), or models.from_flax(module, ..) for a network of your own",
+    "Algorithm": ", such as fed_avg(model, schedule, ..), or the result of a recipe of your own",
 }
 
 
@@ -116,8 +116,8 @@ def instance(name: str, value: object, of: type) -> None:
     """
     if not isinstance(value, of):
         article = "an" if of.__name__[0] in "AEIOU" else "a"
-        made = MADE_BY.get(of.__name__, "")
-        raise ValueError(f"{name}: got {shown(value)}, must be {article} {of.__name__}{made}")
+        advice = MADE_BY.get(of.__name__, "")
+        raise ValueError(f"{name}: got {shown(value)}, must be {article} {of.__name__}{advice}")
 
 
 def flag(name: str, value: object) -> bool:
@@ -203,8 +203,8 @@ def nearest(value: object, names: Iterable[str]) -> str:
     """
     if not isinstance(value, str):
         return ""
-    known = list(names)
-    close = [n for n in known if n.endswith(f".{value}")] or difflib.get_close_matches(value, known, 1)
+    candidates = list(names)
+    close = [n for n in candidates if n.endswith(f".{value}")] or difflib.get_close_matches(value, candidates, 1)
     return f"; did you mean {' or '.join(close)}?" if close else ""
 
 

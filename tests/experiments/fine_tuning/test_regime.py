@@ -49,6 +49,12 @@ def test_the_network_was_trained_on_the_other_classes() -> None:
     assert (outputs.argmax(axis=1) == y_test).mean() < 0.5
 
 
+def test_few_examples_do_not_take_classes_from_the_network() -> None:
+    study = study_of("fine_tuning.regime", (*SMALL, "num_pre_train=2"))
+    halves = regime._halves(study, 0)
+    assert len(set(halves.old[1])) <= 2 and regime._pre_training(halves, study.settings).model.output_size == 5
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("part", ["last layer", "LoRA 1"])
 def test_losses_of_networks_beside_those_predicted(part: str) -> None:

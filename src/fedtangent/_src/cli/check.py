@@ -20,7 +20,7 @@ from fedtangent._src import cli
 from fedtangent._src.checks import number, shown
 from fedtangent._src.cli import commands
 from fedtangent._src.cli.arguments import FigureOptions, OutputOptions, VerdictOptions, options_of
-from fedtangent._src.comparison.claims import Nearness, claimed_verdicts
+from fedtangent._src.comparison.claims import Nearness, check_width, claimed_verdicts
 from fedtangent._src.comparison.comparing import compared
 from fedtangent._src.comparison.followed import NotFollowed
 from fedtangent._src.comparison.settings import Report, Setting
@@ -118,9 +118,8 @@ def _claim(table: Mapping[str, Any]) -> ClaimedRuns:
         words += [f"--{'' if value else 'no-'}{flag}"] if isinstance(value, bool) else [f"--{flag}", *map(str, several)]
     command = commands.find("compare", *words)
     job = command.prepare(**commands.read(command, words).arguments)
-    widths = sorted({width for setting in job.settings for width in setting.size.widths})
-    if isinstance(within, dict) and (wrong := within.keys() - set(widths)):
-        raise ValueError(f"within: got width {min(wrong)}, allowed are {', '.join(map(str, widths))}")
+    for width in within if isinstance(within, dict) else ():
+        check_width(width, job.settings[0].size.widths)
     return ClaimedRuns(job.settings, words, agree, within)
 
 

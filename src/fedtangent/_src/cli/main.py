@@ -81,9 +81,10 @@ def run(arguments: list[str], loaded: Callable[[], None] = lambda: None) -> int:
         return 0
     if not arguments or arguments[0] in ("-h", "--help"):
         return _overview(to_stdout=bool(arguments))
-    if (first := arguments[0]) not in (known := summaries()):
-        hint = "".join(f"; did you mean {name}?" for name in difflib.get_close_matches(first, known, 1))
-        return _refused(ValueError(f"command: got {first!r}, allowed are {', '.join(known)}{hint}"))
+    if (first := arguments[0]) not in (names := summaries()):
+        # not ``checks.nearest``: it would load JAX, and a refusal should be quick
+        advice = "".join(f"; did you mean {name}?" for name in difflib.get_close_matches(first, names, 1))
+        return _refused(ValueError(f"command: got {first!r}, allowed are {', '.join(names)}{advice}"))
     from fedtangent._src import programs
     from fedtangent._src.cli import commands
     from fedtangent._src.engine import processes

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import unittest
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 
 import numpy as np
@@ -80,12 +80,17 @@ def claimed_verdicts(
     if within is not None:
         tolerances = within if isinstance(within, Mapping) else {max(sides): within}
     for width, tolerance in tolerances.items():
-        if width not in sides:
-            raise ValueError(f"within: got width {width}, allowed are {', '.join(map(str, sides))}")
+        check_width(width, sides)
         verdicts.append(_near(compared, *sides[width], number("within", tolerance, above=0)))
     if not verdicts:
         raise ValueError(f"within: got none, must be a number, because there is no other verdict: {compared.notes[0]}")
     return tuple(verdicts)
+
+
+def check_width(width: int, widths: Iterable[int]) -> None:
+    """Raises ``ValueError`` if ``width``, for which a claim has a tolerance, is not among the networks' ``widths``."""
+    if width not in (allowed := list(widths)):
+        raise ValueError(f"within: got width {width}, allowed are {', '.join(map(str, allowed))}")
 
 
 def _near(compared: Compared, networks: Simulated, gap: Gap, tolerance: float) -> Verdict:

@@ -253,11 +253,11 @@ class Forecast(NamedTuple):
 
     def __repr__(self) -> str:
         """Returns one line: the final test loss at the run's and at the best rate, the stable rates, and the theory."""
-        rates, given = self.rates, float(self.given.mean("test", self.plan.loss)[-1])
+        rates, loss = self.rates, float(self.given.mean("test", self.plan.loss)[-1])
         at_rate = ""
         if rates is not None:
             stable = "stable" if self.given.rate <= rates.stable else "not stable"
-            at_rate = f" at the rate {self.given.rate:.4g} ({stable}: rates are to {rates.stable:.4g}), "
+            at_rate = f" at the rate {self.given.rate:.4g} ({stable}; the largest stable rate is {rates.stable:.4g}), "
             at_rate += f"{self.loss:.4g} at the best rate {rates.best:.4g}"
         points = "test" if self.plan.setting.problem.points == "test" else "training"
         by = (
@@ -265,7 +265,7 @@ class Forecast(NamedTuple):
             if self.plan.setting.start is not None or isinstance(self.plan.setting.rule, str)
             else ""
         )
-        return f"Forecast({self.name}, {points} loss after round {self.best.rounds[-1]}: {given:.4g}{at_rate}{by})"
+        return f"Forecast({self.name}, {points} loss after round {self.best.rounds[-1]}: {loss:.4g}{at_rate}{by})"
 
     def _repr_html_(self) -> str:
         return html_of(self)

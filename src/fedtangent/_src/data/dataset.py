@@ -68,12 +68,14 @@ class Dataset(NamedTuple):
 
 
 def check_dataset(data: Dataset) -> None:
-    """Raises ``ValueError`` if a part of a ``Dataset`` is no array, or its targets are not as ``num_classes`` says."""
+    """Raises ``ValueError`` if a part of a ``Dataset`` is no array, or targets do not have the shape for ``num_classes``."""
     form = "class labels [n], as num_classes is above 0" if data.num_classes else "numbers [n, C], as num_classes is 0"
     for name in ("x_train", "y_train", "x_test", "y_test"):
         array = getattr(data, name)
         if not hasattr(array, "dtype") or array.ndim < 1:
-            raise ValueError(f"data: got {checks.shown(array)} as {name}, must be an array of one example a row")
+            raise ValueError(
+                f"data: got {checks.shown(array)} as {name}, must be an array with one example in each row"
+            )
         if name.startswith("y") and array.ndim != (1 if data.num_classes else 2):
             raise ValueError(f"data: got {name} of shape {array.shape}, must be {form}")
 

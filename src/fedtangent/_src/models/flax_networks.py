@@ -85,8 +85,8 @@ def from_flax(module: object, example_input: object, output_size: int, name: str
     example = jax.ShapeDtypeStruct(example_input.shape, jnp.float32 if is_unsigned else example_input.dtype)
     is_linen = is_module(module)
     if is_linen and isinstance(module, type):
-        called = module.__name__
-        raise ValueError(f"module: got the class {called}, must be an instance of it, such as {called}(..)")
+        title = module.__name__
+        raise ValueError(f"module: got the class {title}, must be an instance of it, such as {title}(..)")
     try:
         functions = _of_linen(cast("Module", module), example) if is_linen else _of_nnx(module)
         title, apply = name or functions.title, functions.apply
@@ -95,8 +95,8 @@ def from_flax(module: object, example_input: object, output_size: int, name: str
             raise ValueError(f"module: got {title}, which keeps {variables}, must keep nothing but params")
         output = jax.eval_shape(apply, jax.eval_shape(functions.init, jax.random.key(0)), example)
     except (TypeError, _flax_error()) as error:
-        said, called = str(error).partition("\n")[0], getattr(module, "__name__", type(module).__name__)
-        raise ValueError(f"module: got {called}, must map a batch to outputs without anything else: {said}") from error
+        reason, title = str(error).partition("\n")[0], getattr(module, "__name__", type(module).__name__)
+        raise ValueError(f"module: got {title}, must need only a batch of inputs, but: {reason}") from error
     if output.shape != (example.shape[0], output_size):
         raise ValueError(
             f"module: got {title}, which maps {example.shape} to {output.shape}, must map to "

@@ -206,7 +206,7 @@ def _paragraphs(verdicts: Sequence[Verdict], title: str) -> Group:
 
 
 def _answer(v: Verdict) -> bool | None:
-    """Returns whether theory holds; None too if it seems to, but the control cannot be told from it."""
+    """Returns whether theory holds; None also where it seems to hold, but whether the control fails is undecided."""
     return v.holds if v.passed is not None else None
 
 

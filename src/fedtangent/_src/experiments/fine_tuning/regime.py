@@ -24,7 +24,7 @@ from fedtangent._src.experiments import lab
 from fedtangent._src.experiments.lab.runner import Study, by_scale, experiment, with_changes, within
 from fedtangent._src.output.line_plots import BoundedPanel, bounded
 from fedtangent._src.theory.flow.tuning import Rates
-from fedtangent._src.types import Algorithm, Array, Model, Partition, PyTree
+from fedtangent._src.types import Algorithm, Array, Model, Partition, PyTree, Schedule
 
 FACTORS = 2.0 ** (np.arange(-4, 9) / 2)  # simulated rates over the predicted best one
 CLOSE = 2.0  # the factor within which the predicted best rate is to be the best
@@ -118,13 +118,16 @@ class Tuned(NamedTuple):
 
 
 class Halves(NamedTuple):
-    """One seed's examples: (inputs, labels) of the half of the classes for pre-training, and the other half's data.
+    """One seed's examples: half of the classes for pre-training, the other half for fine-tuning.
 
     Attributes:
+        num_classes: Number of classes in each half.
         old: Inputs and labels for pre-training.
         data: Training inputs and labels, test inputs and labels, for fine-tuning.
         clients: Division of the training examples of ``data``.
     """
+
+    num_classes: int
 
     old: tuple[np.ndarray, np.ndarray]
     data: tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]
@@ -136,23 +139,23 @@ def _halves(study: Study, seed: int) -> Halves:
     settings, loaded = study.settings, ft.data.load(study.dataset, study.data_dir, seed)
     half, rng = loaded.num_classes // 2, np.random.default_rng(seed)
     y_train, y_test = np.asarray(loaded.y_train), np.asarray(loaded.y_test)
-    drawn = {
+    rows_of = {
         "num_pre_train": rng.permutation(np.flatnonzero(y_train < half)),
         "num_train": rng.permutation(np.flatnonzero((y_train >= half) & (y_train < 2 * half))),
         "num_test": np.flatnonzero((y_test >= half) & (y_test < 2 * half)),
     }
     old, new, test = (
-        rows[: checks.whole(name, getattr(settings, name), most=len(rows))] for name, rows in drawn.items()
+        rows[: checks.whole(name, getattr(settings, name), most=len(rows))] for name, rows in rows_of.items()
     )
     data = (loaded.x_train[new], y_train[new] - half, loaded.x_test[test], y_test[test] - half)
     clients = ft.partition.dirichlet(data[1], settings.num_clients, settings.alpha, seed=seed)
-    return Halves((loaded.x_train[old], y_train[old]), data, clients)
+    return Halves(half, (loaded.x_train[old], y_train[old]), data, clients)
 
 
 def _pre_training(halves: Halves, settings: FineTuningSettings) -> Algorithm:
     """Builds minibatch SGD, as FedAvg of a single client, for a network on the first half of the classes."""
-    pixels, classes = math.prod(halves.old[0].shape[1:]), int(halves.old[1].max()) + 1
-    network = ft.models.mlp(pixels, classes, (settings.width,) * 2, b_std=0.1)
+    pixels = math.prod(halves.old[0].shape[1:])
+    network = ft.models.mlp(pixels, halves.num_classes, (settings.width,) * 2, b_std=0.1)
     work = ft.Work(steps=settings.pre_steps, batch_size=32)
     return ft.fed_avg(network, ft.schedules.all_clients(1), 1.0, work)
 
@@ -170,8 +173,13 @@ def check(study: Study) -> None:
     """Raises ``ValueError`` for wrong settings: draws the first seed's examples and builds its algorithms."""
     settings = study.settings
     _pre_training(_halves(study, study.seeds[0]), settings)
-    ft.schedules.uniform_sampling(settings.num_clients, settings.clients_per_round)
-    ft.Work(steps=settings.local_steps, batch_size=settings.batch_size)
+    _local(settings)
+
+
+def _local(settings: FineTuningSettings) -> tuple[Schedule, ft.Work]:
+    """Builds the schedule of clients and their local work in fine-tuning."""
+    schedule = ft.schedules.uniform_sampling(settings.num_clients, settings.clients_per_round)
+    return schedule, ft.Work(steps=settings.local_steps, batch_size=settings.batch_size)
 
 
 def _parts(task: PreTrained, settings: FineTuningSettings) -> dict[str, Model]:
@@ -195,8 +203,7 @@ def _tune(task: PreTrained, part: str, model: Model, settings: FineTuningSetting
         seed: Seed of cohorts, minibatches and, for LoRA, initial weights.
     """
     x, labels, x_test, labels_test = task.data
-    schedule = ft.schedules.uniform_sampling(settings.num_clients, settings.clients_per_round)
-    work = ft.Work(steps=settings.local_steps, batch_size=settings.batch_size)
+    schedule, work = _local(settings)
     targets, targets_test = (
         ft.data.classification_targets(part, model.output_size, centred=True) for part in (labels, labels_test)
     )  # centred, as ``predict`` and ``compare`` take labels

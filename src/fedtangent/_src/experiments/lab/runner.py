@@ -167,8 +167,8 @@ class Study:
             yield seed
             seconds.append(time.perf_counter() - start)
             longest = max(seconds)  # a seed whose runs are read from files takes almost no time
-            left = TimeLeft(len(self.seeds), len(seconds), longest * len(seconds))
-            self.say(f"seed {seed}: {seconds[-1]:.0f} s; {left}")
+            time_left = TimeLeft(len(self.seeds), len(seconds), longest * len(seconds))
+            self.say(f"seed {seed}: {seconds[-1]:.0f} s; {time_left}")
 
 
 @dataclass(frozen=True)

@@ -81,7 +81,11 @@ class RegressionRun(NamedTuple):
         return theory.minimum_norm(self.problem.x, self.problem.y)
 
     def apart(self, w: np.ndarray, other: np.ndarray) -> np.ndarray:
-        """Computes the distances ``|w - other| / d`` of models [.., r] over the last axis, with d input dimensions."""
+        """Computes the distances ``|w - other| / d`` of models over the last axis, with d input dimensions.
+
+        Args:
+            w, other: Models, [.., r] each.
+        """
         return np.asarray(np.linalg.norm(w - other, axis=-1) / self.problem.dimension)
 
 

@@ -249,7 +249,9 @@ class PrivateFlow:
             losses[i, k] = loss if np.isfinite(loss) else np.inf
         best = divmod(int(np.argmin(losses)), len(clips))
         if losses[best] == np.inf:
-            raise ValueError("learning_rates: every rate diverges at every clipping bound, must have a smaller one")
+            raise ValueError(
+                "learning_rates: got only rates that diverge at every clipping bound, must have a smaller one"
+            )
         return BestPrivate(float(rates[best[0]]), float(clips[best[1]]), float(losses[best]), losses)
 
     def _starts(

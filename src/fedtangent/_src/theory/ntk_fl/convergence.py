@@ -382,7 +382,7 @@ def _of_the_data(x: Float64[np.ndarray, "N d"], c: NtkConstants) -> list[Assumpt
 
 
 def _of_the_proof(c: NtkConstants, radius: float, measured: bool) -> list[Assumption]:
-    """Checks that the step is stable, and that step, width and movement are within what the proof allows.
+    """Checks that the step is stable, and that step, width and movement are within the margins of the proof.
 
     The proof leaves a margin of ``3 lambda / (2 N)``; step, width and movement may each use a third of it.
 
