@@ -68,7 +68,7 @@ class Dataset(NamedTuple):
 
 
 def check_dataset(data: Dataset) -> None:
-    """Raises ``ValueError`` if a part of a ``Dataset`` is no array, or targets do not have the shape for ``num_classes``."""
+    """Raises ``ValueError`` if a part of a ``Dataset`` is no array, or targets do not fit its ``num_classes``."""
     form = "class labels [n], as num_classes is above 0" if data.num_classes else "numbers [n, C], as num_classes is 0"
     for name in ("x_train", "y_train", "x_test", "y_test"):
         array = getattr(data, name)
