@@ -45,7 +45,7 @@ def all_verdicts(
 
     Args:
         theory: Predictions for the run.
-        networks: Networks trained by its algorithm, one entry for each width.
+        networks: Networks trained by the run's algorithm, one entry for each width.
         evolved: Networks trained by NTK-FL.
         say: Called with a line of text for each step of the work.
     """
@@ -77,7 +77,7 @@ def sampled_verdicts(
 
     Args:
         theory: Predictions for the run.
-        networks: Networks trained by its algorithm, one entry for each width.
+        networks: Networks trained by the run's algorithm, one entry for each width.
         evolved: Networks trained by NTK-FL.
         wrong: Flows of wrong theories, the negative controls, keyed by the mistake in each.
     """
@@ -168,7 +168,11 @@ def _averaged(values: Float[np.ndarray, "K E a C"]) -> Float[np.ndarray, "KE"]:
 
 
 def _every_round(theory: Predicted, networks: tuple[Simulated, ...], wrong: dict[str, Flow]) -> list[Verdict]:
-    """Compares networks at every evaluated round with the flow from their initial functions, in three verdicts."""
+    """Compares networks at every evaluated round with the flow from their initial functions.
+
+    Three verdicts say whether the error falls with the width, and whether mean and variance agree. The verdict on the
+    variance is left out for a loss other than the squared error.
+    """
     setting, name, rounds = theory.setting, theory.setting.name, theory.setting.size.rounds[1:]
     right = predicted_networks(theory.flow, networks, rounds)
     if not theory.flow.kind.is_linear:
@@ -223,8 +227,9 @@ def verdicts_from_starts(
     Args:
         setting: The run.
         networks: Networks of each width.
-        right: Predictions at the test points for each width, at all evaluated rounds but the first.
-        wrong: The same predictions of each wrong theory, keyed by its mistake.
+        right: Predictions at the test points for each width, [r, K, E, m, C]: E draws of K models at the r
+            evaluated rounds after round 0.
+        wrong: The predictions of each wrong theory in the form of ``right``, keyed by the mistake in the theory.
         source: Name of the prediction in the text of the verdicts, for example "the flow".
     """
     num_rounds, unknown = len(right[-1]), np.full(setting.num_models, np.nan)
@@ -248,7 +253,8 @@ def _followed(
 ) -> AtRound:
     """Pairs networks at index ``at`` of the evaluated rounds with ``predicted`` [K, E, m, C] of each width.
 
-    ``exact_variance`` [K] is the variance of the predictions, ``law`` [K] the variance that is tested.
+    ``exact_variance`` [K] is the known variance of the predictions over initial functions. ``law`` [K] is the variance
+    that a verdict compares with the networks. Both are NaN if unknown.
     """
     pairs = tuple(Pair(n.width, n.test[at], p) for n, p in zip(networks, predicted, strict=True))
     moved = predicted[-1] - networks[-1].test[0]
@@ -304,7 +310,10 @@ def _is_reached(theory: Predicted, limit: Gaussian, scale: float) -> bool:
 
 
 def _evolution(theory: Predicted, networks: tuple[Simulated, ...]) -> list[Verdict]:
-    """Compares NTK-FL's networks with its evolution under the infinite-width kernel, for as many steps as it chose."""
+    """Compares NTK-FL's networks with the predictions of the infinite-width kernel.
+
+    A prediction takes as many gradient steps as NTK-FL chose for the network.
+    """
     name, method = theory.setting.name, networks[0].method
     times = np.concatenate([np.unique(n.info["time"]) for n in networks])
     when = f"t = {times.min()}..{times.max()}" if times.min() < times.max() else f"t = {times.max()}"

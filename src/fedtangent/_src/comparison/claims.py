@@ -108,7 +108,10 @@ def _near(compared: Compared, networks: Simulated, gap: Gap, tolerance: float) -
 
 
 def _distance(errors: np.ndarray) -> Interval:
-    """Estimates the mean error of a network, with its interval, from errors [K, E]; exact for a single draw."""
+    """Estimates the mean error of a network, with its interval, from errors [K, E].
+
+    The interval of a single draw has length 0.
+    """
     of_draws = errors.mean(axis=0)
     if len(of_draws) == 1:
         return Interval.about(float(of_draws[0]), 0.0)

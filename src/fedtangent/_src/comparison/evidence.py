@@ -33,7 +33,7 @@ def variational_diagnostics(
     The mixture is ``1/K sum_k N(w_k, scale^2 I)`` (FE-2024, section III-C), and the prior is ``N(0, prior_scale^2 I)``.
     The negative log likelihood -ln p(D | w) is the sum of the algorithm's loss over the examples of all clients. For
     the squared error the targets are normal around the outputs; for the cross entropy and the logistic loss the outputs
-    give the probability of the class. ``theory.evidence_bound`` estimates the bound in the precision of the models,
+    give the probability of the class. ``theory.evidence_bound`` estimates the bound in the models' floating type,
     with the same draws at every evaluation, which cost 2 K num_samples passes over the examples. Models that are
     trained with weight decay ``noise^2 / (n prior_scale^2)`` (noise 1 for classes) descend on the negative log
     posterior, averaged over models (eq. (8) of FE-2024, ``theory.mode_objective``).

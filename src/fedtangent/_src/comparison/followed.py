@@ -43,7 +43,7 @@ FUNCTIONS = ("loss", "client_optimizer", "delays")  # fields of a rule that may 
 
 
 class NotFollowed(ValueError):
-    """Error for a run that no theory predicts; only computing a part of the run has shown this."""
+    """Error for a run that no theory predicts, if this shows only after a part of the run has been computed."""
 
 
 def setting_of(
@@ -55,7 +55,7 @@ def setting_of(
     own_width: bool = False,
     start: PyTree | None = None,
 ) -> Setting:
-    """Builds the setting of a run, with its rule, or the reason why the closed form does not follow it.
+    """Builds the setting of a run. Its ``rule`` says how the closed form follows the run, or why it does not.
 
     Args:
         algorithm: The run's algorithm.

@@ -186,7 +186,7 @@ class Reached(NamedTuple):
 
     Attributes:
         round: First evaluated round at the target; None if no evaluated round reaches it.
-        uplink_bytes: Bytes from clients to server until that round; None without it.
+        uplink_bytes: Bytes from clients to server until that round; None if ``round`` is None.
         nearest: Best value of the metric after any round.
     """
 
@@ -420,7 +420,10 @@ def plan_of(
 
 
 def _check_run(setting: Setting, forecasting: Forecasting) -> None:
-    """Raises ``ValueError`` for a run without a closed form that is too large, or whose rates cannot be searched."""
+    """Raises ``ValueError`` if a run, for which linear models have to be trained, cannot be forecast.
+
+    Reasons are too many points, an algorithm that trains no other model, or a search for a rate that is fixed.
+    """
     problem, algorithm = setting.problem, setting.algorithm
     points = len(problem.x_train) + len(problem.x_test)
     if setting.start is None and points > MOST_EXACT:
@@ -486,7 +489,7 @@ def ranked(forecasts: Iterable[Forecast]) -> list[Forecast]:
 
 
 def _runs_of(plan: Plan, kernels: KernelBlocks | LargeKernel | None, say: Report) -> _Runs:
-    """Draws the initial functions of a run, and builds the flow or the training that predicts the run from them."""
+    """Draws the initial functions of a run, and builds the function that predicts the run from them."""
     setting, problem = plan.setting, plan.setting.problem
     if kernels is not None:
         starts = prior_starts(setting, kernels, plan.draws)
@@ -527,7 +530,7 @@ class _OutputsAtRate(Protocol):
 
 
 def _flow_outputs(plan: Plan, flows: Sequence[Flow]) -> _OutputsAtRate:
-    """Builds a function that predicts runs by a single flow of all models, or by one flow for each model."""
+    """Builds a function that predicts runs by ``flows``: one flow for all K models, or one for each model."""
     sample = plan.examples.train_rows
     rows = None if isinstance(sample, slice) else sample
 
@@ -543,8 +546,8 @@ def _flow_outputs(plan: Plan, flows: Sequence[Flow]) -> _OutputsAtRate:
 def _feature_outputs(setting: Setting, kernels: KernelBlocks, starts: Starts) -> tuple[Starts, _OutputsAtRate]:
     """Builds a function that predicts a run by training linear models on the kernel's features.
 
-    Returns it after the initial functions, which are ``starts`` projected onto the functions that the features can
-    represent. Raises ``NotFollowed`` if the kernel does not determine the runs.
+    The result is a pair: ``starts`` projected onto the functions that the features can represent, and the function
+    that predicts from them. Raises ``NotFollowed`` if the kernel does not determine the runs.
     """
     problem, n = setting.problem, len(setting.problem.x_train)
     paths = feature_paths(setting.algorithm, problem.y_train, problem.partition, setting.size.rounds)
@@ -559,7 +562,7 @@ def _feature_outputs(setting: Setting, kernels: KernelBlocks, starts: Starts) ->
 
 
 def _after(rounds: Sequence[int], setting: Setting, outputs: Outputs) -> Outputs:
-    """Selects from ``outputs`` at all evaluated rounds of a setting the outputs after ``rounds``."""
+    """Returns ``outputs`` at ``rounds`` only; ``outputs`` has all evaluated rounds of the setting."""
     places = [setting.size.rounds.index(round_) for round_ in rounds]
     return Outputs(outputs.train[places], outputs.test[places])
 
@@ -588,7 +591,7 @@ class _Runs(NamedTuple):
     def measured(
         self, rate: float, rounds: Sequence[int], draws: slice
     ) -> dict[tuple[str, str], Float[np.ndarray, "E r"]]:
-        """Returns the metrics of the initial functions ``draws`` after ``rounds``: (split, metric) -> [E, r]."""
+        """Returns metrics after ``rounds`` of runs from the initial functions ``draws``: (split, metric) -> [E, r]."""
         splits, loss, rows = self.plan.splits, self.plan.examples.loss, self.plan.examples.train_rows
         factor = rate / self.plan.rate if self.plan.forecasting.rates else None  # one program for all rates
         runs = self.outputs(Starts(*(part[draws] for part in self.starts)), rounds, factor)
@@ -690,7 +693,10 @@ def _polled_traffic(
 
 
 def _sent(plan: Plan, infos: dict[str, Any]) -> tuple[Num[np.ndarray, "r"], Num[np.ndarray, "r"]]:
-    """Computes uplink and downlink bytes until each evaluated round, [r] each, from all rounds' ``infos`` [R, ...]."""
+    """Computes uplink and downlink bytes until each evaluated round, [r] each.
+
+    ``infos`` holds what the algorithm reports in every round, such as its cohort, [R, ...].
+    """
     of_round = [pytrees.take(infos, r) for r in range(plan.setting.size.num_rounds)]
     sent = [at_start(plan.cost), *(charge(plan.cost, info) for info in of_round)]
     up, down = np.cumsum(np.array(sent, np.int64), axis=0)[list(plan.setting.size.rounds)].T

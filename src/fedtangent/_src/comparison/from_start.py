@@ -65,7 +65,7 @@ class FromStart(BesidePrediction):
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Remarks below the table: which theory predicts the run, the networks' distance from it, whether it learns."""
+        """Remarks below the table: the theory, how far networks are from it, and whether the prediction does not learn."""
         apart = float(self.feature_learning[-1].mean())
         notes = [
             f"prediction: {self.how}",

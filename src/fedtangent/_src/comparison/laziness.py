@@ -71,7 +71,7 @@ def parts(network: ArrayLike, linear: ArrayLike, infinite: ArrayLike | None = No
         infinite: Movement at infinite width, [..., n, C]; None: only ``feature_learning`` is computed.
 
     Returns:
-        Root mean squares over the last two axes, [...].
+        Distances as root mean squares over the last two axes, divided by the root mean square of ``linear``, [...].
     """
     network, linear = real_array("network", network), real_array("linear", linear)
     with np.errstate(invalid="ignore", over="ignore"):
@@ -133,7 +133,7 @@ def split(theory: Predicted, networks: Simulated, infinite: Float[np.ndarray, "r
     Args:
         theory: Setting and cohorts.
         networks: Networks of one width, some of them with recorded weights.
-        infinite: The flow of infinite width at the points of ``at_points``, [r, K, E, n + some m, C].
+        infinite: Outputs of the flow of infinite width at the points of ``at_points``, [r, K, E, n + some m, C].
     """
     assert networks.watched is not None
     setting, model, draws = theory.setting, theory.setting.model(networks.width), len(networks.watched.starts)
@@ -211,9 +211,9 @@ def linearised_paths(
     """Builds a function that trains the linearisations of K networks and returns their outputs along the run.
 
     Each network is linearised at its start, ``linearised(model, w_0)``, and trained by ``algorithm`` as the network
-    itself is: any algorithm, also one that theory does not follow. Both have the same weights, so an algorithm draws,
-    clips, quantises or decays the same in both. Each of the K has a separate run, which takes two to three
-    times as long as the networks' run. All runs share one program, for every seed.
+    itself is: any algorithm, also one that theory does not follow. Network and linearisation have weights of the same
+    shapes, so an algorithm draws, clips, quantises or decays them alike. Each of the K linearisations has a separate
+    run, which takes two to three times as long as the networks' run. All runs share one program, for every seed.
 
     Args:
         algorithm: The algorithm, for any model.
@@ -280,7 +280,8 @@ class LazinessDiagnostics:
 
     Values are means over the K models. With several models there is also one metric for each, such as
     ``drift_model_0``. A metric is NaN at a round that is not in ``rounds``, for instance at the last good round of a
-    run that diverged. Predictions are computed at the first evaluation, from the seed, so a resumed run has the same.
+    run that diverged. Predictions are computed at the first evaluation, from the seed, so a resumed run
+    has the same predictions.
 
     Attributes:
         algorithm, data, seed: Algorithm, training data and seed of the run.
@@ -331,7 +332,7 @@ class LazinessDiagnostics:
         """The initial functions at ``x`` [K, m, C], and two predictions of how far they move, [r, K, m, C].
 
         The first prediction trains linearised networks; the second is the flow of infinite width (None without a
-        limit). Each subtracts the start as its program computes it, so that rounding cancels.
+        limit). Each is the predicted outputs minus the initial outputs of the same program, so that rounding cancels.
         """
         linear, start = self.paths(self.seed), self.algorithm.init(self.seed, self.data.num_clients)
         at_x = np.asarray(predict(self.algorithm, start, self.x).members, np.float64)

@@ -207,7 +207,7 @@ class ResidualLedger:
         return _ledger(of, self.observer, np.stack([path.outputs[0] for path in starts]))
 
     def is_of(self, history: History) -> bool:
-        """Returns whether the cohorts recorded in ``history`` are the predicted ones, slot for slot."""
+        """Returns whether the cohorts recorded in ``history`` are those that the prediction assumes."""
         recorded = history.rounds["cohort"]
         filled, assumed = (
             [np.where(np.asarray(of.weight) > 0, leaf, 0)[: len(recorded.client)] for leaf in of]
@@ -236,9 +236,9 @@ def residual_ledger(
     tolerance, and whether the gap is within the tolerance.
 
     The tolerance has no constant to fit. For a model linear in its weights it is rounding (``ledger_bounds.rounding``).
-    For a network it adds the integral of FE-2021 section 9.4. The flow moves the function by ``Theta_0 c`` with
-    coefficients c; while the kernel is Theta_t, the gap grows by ``(Theta_t - Theta_0)`` times the growth of c, and
-    then evolves as the linear model does. For every interval between evaluations the ledger multiplies the kernel's
+    For a network it adds the integral of section 9.4 of the paper FE-2021. The flow moves the function by ``Theta_0 c``
+    with coefficients c; while the kernel is Theta_t, the gap grows by ``(Theta_t - Theta_0)`` times the growth of c,
+    and then evolves as the linear model does. For every interval between evaluations the ledger multiplies the kernel's
     change, measured at the end of the interval, by the growth of c in it, and follows the product with the flow. The
     sizes of these products are added over clients and intervals, so that they cannot cancel; the size that a client
     gets is at least the root mean square over all clients. This is first order in the kernel's change, which is
@@ -318,7 +318,7 @@ def _ledger(of: bounds.Federation, observer: Observer, starts: Float64[np.ndarra
 def _observer(
     algorithm: Algorithm, model: Model, data: FederatedData, start: PyTree, of: bounds.Federation
 ) -> tuple[Observer, Float64[np.ndarray, "K n C"]]:
-    """Builds the observer of a run that begins in the state ``start``; returns it with the initial functions.
+    """Builds the ``Observer`` of a run that begins in the state ``start``; returns it and the initial functions.
 
     ``of`` holds the parts of the run that all models share. The initial functions are at the training points, [K, n,
     C].

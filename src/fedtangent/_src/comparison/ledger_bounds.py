@@ -63,7 +63,7 @@ class Federation(NamedTuple):
             skip: Number of first rounds to leave out.
 
         Returns:
-            Coefficients c [R + 1, q, D] and outputs [R + 1, n, C]; outputs move by ``theta @ c``.
+            Coefficients c [R + 1, q, D] and outputs [R + 1, n, C]. Outputs move by ``theta @ c``, and by weight decay.
         """
         cohorts = Cohort(*(_later(np.asarray(leaf), skip, 0) for leaf in self.cohorts))  # type: ignore[arg-type]
         rates = {name: np.asarray(getattr(self.rule, name)) for name in PER_ROUND}
@@ -97,7 +97,8 @@ class Path(NamedTuple):
 
     Attributes:
         outputs: Predicted outputs at the training points.
-        coefficients: Coefficients c; outputs are the initial function's share plus ``theta @ c``.
+        coefficients: Coefficients c; outputs are the initial function, less what weight decay removes, plus
+            ``theta @ c``.
         local_moves: Largest distance of a client's weights from the server's in each round.
         propagate: Takes a round r and a gap [q, D]; returns how the gap evolves from round r on, [R + 1 - r, q, D].
     """
@@ -108,7 +109,7 @@ class Path(NamedTuple):
     propagate: Callable[[int, np.ndarray], np.ndarray]
 
     def gap(self, round_: int, outputs: Float64[np.ndarray, "n C"]) -> Float64[np.ndarray, "q D"]:
-        """Returns ``outputs`` minus the predicted outputs of ``round_``, [q, D] as the coefficients."""
+        """Returns ``outputs`` minus the predicted outputs of ``round_``, in the shape [q, D] of the coefficients."""
         gap: np.ndarray = (outputs - self.outputs[round_]).reshape(self.coefficients.shape[1:])
         return gap
 
@@ -146,10 +147,10 @@ def _local_moves(
 ) -> Float64[np.ndarray, "R"]:
     """Computes how far local training moves a client's weights from the server's: the farthest client of each round.
 
-    The flow writes the outputs as the initial function's share plus ``theta @ a`` with coefficients a [q, D]. If a
-    round changes the rows of a that belong to client i by c_i, then that client moved its weights by
-    ``J_i' c_i / (p_i eta)``. J_i is its Jacobian, p_i its share in the round's average, and eta the server's learning
-    rate.
+    The flow writes the outputs as the initial function, less what weight decay removes, plus ``theta @ a`` with
+    coefficients a [q, D]. If a round changes the rows of a that belong to client i by c_i, then that client moved its
+    weights by ``J_i' c_i / (p_i eta)``. J_i is its Jacobian, p_i its share in the round's average, and eta
+    the server's learning rate.
 
     Args:
         of: Targets, clients, cohorts and rule of the run.
@@ -178,9 +179,9 @@ class Source(NamedTuple):
     Attributes:
         round: Last round of the interval.
         later: The gap from that round on, as it evolves by the flow, [R + 1 - round, q, D].
-        sizes: Root mean square of the gap at each client's examples when it is added. The shares that the clients add
-            to it count by their size, so that they cannot cancel.
-        remaining: Norm of the gap at each later round, relative to the norm when it is added.
+        sizes: Root mean square of the gap at each client's examples in the last round of the interval. It is the sum of
+            the sizes of what each client adds, so that nothing cancels.
+        remaining: Norm of the gap at each later round, relative to the norm in the last round of the interval.
         local: Share by which the weights' moves within a round may increase the gap.
     """
 

@@ -49,8 +49,8 @@ def near_misses(
     A mistake that changes nothing for this setting is left out, for instance equal weights if all clients are equal.
 
     Args:
-        setting: The setting whose rule and weights are altered.
-        cohorts: The right cohorts, [R, S].
+        setting: The setting, whose rule is altered for most controls.
+        cohorts: The right cohorts, [R, S]; altered for the other controls.
         blocks: Kernels at the training and test points.
         last: Number of rounds after which the flows are evaluated.
         outputs: "shared" if all outputs have one kernel, or "full" if the kernel couples outputs.
@@ -263,7 +263,10 @@ def _whole_kernel(model: Model, at: PyTree, x1: AnyArray, x2: AnyArray) -> Array
 
 
 def _largest_error(flow: Flow, models: Simulated) -> float:
-    """Returns the largest relative error of any model at any evaluated round; infinite if the flow overflows."""
+    """Returns the largest error of the flow's outputs for any model at any evaluated round.
+
+    Errors are relative to how far the flow has moved by then; infinite if the flow overflows.
+    """
     test = predicted.from_starts(flow, predicted.starts_of(models), models.rounds[1:]).test
     if not np.isfinite(test).all():
         return np.inf
@@ -312,7 +315,10 @@ def _of_each_model(theory: Predicted, simulated: Law, at: int) -> Verdict:
 
 
 def _of_the_ensemble(theory: Predicted, simulated: Law, averaged: Float[np.ndarray, "m C"], round_: int) -> Verdict:
-    """Checks mean and covariance of the ensemble; ``averaged`` [m, C] is the algorithm's mean of its K models."""
+    """Checks the flow's mean and covariance of the ensemble against trained linear models.
+
+    ``simulated`` has the mean and covariance of each model; ``averaged`` is the algorithm's mean of its K models.
+    """
     points, flow, (mean, cov) = some_points(theory.setting.problem), theory.flow, simulated
     num_models = len(mean)
     law = (

@@ -153,7 +153,7 @@ def feature_verdicts(
     networks: tuple[Simulated, ...],
     predicted: list[Outputs],
 ) -> list[Verdict]:
-    """Checks that networks approach the prediction with growing width, or that a linear model equals it.
+    """Checks that networks approach the prediction with growing width; a linear model must equal the prediction.
 
     The controls are wrong kernels and a missing client.
 

@@ -20,8 +20,9 @@ class Gap(NamedTuple):
     """Networks and their prediction from the same initial functions, at one width and every evaluated round.
 
     Attributes:
-        error: Relative distance of each network from its prediction at the test points, by round.
-        run_error: Relative distance over all rounds together.
+        error: Distance of each network from its prediction at the test points by round, relative to how far the
+            prediction is from the start at the last round.
+        run_error: Distance of each network over all rounds together, relative to the predicted changes from the start.
         simulated, predicted: Training error (``Problem.left``) over all networks, and over their predictions.
         test, train: Predicted outputs at the test points and at the training points.
     """
@@ -52,7 +53,7 @@ def gap_of(
     train: Float[np.ndarray, "r K E n C"],
     test: Float[np.ndarray, "r K E m C"],
 ) -> Gap:
-    """Computes the distance of each network from its prediction, relative to how far the prediction is from the start.
+    """Computes the distance of each network from its prediction, relative to the predicted change in the run.
 
     Args:
         problem: Examples and loss.

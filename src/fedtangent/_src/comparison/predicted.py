@@ -44,7 +44,7 @@ class ModelLaw(NamedTuple):
 
     @property
     def average_cov(self) -> Float[np.ndarray, "m m"]:
-        """The mean of the covariances over models, [m, m]; a sample covariance about the models' means estimates it."""
+        """The mean of the K covariances, [m, m]."""
         return self.cov.mean(axis=0)
 
 

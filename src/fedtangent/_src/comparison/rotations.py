@@ -98,8 +98,9 @@ class RotationTest(NamedTuple):
     Attributes:
         disagreement: Largest difference between functions on features and on rotated features with the same seed,
             relative to how far training moves the functions.
-        noise_ratio: Mean square of the differences between features and a rotation, over the mean square of the
-            differences between two rotations; 1 if random numbers act alike in all directions. NaN without differences.
+        noise_ratio: Mean square of the differences between functions on features and on a rotation of them, divided by
+            the mean square of the differences between functions on two rotations. 1 if random numbers act alike in all
+            directions; NaN without differences.
         noise_error: Standard error of ``noise_ratio``.
         bias: Mean over seeds of the difference between two of the three runs (on features and on two rotations), in
             standard errors; the largest of the three pairs.
@@ -178,7 +179,10 @@ def rotation_test(
 
 
 def _compared(disagreement: float, last: Float[np.ndarray, "seeds 3 K points C"]) -> RotationTest:
-    """Compares the distributions over seeds of the last functions on features and on two rotations of them."""
+    """Compares functions at the end of runs on features and on two rotations of them, over seeds.
+
+    ``disagreement`` is copied into the result.
+    """
     seeds, (plain, first, second) = len(last), last.swapaxes(0, 1)
     between = [first - plain, second - plain, second - first]
     errors = [d.std(axis=0, ddof=1) / np.sqrt(seeds) for d in between]

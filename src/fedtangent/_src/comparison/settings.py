@@ -293,7 +293,7 @@ def standardised(
 ) -> tuple[Float[np.ndarray, "n d"], Float[np.ndarray, "m d"]]:
     """Centres inputs by the training mean and scales each to norm sqrt(d), which makes the kernel well conditioned.
 
-    Inputs of equal norm are also assumption 2 of NTK-FL's theorems.
+    Inputs of equal norm are also assumption 2 of the theorems of the paper NTK-FL.
 
     Args:
         train: Training inputs, [n, d].

@@ -201,7 +201,7 @@ def training_of(
         width: Width of its networks.
         mapping: How clients are mapped to the device, as in ``simulate``.
         watches: Kernel measurements, one for each of the first draws, whose networks are recorded.
-        start: Parameters [K, ...] that all draws begin with; None: each draw has a key.
+        start: Parameters [K, ...] that all draws begin with; None: each draw has a different random start.
 
     Raises:
         DoesNotFit: A run needs more memory than the device has.
@@ -222,7 +222,7 @@ def network_training(setting: Setting, width: int, watched: int = 0, start: PyTr
         setting: The setting, with E = ``draws``.
         width: Width of the networks.
         watched: Number of first draws whose initial weights and kernel changes are recorded (``WatchedNetworks``).
-        start: Parameters [K, ...] that all draws begin with; None: each draw has a key.
+        start: Parameters [K, ...] that all draws begin with; None: each draw has a different random start.
     """
     model, data = setting.model(width, setting.dtype), setting.problem.federated(setting.dtype)
     algorithm = setting.algorithm.on(model)
@@ -245,7 +245,7 @@ def ntk_fl_training(setting: Setting, width: int, kernel: str, draws: int) -> Tr
     Args:
         setting: The setting.
         width: Width of the networks.
-        kernel: "averaged" over outputs, as in the paper, or "exact".
+        kernel: "averaged" over outputs, as in the paper NTK-FL, or "exact".
         draws: Number of initialisations.
     """
     problem, model = setting.problem, setting.model(width, setting.dtype)

@@ -53,8 +53,8 @@ def scores(
 ) -> tuple[float, float]:
     """Computes the Gaussian negative log likelihood (NLL) per output, and the coverage of the 95 % interval.
 
-    Both add a noise variance to ``variance``: the mean squared residual at the even test points that ``variance`` does
-    not explain. NLL and coverage are measured at the odd test points.
+    Both add a noise variance to ``variance``. It is the mean of squared residual minus ``variance`` over every other
+    test point. NLL and coverage are measured at the remaining test points.
 
     Args:
         mean: Predicted mean, [m, C].
@@ -103,7 +103,7 @@ def outputs_row(
         setting: The setting.
         method: Name in the table.
         members: Outputs of K models of E draws.
-        ensembles: Outputs of the algorithm's prediction, of each draw.
+        ensembles: The algorithm's prediction from its K models, for each draw.
     """
     problem, draws = setting.problem, members.reshape(-1, *members.shape[2:])
     several = len(draws) > 1

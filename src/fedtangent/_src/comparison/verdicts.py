@@ -77,7 +77,7 @@ class Verdict(NamedTuple):
 
     @property
     def passed(self) -> bool | None:
-        """Whether theory and simulation agree and the control fails; None if undecided and neither is wrong."""
+        """Whether ``holds`` and ``control_fails`` are both True; False if one is False, otherwise None (undecided)."""
         if self.holds is False or self.control_fails is False:
             return False
         return None if self.holds is None or self.control_fails is None else True
@@ -308,7 +308,8 @@ def mean_verdict(
     Args:
         subject: The setting.
         statement: Name of the comparison.
-        rounds: Networks and predictions at each round; rounds in which the prediction is still the start are left out.
+        rounds: Networks and predictions at each round; rounds are left out if training has not moved the
+            prediction by then.
         wrong: Difference [m, C] between the wrong and the right mean at each round, for each wrong theory.
     """
     moved, rivals = [f.scale > 0 for f in rounds], []
