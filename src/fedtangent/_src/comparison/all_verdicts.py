@@ -358,9 +358,10 @@ def _evolved(theory: Predicted, networks: tuple[Simulated, ...], share: float = 
 
 
 def _responses(theory: Predicted, networks: Simulated, share: float = 1.0) -> Float[np.ndarray, "K E m n"]:
-    """Computes the matrix B of each network, [K, E, m, n], under the infinite-width kernel for ``share`` of its steps.
+    """Computes the matrix B of ``f_t(x) = f_0(x) + B (Y - f_0(X))``, the prediction of each NTK-FL network.
 
-    NTK-FL predicts ``f_t(x) = f_0(x) + B (Y - f_0(X))``.
+    X and Y are training inputs and targets. B follows from the infinite-width kernel, for ``share`` of the network's
+    steps; the result is [K, E, m, n].
     """
     step = 0.5 / float(np.linalg.eigvalsh(theory.blocks.ntk_train)[-1])
     times = (networks.info["time"][:, 0, :].T * share).astype(int)  # [E, R = 1, K] -> [K, E]

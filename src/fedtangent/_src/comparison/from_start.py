@@ -65,7 +65,7 @@ class FromStart(BesidePrediction):
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Remarks below the table: the theory, how far networks are from it, and whether the prediction does not learn."""
+        """Remarks below the table: the theory, the network's distance from it, a warning if theory learns nothing."""
         apart = float(self.feature_learning[-1].mean())
         notes = [
             f"prediction: {self.how}",

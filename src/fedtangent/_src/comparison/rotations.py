@@ -32,7 +32,7 @@ SHARPEST = 0.1  # standard error of the noise ratio above which the law is not k
 
 @runtime_checkable
 class FeaturePaths(Protocol):
-    """A function that trains the linear model of a kernel's features."""
+    """A function that trains a linear model on the features of a kernel, one for each of K initial functions."""
 
     def __call__(
         self,

@@ -291,7 +291,7 @@ def step_size(problem: Problem, model: Model, fraction: float = 0.5) -> float:
 def standardised(
     train: Num[np.ndarray, "n d"], test: Num[np.ndarray, "m d"]
 ) -> tuple[Float[np.ndarray, "n d"], Float[np.ndarray, "m d"]]:
-    """Centres inputs by the training mean and scales each to norm sqrt(d), which makes the kernel well conditioned.
+    """Subtracts the training mean from inputs and scales each input to norm sqrt(d), for a well-conditioned kernel.
 
     Inputs of equal norm are also assumption 2 of the theorems of the paper NTK-FL.
 
