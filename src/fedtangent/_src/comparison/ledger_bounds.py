@@ -179,8 +179,8 @@ class Source(NamedTuple):
     Attributes:
         round: Last round of the interval.
         later: The gap from that round on, as it evolves by the flow, [R + 1 - round, q, D].
-        sizes: Root mean square of the gap at each client's examples in the last round of the interval. It is the sum of
-            the sizes of what each client adds, so that nothing cancels.
+        sizes: Bound on the root mean square of the gap at each client's examples in the last round of the interval. The
+            root mean squares of what each client adds are summed, so that nothing cancels.
         remaining: Norm of the gap at each later round, relative to the norm in the last round of the interval.
         local: Share by which the weights' moves within a round may increase the gap.
     """
