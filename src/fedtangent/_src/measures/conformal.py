@@ -101,8 +101,8 @@ class ConformalPredictor(NamedTuple):
         """Measures the share of targets that are in their sets, for each client and over the mixture of clients.
 
         The confidence interval is for the sets of this calibration. Calibration on s other examples changes the
-        coverage by about ``sqrt(alpha (1 - alpha) / s)``, with the ``alpha`` of ``conformal_predictor``; only the mean over
-        such calibrations is guaranteed.
+        coverage by about ``sqrt(alpha (1 - alpha) / s)``, with the calibration's ``alpha``. Only the mean over such
+        calibrations is guaranteed.
 
         Args:
             prediction: Prediction at n test inputs.

@@ -242,7 +242,7 @@ def _corollary(seed: int, schedules: int, draws: int, ages: int) -> list[Verdict
     """Checks Corollary 1 of FE-2024: after many rounds the mean of K models has the variance k(x, x) / K.
 
     k is the covariance of one model. For each K, ensembles are trained under several schedules, each from ``draws``
-    initialisations. An age is a number of rounds in which every client trains each model once.
+    initialisations. Training lasts ``ages`` ages; in an age every client trains each model once.
     """
     problem = spaced_problem(seed, LIMIT_STEPS)
     clients = problem.clients.num_clients
@@ -290,7 +290,10 @@ def _mean(values: np.ndarray) -> Interval:
 
 
 def _judged(claim: Claim, margin: float, values: list[np.ndarray], rivals: list[Rival]) -> Verdict:
-    """Checks that the mean of each array in ``values`` is 1 up to ``margin``; the wrong theories ``rivals`` must fail."""
+    """Checks that the mean of each array in ``values`` is 1 up to ``margin``.
+
+    ``rivals`` are wrong theories; the nearest of them that must fail the check is the control.
+    """
     estimates = [_mean(ratios) for ratios in values]
     verdict = judged(claim.theorem, claim.statement, 1.0, margin, estimates, rivals)
     return verdict._replace(sizes=claim.sizes, notices=f"{margin + max(e.length for e in estimates):.1%}")
@@ -299,8 +302,8 @@ def _judged(claim: Claim, margin: float, values: list[np.ndarray], rivals: list[
 def _decomposition(seed: int, schedules: int, draws: int, num_rounds: int) -> list[Verdict]:
     """Checks the terms of FE-2024, eq. (10): the error of an ensemble is noise plus bias plus variance.
 
-    The variance comes from initialisation and schedule. Each term is measured on ensembles of the largest size (``LAST``
-    models), and compared with its closed form for the schedules of these ensembles.
+    The variance comes from initialisation and schedule. Terms are measured on ensembles of the largest size (``LAST``
+    models), and compared with their closed forms for the schedules of these ensembles.
     """
     problem = sine_problem(seed, local_steps=STEPS, num_clients=CLIENTS)
     schedule, seeds = permutations(CLIENTS, LAST), seeds_of(LAST, schedules, seed)

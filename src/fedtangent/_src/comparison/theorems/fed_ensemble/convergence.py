@@ -357,7 +357,7 @@ def _check_convergence(scale: str, seed: int) -> list[Verdict]:
 
 
 def _decay(claim: Claim, decay: float, note: str, control: str, factor: float, applies: bool = True) -> Verdict:
-    """Checks that ``decay``, the measured fall of the log residual over the fall that a bound guarantees, is at least 1.
+    """Checks that ``decay`` is at least 1: the fall of the log residual over the fall that a bound guarantees.
 
     The control is a faster bound, with ``factor`` times the exponent, which the residual must violate. ``note`` follows
     the measured number in the text. If ``applies`` is False (an assumption does not hold) the check fails.

@@ -174,9 +174,9 @@ class Ensembles(NamedTuple):
 
 
 def expected_ratios(right: ModelLaw, law: ModelLaw) -> tuple[float, float]:
-    """Computes the ratios to expect of ``Ensembles.variance_ratio`` and ``covariance_ratio`` if networks follow ``right``.
+    """Computes what ``variance_ratio`` and ``covariance_ratio`` of ``Ensembles`` estimate if networks follow ``right``.
 
-    They are the ratio of the variances, summed over points, and the slope of a regression of the covariances.
+    These are the ratio of the variances, summed over points, and the slope of a regression of the covariances.
 
     Args:
         right: Mean and covariance that the networks have.
@@ -353,9 +353,9 @@ def compare(setting: Setting, say: Callable[[str], None] = lambda line: None) ->
 def _movement(theory: Predicted, mean: np.ndarray, influences: list[np.ndarray]) -> float:
     """Returns the root mean square distance by which training moves a network's outputs at the test points.
 
-    The movement is ``mean - B f0(X)``, averaged over random initial functions f0. ``mean`` are the predicted means of
-    the K models. ``influences`` are their matrices B [m, n], by which the initial outputs f0(X) at the training points
-    change the trained outputs at the test points.
+    A network that starts at the random function f0 moves by ``mean - B f0(X)``. ``mean`` are the predicted means of the K
+    models. ``influences`` are their matrices B [m, n], by which the initial outputs f0(X) at the training points change
+    the trained outputs at the test points.
     """
     pulled = [float(np.trace(np.asarray(ft.theory.covariance_terms(theory.blocks, b).propagated))) for b in influences]
     return float(np.sqrt(np.mean(np.sum(mean**2, axis=(1, 2))) + mean.shape[-1] * np.mean(pulled)))
@@ -493,7 +493,7 @@ def _ratios(result: Theorem2, wrong: dict[str, ModelLaw]) -> list[Verdict]:
 
 
 def _cover(result: Theorem2, wrong: dict[str, ModelLaw]) -> Verdict:
-    """Checks that 95 % of the networks' outputs are in the predicted 95 % intervals."""
+    """Checks that 95 % of the networks' outputs are in the predicted 95 % intervals; ``wrong`` has wrong theories."""
     cover = result.ensembles.cover
     rivals = [
         Rival(name, abs(expected_cover(result.law, law) - COVERED), bound(cover, law)) for name, law in wrong.items()

@@ -169,7 +169,9 @@ def curvature(activation: str, params: PyTree, x: Float64[np.ndarray, "n d"]) ->
     one example.
 
     Args:
-        activation, params, x: As for ``jacobian``.
+        activation: "erf" or "relu".
+        params: Parameters of ``one_hidden_layer``.
+        x: Inputs, [n, d].
     """
     w, a, first, last = _weights(params, x)
     _, slope, second = ACTIVATIONS[activation]

@@ -107,8 +107,8 @@ def measure(num_models: tuple[int, ...], seed: int) -> Measured:
 def fit(posterior: LinearPosterior, num_models: int) -> tuple[GaussianMixture, float]:
     """Fits centres and scale of a mixture to a posterior of two weights; returns it and its divergence in nats.
 
-    The centres start at quantiles along the posterior's long axis. From random starts the fit reaches the same divergence,
-    but later.
+    The centres start at quantiles along the posterior's long axis. Random starts reach the same divergence, but
+    later.
 
     Args:
         posterior: The exact posterior.

@@ -57,7 +57,7 @@ class Decay(NamedTuple):
 
     Attributes:
         theorem: Theorem 1 or 2 of NTK-FL, with the rate of its bound.
-        at: Steps within a round of NTK-FL, or rounds of FedAvg.
+        at: Steps within a round of NTK-FL, one row for each round, or rounds of FedAvg.
         ratio: Squared residual at these steps or rounds over the squared residual at the start.
     """
 

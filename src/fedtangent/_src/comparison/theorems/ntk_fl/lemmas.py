@@ -33,7 +33,7 @@ def exceeded(within: Bool[np.ndarray, "draws"]) -> Interval:
 
 
 def _checks(scale: str, seed: int) -> list[Verdict]:
-    """Checks Lemmas 1, 3 and 4 of NTK-FL, bounds on switching neurons and on the kernel, in cases where they are tight."""
+    """Checks Lemmas 1, 3 and 4 of NTK-FL, bounds on switching neurons and on the kernel, where they are tight."""
     draws = of_scale(scale, 1, 4)
     return [
         _lemma_1(seed, 300_000 * draws),
@@ -127,8 +127,8 @@ def _switched(seed: int, draws: int) -> Verdict:
 class WeightDrift(NamedTuple):
     """Norms of the kernel's change H(v') - H(v) in each draw, and norms of NTK-FL's bound (28) of this change.
 
-    ``operator`` and ``frobenius`` are norms of the change. ``counted`` is the Frobenius norm of the bound, whose entries
-    are ``(|S_i| + |S_j|) x_i'x_j / n`` with the neurons S_i that switch at input x_i. ``half_counted`` is the Frobenius
+    ``operator`` and ``frobenius`` are norms of the change. ``counted`` is the Frobenius norm of the bound with entries
+    ``(|S_i| + |S_j|) x_i'x_j / n``, where S_i are the neurons that switch at input x_i. ``half_counted`` is the Frobenius
     norm of a wrong bound, with entries ``|S_i| x_i'x_j / n``.
     """
 
