@@ -53,7 +53,7 @@ class Question(NamedTuple):
     Attributes:
         score: Name of the conformal score: "residual", "normalised", "probability" or "adaptive".
         calibration_weights, test_weights: Weight of each client in calibration and in the tested mixture of clients;
-            None: its number of calibration examples plus 1.
+            None: the client's number of calibration examples plus 1.
         calibration_targets: Targets of the calibration; None: the targets of the pool.
     """
 

@@ -7,11 +7,12 @@ show the order of each error.
 (the file ``networks`` checks networks). An age is the number of rounds in which every client trains each model once.
 The bounds hold for all initial residuals, so the worst one is measured: the operator norm of one age's effect on the
 residual, computed client by client (``RandomFederation.true_age``). With the steps that the theorem allows the residual
-takes thousands to millions of ages to fall. Operator norms multiply, so the norm of one age bounds them all.
+takes thousands to millions of ages to fall. Operator norms are submultiplicative, so the norm of one
+age bounds them all.
 
 The proof lets the network's empirical kernel differ from the infinite-width kernel by a third of the least eigenvalue,
-which the factor 1/3 in the exponent allows for. The models here have such a kernel: the infinite-width kernel less that
-third in its weakest direction. A constant kernel can come no nearer to the bound: it decays with twice the bound's
+which the factor 1/3 in the exponent allows for. The models here have such a kernel: the infinite-width kernel with its
+least eigenvalue reduced by a third. A constant kernel can come no nearer to the bound: it decays with twice the bound's
 exponent.
 """
 
@@ -283,7 +284,7 @@ class EdgeCase(NamedTuple):
     empirical: RandomFederation  # with the model's empirical Theta_0
 
     def theorem(self, rates: list[float], repeats: int = 1) -> Theorem1:
-        """Evaluates Theorem 1 of FE-2024 for a run of several ages, in which every client trains each model once.
+        """Evaluates Theorem 1 of FE-2024 for a run of several ages; in an age every client trains each model once.
 
         Args:
             rates: Learning rates of the clients, used one after the other.

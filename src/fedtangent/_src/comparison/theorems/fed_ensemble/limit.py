@@ -353,9 +353,9 @@ def compare(setting: Setting, say: Callable[[str], None] = lambda line: None) ->
 def _movement(theory: Predicted, mean: np.ndarray, influences: list[np.ndarray]) -> float:
     """Returns the root mean square distance by which training moves a network's outputs at the test points.
 
-    A network that starts at the random function f0 moves by ``mean - B f0(X)``. ``mean`` are the predicted means of the K
-    models. ``influences`` are their matrices B [m, n], by which the initial outputs f0(X) at the training points change
-    the trained outputs at the test points.
+    A network that starts at the random function f0 moves by ``mean - B f0(X)``. ``mean`` are the predicted means of
+    the K models. ``influences`` are their matrices B [m, n], by which the initial outputs f0(X) at the training
+    points change the trained outputs at the test points.
     """
     pulled = [float(np.trace(np.asarray(ft.theory.covariance_terms(theory.blocks, b).propagated))) for b in influences]
     return float(np.sqrt(np.mean(np.sum(mean**2, axis=(1, 2))) + mean.shape[-1] * np.mean(pulled)))

@@ -458,7 +458,7 @@ STEPS = 300
 
 
 def _check_weight_gap(scale: str, seed: int) -> list[Verdict]:
-    """Checks bounds on how far NTK-FL's weights are from gradient descent's: Lemma 2, and (25) of its proof."""
+    """Checks bounds on how far NTK-FL's weights are from gradient descent's: Lemma 2, and eq. (25) of its proof."""
     sphere_width, width = of_scale(scale, (256, 400), (1024, 1600))
     return [_lemma_2(seed, sphere_width), _part_left_out(seed, width)]
 
@@ -486,7 +486,7 @@ def _ratios(model: Model, params: PyTree, x: np.ndarray, y: np.ndarray, step: fl
 
 
 def _lemma_2(seed: int, width: int) -> Verdict:
-    """Checks two bounds on how far NTK-FL's weights are from gradient descent's: Lemma 2 and the sharper eq. (25d)."""
+    """Checks two bounds of NTK-FL on how far its weights are from gradient descent's: Lemma 2, and the sharper (25d)."""
     x, y, model, params, step = sphere(seed, width, 20)
     ratios = _ratios(model, params, x, y[:, None], step)
     ratio, sharp = float(ratios.printed.max()), float(ratios.switched.max())

@@ -128,8 +128,8 @@ class WeightDrift(NamedTuple):
     """Norms of the kernel's change H(v') - H(v) in each draw, and norms of NTK-FL's bound (28) of this change.
 
     ``operator`` and ``frobenius`` are norms of the change. ``counted`` is the Frobenius norm of the bound with entries
-    ``(|S_i| + |S_j|) x_i'x_j / n``, where S_i are the neurons that switch at input x_i. ``half_counted`` is the Frobenius
-    norm of a wrong bound, with entries ``|S_i| x_i'x_j / n``.
+    ``(|S_i| + |S_j|) x_i'x_j / n``, where S_i are the neurons that switch at input x_i. ``half_counted`` is the
+    Frobenius norm of a wrong bound, with entries ``|S_i| x_i'x_j / n``.
     """
 
     operator: Float64[np.ndarray, "draws"]
