@@ -272,7 +272,7 @@ def _case(
 
 
 def _largest_error(flow: Flow, run: Simulated) -> float:
-    """Computes the largest distance of a network from the flow at any round, over the distance of the flow's two ends.
+    """Computes the largest distance of a network from the flow at any round, over the distance between the flow's ends.
 
     The ends are the flow's outputs at the start and after the last round.
     """

@@ -67,7 +67,8 @@ class AnySteps(NamedTuple):
     def centralised(self, steps: int, examples: int) -> np.ndarray:
         """Simulates gradient descent at a single node that has the examples of all nodes, or the first of them.
 
-        Its loss is the sum over examples divided by the number of nodes, which is the mean of the nodes' losses.
+        Its loss is the sum over examples divided by the number of nodes. With all examples this is the mean of
+        the nodes' losses.
 
         Args:
             steps: Number of steps in a round.

@@ -292,7 +292,7 @@ def _mean(values: np.ndarray) -> Interval:
 def _judged(claim: Claim, margin: float, values: list[np.ndarray], rivals: list[Rival]) -> Verdict:
     """Checks that the mean of each array in ``values`` is 1 up to ``margin``.
 
-    ``rivals`` are wrong theories; the nearest of them that must fail the check is the control.
+    ``rivals`` are wrong theories. The control is the least wrong one that is far enough off to fail.
     """
     estimates = [_mean(ratios) for ratios in values]
     verdict = judged(claim.theorem, claim.statement, 1.0, margin, estimates, rivals)

@@ -486,7 +486,7 @@ def _ratios(model: Model, params: PyTree, x: np.ndarray, y: np.ndarray, step: fl
 
 
 def _lemma_2(seed: int, width: int) -> Verdict:
-    """Checks two bounds of NTK-FL on how far its weights are from gradient descent's: Lemma 2, and the sharper (25d)."""
+    """Checks NTK-FL's Lemma 2 and its sharper eq. (25d), bounds on how far its weights are from gradient descent's."""
     x, y, model, params, step = sphere(seed, width, 20)
     ratios = _ratios(model, params, x, y[:, None], step)
     ratio, sharp = float(ratios.printed.max()), float(ratios.switched.max())
