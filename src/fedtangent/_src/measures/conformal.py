@@ -100,8 +100,9 @@ class ConformalPredictor(NamedTuple):
     ) -> Coverage:
         """Measures the share of targets that are in their sets, for each client and over the mixture of clients.
 
-        The confidence interval is for the sets of this calibration. Calibration on n other examples changes the
-        coverage by about ``sqrt(alpha (1 - alpha) / n)``; only the mean over such calibrations is guaranteed.
+        The confidence interval is for the sets of this calibration. Calibration on s other examples changes the
+        coverage by about ``sqrt(alpha (1 - alpha) / s)``, with the calibration's ``alpha``. Only the mean over such
+        calibrations is guaranteed.
 
         Args:
             prediction: Prediction at n test inputs.

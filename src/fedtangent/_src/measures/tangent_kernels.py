@@ -76,9 +76,9 @@ class GramOperators(NamedTuple):
 
     Attributes:
         commutators: Norm of ``Pi_i Pi_j - Pi_j Pi_i`` for each of p pairs of clients; 0 if they commute.
-        relative: The same over its largest possible value ``sqrt(2) |Pi_i| |Pi_j|``, from 0 to 1.
+        relative: Each commutator's norm over its largest possible value ``sqrt(2) |Pi_i| |Pi_j|``, from 0 to 1.
         variance: Norm of the variance of Pi_i over clients; 0 if all are equal.
-        relative_variance: The same over the norm of the squared mean of Pi_i.
+        relative_variance: ``variance`` over the norm of the squared mean of Pi_i.
     """
 
     commutators: Float64[np.ndarray, "p"]
@@ -233,8 +233,7 @@ def _commutator(kernel: Float64[np.ndarray, "n n"], a: Int[np.ndarray, "n_a"], b
 def _variance(kernel: Float64[np.ndarray, "n n"], rows: list[Int[np.ndarray, "_"]]) -> tuple[float, float]:
     """Computes the norm of the variance of the clients' Gram operators, and its ratio to the norm of the squared mean.
 
-    ``gram_operators`` defines the operators. ``kernel`` has all n examples; ``rows`` has the rows of it that each
-    client holds.
+    ``gram_operators`` defines the operators. ``kernel`` has all n examples; ``rows`` lists each client's rows of it.
     """
     total = sum(map(len, rows))
     count, within = np.zeros(len(kernel)), np.zeros_like(kernel)
@@ -278,7 +277,7 @@ class Watched(NamedTuple):
     Attributes:
         rows: Indices of the m examples in the training data, ascending.
         x: Inputs.
-        targets: Targets; one-hot vectors for classes.
+        targets: Targets; for classes, one-hot vectors less ``1 / C``.
         clients: Which of the m examples each client holds.
     """
 
@@ -295,6 +294,12 @@ class KernelDiagnostics:
     Metrics are means over the K models; with several models there is also one for each, such as ``drift_model_0``. A
     metric is NaN if a kernel is not finite. The measurement changes no other result of the run, not even in its last
     bit.
+
+    Attributes:
+        watched: Examples on which kernels are measured.
+        kernels_of: Function of a state and inputs that computes the kernels.
+        parameters: Function of a state that returns the networks' parameters.
+        initial: Kernels at the start of the run.
     """
 
     watched: Watched
@@ -362,9 +367,9 @@ def kernel_diagnostics(
 
     - ``drift``, ``drift_operator``: relative change since the start, which Theorem 9.1 of FE-2021 bounds;
     - ``alignment``, ``alignment_centred``: alignment with the targets;
-    - effective rank, trace over largest eigenvalue, largest and smallest eigenvalue, condition number;
-    - ``commutator`` and ``gram_variance``, also relative: mean norm of the commutators and norm of the variance of the
-      clients' Gram operators (``gram_operators``).
+    - ``effective_rank``, ``trace_over_largest``, ``largest_eigenvalue``, ``smallest_eigenvalue``, ``condition_number``;
+    - ``commutator`` and ``gram_variance``: mean norm of the commutators and norm of the variance of the clients' Gram
+      operators (``gram_operators``); also ``commutator_relative`` and ``gram_variance_relative``.
 
     Kernels are means over outputs. They are float64 if JAX's 64-bit types are enabled and the model is an ``mlp`` or
     linear in its parameters; otherwise they have the network's precision (in float32, eigenvalues below 1e-6 of the
@@ -427,7 +432,8 @@ def stratified(data: FederatedData, output_size: int, num_examples: int, seed: i
 def _quotas(sizes: Int[np.ndarray, "N"], total: int, rng: np.random.Generator) -> Int[np.ndarray, "N"]:
     """Computes how many of ``total`` examples each client gives: in proportion to its size, and at least one.
 
-    Shares are rounded by the largest remainder.
+    Shares are rounded by the largest remainder. A client without examples gives none. If more than ``total`` clients
+    have examples, ``total`` of them give one each.
     """
     if sizes.sum() <= total:
         return sizes

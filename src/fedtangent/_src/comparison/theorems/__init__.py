@@ -140,7 +140,7 @@ class Claim(NamedTuple):
             notices: How large an error of the theory must be for the check to detect it.
             target: Number that theory predicts.
             formats: Format specifications of the measured number and of the control's.
-            applies: Whether the assumptions of the theorem hold.
+            applies: Whether the assumptions of the theorem hold; if not, the check fails.
         """
         name, wrong = control
         return self.judged(

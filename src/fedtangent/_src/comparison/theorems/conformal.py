@@ -53,7 +53,7 @@ class Question(NamedTuple):
     Attributes:
         score: Name of the conformal score: "residual", "normalised", "probability" or "adaptive".
         calibration_weights, test_weights: Weight of each client in calibration and in the tested mixture of clients;
-            None: its number of calibration examples plus 1.
+            None: the client's number of calibration examples plus 1.
         calibration_targets: Targets of the calibration; None: the targets of the pool.
     """
 
@@ -73,7 +73,8 @@ def coverages(pool: Pool, question: Question, splits: int, seed: int) -> Float64
         seed: Seed of the splits.
 
     Returns:
-        The coverage in each split: the mean over clients of the share of covered test examples, by test weight.
+        The coverage in each split: the share of a client's test examples whose set contains the target, averaged over
+        clients with the question's test weights.
     """
     rng, shares = np.random.default_rng(seed), []
     calibrated = pool if question.calibration_targets is None else pool._replace(targets=question.calibration_targets)
@@ -97,7 +98,10 @@ def coverages(pool: Pool, question: Question, splits: int, seed: int) -> Float64
 def _trained(
     model: Model, loss: str, examples: tuple[np.ndarray, np.ndarray, Partition], points: np.ndarray, seed: int
 ) -> Float[np.ndarray, "K n C"]:
-    """Trains an ensemble by Fed-ensemble on ``examples``, and returns the outputs of its models at ``points``."""
+    """Trains an ensemble by Fed-ensemble, and returns the outputs of its models at ``points``.
+
+    ``examples`` are the inputs, the targets and the partition; ``loss`` is "squared_error" or "cross_entropy".
+    """
     x, y, clients = examples
     schedule, work = ft.schedules.per_client_permutations(clients.num_clients, MODELS), ft.Work(5, batch_size=None)
     algorithm = ft.fed_ensemble(model, schedule, client_learning_rate=RATES[loss], work=work, loss=loss)
@@ -106,10 +110,13 @@ def _trained(
 
 
 def sine_pool(seed: int) -> tuple[Pool, Float64[np.ndarray, "n 1"]]:
-    """Trains an ensemble on noisy sine data, and returns a pool of new examples of every client and their noise [n, 1].
+    """Trains an ensemble on noisy sine data, and draws a pool of new examples of every client.
 
     Args:
         seed: Seed of data and training.
+
+    Returns:
+        The pool, and the random noise [n, 1] that its targets contain.
     """
     rng, num_clients = np.random.default_rng(seed), len(NOISE)
 

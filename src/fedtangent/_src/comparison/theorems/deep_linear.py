@@ -44,7 +44,7 @@ class Size(NamedTuple):
     depth: int = 3
 
     def __str__(self) -> str:
-        """Returns the sizes as text, such as "N = 7, K = 2, L = 3, m = 1100"."""
+        """Returns the sizes as text, "N = 7, K = 2, L = 3, m = 1100": clients, local steps, layers and width."""
         return f"N = {self.clients}, K = {self.local_steps}, L = {self.depth}, m = {self.width}"
 
     @property
@@ -248,7 +248,7 @@ def _largest_ratios(looks: Sequence[Sequence[Assumption]]) -> dict[str, float]:
     """Returns for each assumption the largest ratio of measured to required value over ``looks``, by name.
 
     Each of ``looks`` holds the assumptions as measured at one time or on one network. If an assumption requires a least
-    value the ratio is inverted, so it fails if its ratio is above 1.
+    value, the ratio is inverted. So every assumption fails if its ratio is above 1.
     """
     ratios = dict[str, float]()
     for one in itertools.chain.from_iterable(looks):

@@ -259,7 +259,7 @@ def _case(
 ) -> Case:
     """Builds a ``Case`` for all options; its learning rate is half the largest at which every client is stable.
 
-    ``points`` are training inputs, training targets and test inputs; without ``clients`` their sizes are drawn.
+    ``points`` are training inputs, training targets and test inputs. Without ``clients`` client sizes are random.
     """
     x_train, y_train, x_test = points
     if clients is None:
@@ -272,7 +272,10 @@ def _case(
 
 
 def _largest_error(flow: Flow, run: Simulated) -> float:
-    """Computes the largest distance of a network from the flow at any round, over how far the flow moves in all."""
+    """Computes the largest distance of a network from the flow at any round, over the distance between the flow's ends.
+
+    The ends are the flow's outputs at the start and after the last round.
+    """
     predicted = networks(flow, [run], run.rounds)[0]
     return float(np.max(relative_errors(predicted, run.test, predicted[-1:] - predicted[:1])))
 
@@ -324,9 +327,10 @@ def _of_classes(case: Case) -> Case:
 
 
 def _central_flow(option: Option, case: Case, blocks: KernelBlocks, changes: Arguments = NONE) -> Flow:
-    """Builds the flow of centralised training: one client has all examples and takes as many steps in a round.
+    """Builds the flow of centralised training, in which one client has all examples.
 
-    ``changes`` are fields of the ``Rule`` to replace, as in ``Option._flow``.
+    It takes as many steps in a round as each client of FedAvg. ``changes`` are fields of the ``Rule`` to replace, as in
+    ``Option._flow``.
     """
     whole = case._replace(problem=dataclasses.replace(case.problem, partition=consecutive([NUM_EXAMPLES])))
     return option._flow(whole, blocks, {"schedule": schedule.all_clients(1), **changes})

@@ -224,7 +224,10 @@ def _lemma_1(problem: LinearProblem, cohort: int) -> Verdict:
 
 
 def _distance(models: np.ndarray, predicted: np.ndarray) -> float:
-    """Returns the largest distance between simulated and predicted model at a round, over the movement in the run."""
+    """Returns the largest distance between simulated and predicted model at a round.
+
+    It is relative to the distance between the first and the last simulated model.
+    """
     return float(np.linalg.norm(models - predicted, axis=1).max() / np.linalg.norm(models[-1] - models[0]))
 
 
@@ -274,7 +277,10 @@ def _rate(problem: LinearProblem) -> Verdict:
 
 
 def _limit(problem: LinearProblem, cohort: int) -> Verdict:
-    """Checks Local-GD's Theorem 1: a run ends at the solution of all examples that is nearest to its start."""
+    """Checks Local-GD's Theorem 1: a run ends at the solution of all examples that is nearest to its start.
+
+    ``cohort`` nodes, drawn at random, take part in a round.
+    """
     size = problem.size
     full = cohort == size.nodes
     rounds = _theory(problem, FEW_STEPS).rounds_to(NEAR) * (1 if full else 2)
@@ -317,7 +323,8 @@ GROWTH_MARGIN = 0.05
 class Classified(NamedTuple):
     """A separable classification problem, the feasible sets of its nodes, and its hard-margin SVM.
 
-    A node's feasible set contains the models that classify its examples with margin 1 or more.
+    A node's feasible set contains the models that classify its examples with margin 1 or more. ``start`` is a random
+    model with the norm of ``svm``, from which checks start that do not start at 0.
     """
 
     problem: LinearProblem
@@ -354,7 +361,7 @@ def _classification(size: Size, seed: int) -> Classified:
 
 
 def _simulated_rounds(case: Classified, modified: bool) -> Verdict:
-    """Checks that many local steps on the regularised loss of Local-GD's eq. (12) reach its minimisers.
+    """Checks that many local steps on the regularised loss of Local-GD's eq. (12) reach the loss's minimisers.
 
     The algorithm is Local-GD, or Modified Local-GD (algorithm 3 of the paper) if ``modified``.
     """

@@ -37,8 +37,9 @@ MARGIN = 0.05  # of a growth
 class AnySteps(NamedTuple):
     """A problem of support vectors only, its SVM, and the simulated models for each number L of local steps.
 
-    ``sets`` are the models that classify each node's examples with margin 1, ``rate`` is the step size, and ``svm`` the
-    hard-margin SVM. ``paths`` has for each L the models [17, d] at the start and after each sixteenth of the rounds.
+    ``sets`` are the models that classify each node's examples with margin 1 or more, ``rate`` is the step size, and
+    ``svm`` the hard-margin SVM. ``paths`` has for each L the models [17, d] at the start and after each sixteenth of
+    the rounds.
     """
 
     problem: LinearProblem
@@ -64,11 +65,14 @@ class AnySteps(NamedTuple):
         return _simulated(self.problem.examples, descent)
 
     def centralised(self, steps: int, examples: int) -> np.ndarray:
-        """Simulates gradient descent on the mean of the nodes' losses at a single node.
+        """Simulates gradient descent at a single node that has the examples of all nodes, or the first of them.
+
+        Its loss is the sum over examples divided by the number of nodes. With all examples this is the mean of
+        the nodes' losses.
 
         Args:
             steps: Number of steps in a round.
-            examples: Number of examples at this node, the first ones of the problem.
+            examples: Number of examples, the first ones of the problem.
 
         Returns:
             Models [17, d] at the start and after each sixteenth of the rounds.
@@ -123,9 +127,9 @@ def _off(growth: np.ndarray, expected: np.ndarray) -> float:
 
 
 def _centralised(case: AnySteps) -> Verdict:
-    """Checks that Local-GD's distance from centralised descent falls as a power of the round, if L > 1.
+    """Checks that Local-GD's distance from centralised descent falls as a power of the round, for L > 1 local steps.
 
-    Centralised descent takes as many steps, on the examples of all nodes.
+    In a round centralised descent takes L steps on the examples of all nodes.
     """
 
     def slope(examples: int) -> list[float]:
@@ -144,7 +148,7 @@ def _centralised(case: AnySteps) -> Verdict:
 
 
 def _direction(case: AnySteps) -> Verdict:
-    """Checks that every doubling of the rounds adds ln 2 times the hard-margin SVM, for every number of local steps."""
+    """Checks that doubling the rounds adds ln 2 times the hard-margin SVM to the model, for 1, 4 and 16 local steps."""
     mean = parallel_projections(case.sets, 1)[-1]
     off = max(_off(_growth(path), case.svm) for path in case.paths.values())
     wrong = min(_off(_growth(path), mean) for path in case.paths.values())
@@ -165,7 +169,7 @@ def _rate(case: AnySteps) -> Verdict:
 
 
 def _stochastic(case: AnySteps) -> Verdict:
-    """Checks that doubling the rounds adds ln 2 times the SVM in Local-SGD too, with minibatches of one example."""
+    """Checks Local-SGD with minibatches of one example: doubling the rounds adds ln 2 times the SVM to the model."""
     steps = STEPS[-1]
     growth = _growth(case.run(steps, batch=1, seed=case.problem.seed))
     mean = parallel_projections(case.sets, 1)[-1]

@@ -39,7 +39,7 @@ class LinearProblem(NamedTuple):
     rate: float  # eta, for which no step overshoots
 
     def matrix(self, graph: Graph, time: int = TIME) -> Float64[np.ndarray, "Nn Nn"]:
-        """Returns the matrix by which a round on a regular graph multiplies the residuals of all models.
+        """Returns the matrix by which a round on a regular graph multiplies the residuals of all N models at n points.
 
         Args:
             graph: The graph of the clients.
@@ -70,7 +70,10 @@ def residuals(problem: LinearProblem, graph: Graph, rounds: int, every: int = 1)
         problem: Points, targets and initial models.
         graph: The graph of the clients.
         rounds: Number of rounds.
-        every: Rounds between two rows of the result; the first row is the start.
+        every: Rounds between two records.
+
+    Returns:
+        Residuals [r, N n, C] at the start and after every ``every`` rounds, of N models at n points.
     """
     model = ft.models.linear(DIMENSION, OUTPUTS, dtype=jnp.float64)
     algorithm = ft.ntk_dfl(model, ft.schedules.neighbourhoods(graph), problem.rate, evolution=ft.Evolution((TIME,)))

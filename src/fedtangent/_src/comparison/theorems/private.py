@@ -129,7 +129,10 @@ def _seeds(scale: str, seed: int, runs: int = 100) -> list[int]:
 def _standardised(
     outputs: Float64[np.ndarray, "E m C"], mean: Float64[np.ndarray, "m C"], cov: Float64[np.ndarray, "m m"]
 ) -> Interval:
-    """Estimates the mean square of outputs standardised by a mean and a covariance; it is 1 if these are right."""
+    """Estimates the mean square of the outputs of E runs, standardised by a predicted mean and covariance.
+
+    It is 1 if the prediction is right.
+    """
     values, vectors = known_modes(cov)
     is_possible = values > 0
     z = np.einsum("emc,mk->ekc", outputs - mean, vectors[:, is_possible] / np.sqrt(values[is_possible]))

@@ -93,16 +93,19 @@ class Federation(NamedTuple):
     def distances(
         self, staleness: ft.Staleness, rates: tuple[float, float], side: float, num_rounds: int, seeds: Sequence[int]
     ) -> Float64[np.ndarray, "seeds 2 5"]:
-        """Trains at a rate below and one above a given rate, and returns log distances of the weights from the true w.
+        """Trains at a rate below and at one above a given rate, and measures distances of the weights from the true w.
 
-        They are taken at the start and after each quarter of the rounds.
+        The varied rate is the server's if answers are buffered (FedBuff), else the clients' (FedAsync).
 
         Args:
-            staleness: Delays; the server's rate varies if they are ``buffered``, otherwise the clients' rate.
-            rates: Server and client learning rate in the middle.
-            side: Distance of the two rates from the middle one, relative to it.
+            staleness: Delays of the answers, and whether the answers are ``buffered``.
+            rates: Server and client learning rate; the varied one is multiplied by ``1 - side`` and ``1 + side``.
+            side: Relative change of the varied rate.
             num_rounds: Rounds of a run.
             seeds: Seeds of the runs, which draw their starts and delays.
+
+        Returns:
+            Logarithms of the distances by seed, rate and time: at the start and after each quarter of the rounds.
         """
         model = ft.models.linear(FEATURES, sigma=1.0, dtype=jnp.float64)
         schedule, work = ft.schedules.all_clients(self.clients.num_clients), ft.Work(steps=STEPS, batch_size=None)
@@ -133,7 +136,7 @@ def _federation(num_clients: int, examples: int, seed: int) -> Federation:
 def _crossed(growth: Float64[np.ndarray, "*runs 2"], side: float) -> Float64[np.ndarray, "*runs"]:
     """Interpolates the rate at which a run neither grows nor shrinks, relative to the predicted edge of stability.
 
-    ``growth`` is by how much the log distance from the solution grows at ``1 - side`` and ``1 + side`` times the edge.
+    ``growth`` is the increase of the log distance from the solution at ``1 - side`` and at ``1 + side`` times the edge.
     """
     below, above = np.log(1 - side), np.log(1 + side)
     share = -growth[..., 0] / (growth[..., 1] - growth[..., 0])
@@ -157,7 +160,7 @@ def _constant(of: Federation, seeds: Sequence[int]) -> list[Verdict]:
         return crossed * (added if buffered else mixed)[delay]
 
     def off(edges: list[np.ndarray], predicted: np.ndarray) -> float:
-        """Returns the largest relative distance of a run's stable rate from the predicted one, in units of ``SIDE``."""
+        """Returns the largest distance of a run's stable rate from the prediction, in units of 2 % (``SIDE``) of it."""
         return max(float(np.max(np.abs(of_runs / p - 1))) for of_runs, p in zip(edges, predicted, strict=True)) / SIDE
 
     of_buff, of_async = ([simulated(buffered, d) for d in range(MOST + 1)] for buffered in (True, False))

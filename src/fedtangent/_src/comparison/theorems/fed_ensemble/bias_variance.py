@@ -112,10 +112,11 @@ def _blocks(model: ToyModel, x: np.ndarray, x_test: np.ndarray) -> ft.kernels.Ke
 
 
 def spaced_problem(seed: int, local_steps: int) -> ToyProblem:
-    """Builds the sine toy with a gap: eight examples, more than a bandwidth apart, on three unequal clients.
+    """Builds the sine toy with a gap, with eight examples on three unequal clients.
 
-    On the papers' examples the kernel is nearly singular, and no run comes near the limit of many rounds (FE-2024,
-    Theorem 2). Here a hundred rounds suffice for any seed.
+    The inputs are further apart than the width 0.08 of the radial basis functions. On the papers' examples the kernel
+    is nearly singular, and no run comes near the limit of many rounds (FE-2024, Theorem 2). Here a hundred rounds
+    suffice for any seed.
 
     Args:
         seed: Seed of the data.
@@ -241,7 +242,7 @@ def _corollary(seed: int, schedules: int, draws: int, ages: int) -> list[Verdict
     """Checks Corollary 1 of FE-2024: after many rounds the mean of K models has the variance k(x, x) / K.
 
     k is the covariance of one model. For each K, ensembles are trained under several schedules, each from ``draws``
-    initialisations. An age is a number of rounds in which every client trains each model once.
+    initialisations. Training lasts ``ages`` ages; in an age every client trains each model once.
     """
     problem = spaced_problem(seed, LIMIT_STEPS)
     clients = problem.clients.num_clients
@@ -289,7 +290,10 @@ def _mean(values: np.ndarray) -> Interval:
 
 
 def _judged(claim: Claim, margin: float, values: list[np.ndarray], rivals: list[Rival]) -> Verdict:
-    """Checks that the mean of each array in ``values`` is 1 up to ``margin``, with ``rivals`` as negative controls."""
+    """Checks that the mean of each array in ``values`` is 1 up to ``margin``.
+
+    ``rivals`` are wrong theories. The control is the least wrong one that is far enough off to fail.
+    """
     estimates = [_mean(ratios) for ratios in values]
     verdict = judged(claim.theorem, claim.statement, 1.0, margin, estimates, rivals)
     return verdict._replace(sizes=claim.sizes, notices=f"{margin + max(e.length for e in estimates):.1%}")
@@ -298,8 +302,8 @@ def _judged(claim: Claim, margin: float, values: list[np.ndarray], rivals: list[
 def _decomposition(seed: int, schedules: int, draws: int, num_rounds: int) -> list[Verdict]:
     """Checks the terms of FE-2024, eq. (10): the error of an ensemble is noise plus bias plus variance.
 
-    The variance comes from initialisation and schedule. Each term is compared with its closed form for the same
-    schedules and the largest ensemble.
+    The variance comes from initialisation and schedule. Terms are measured on ensembles of the largest size (``LAST``
+    models), and compared with their closed forms for the schedules of these ensembles.
     """
     problem = sine_problem(seed, local_steps=STEPS, num_clients=CLIENTS)
     schedule, seeds = permutations(CLIENTS, LAST), seeds_of(LAST, schedules, seed)
@@ -340,7 +344,10 @@ def _decomposition(seed: int, schedules: int, draws: int, num_rounds: int) -> li
 
 
 def _error(problem: ToyProblem, exact: Decomposition, runs: np.ndarray, seed: int, sizes: str) -> Verdict:
-    """Checks that the mean squared error on new labels is noise plus bias plus variance (FE-2024, eq. 10)."""
+    """Checks that the mean squared error on new labels is noise plus bias plus variance (FE-2024, eq. 10).
+
+    ``exact`` has the three terms in closed form, ``runs`` the predictions of the trained ensembles.
+    """
     rng = np.random.default_rng(seed)
     amplitude, noise = rng.normal(1.0, 0.2, runs.shape), rng.normal(0.0, 0.2, runs.shape)
     errors = np.mean((amplitude * np.sin(2 * np.pi * problem.x_test) + noise - runs) ** 2, axis=(2, 3)).ravel()
@@ -356,7 +363,10 @@ def _error(problem: ToyProblem, exact: Decomposition, runs: np.ndarray, seed: in
 
 
 def _schedules(seed: int, schedules: int, num_rounds: int) -> Verdict:
-    """Checks, up to rounding, the variance that random schedules cause; all models start at the zero function."""
+    """Checks that the simulated variance over random schedules equals its closed form, up to rounding.
+
+    All models start at the zero function, so that nothing but the schedule varies.
+    """
     problem = sine_problem(seed, local_steps=STEPS, sigma=0.0, num_clients=CLIENTS)
     schedule, seeds = permutations(CLIENTS, LAST), seeds_of(LAST, schedules, seed)
     laws = laws_of(problem, schedule, (num_rounds,), seeds)

@@ -7,11 +7,12 @@ show the order of each error.
 (the file ``networks`` checks networks). An age is the number of rounds in which every client trains each model once.
 The bounds hold for all initial residuals, so the worst one is measured: the operator norm of one age's effect on the
 residual, computed client by client (``RandomFederation.true_age``). With the steps that the theorem allows the residual
-takes thousands to millions of ages to fall. Operator norms multiply, so the norm of one age bounds them all.
+takes thousands to millions of ages to fall. Operator norms are submultiplicative, so the norm of one
+age bounds them all.
 
 The proof lets the network's empirical kernel differ from the infinite-width kernel by a third of the least eigenvalue,
-which the factor 1/3 in the exponent allows for. The models here have such a kernel: the infinite-width kernel less that
-third in its weakest direction. A constant kernel can come no nearer to the bound: it decays with twice the bound's
+which the factor 1/3 in the exponent allows for. The models here have such a kernel: the infinite-width kernel with its
+least eigenvalue reduced by a third. A constant kernel can come no nearer to the bound: it decays with twice the bound's
 exponent.
 """
 
@@ -272,13 +273,18 @@ WHERE = f"{FEDERATION}, kernel lambda_m / 3 off"
 
 
 class EdgeCase(NamedTuple):
-    """Clients that take turns at the models, with a model's kernel as far from infinite width as Theorem 9.1 allows."""
+    """Clients that take turns at the models, with a kernel as far from infinite width as Theorem 9.1 of FE-2021 allows.
+
+    Attributes:
+        limit: The clients, with the infinite-width kernel.
+        empirical: The same clients, with the kernel of a model of finite width.
+    """
 
     limit: RandomFederation  # with the limiting kernel Theta
     empirical: RandomFederation  # with the model's empirical Theta_0
 
     def theorem(self, rates: list[float], repeats: int = 1) -> Theorem1:
-        """Evaluates Theorem 1 of FE-2024 for a run of several ages.
+        """Evaluates Theorem 1 of FE-2024 for a run of several ages; in an age every client trains each model once.
 
         Args:
             rates: Learning rates of the clients, used one after the other.
@@ -352,10 +358,10 @@ def _check_convergence(scale: str, seed: int) -> list[Verdict]:
 
 
 def _decay(claim: Claim, decay: float, note: str, control: str, factor: float, applies: bool = True) -> Verdict:
-    """Checks that ``decay``, the fall of a log residual over the bound's exponent, is at least 1.
+    """Checks that ``decay`` is at least 1: the fall of the log residual over the fall that a bound guarantees.
 
     The control is a faster bound, with ``factor`` times the exponent, which the residual must violate. ``note`` follows
-    the measured number in the text.
+    the measured number in the text. If ``applies`` is False (an assumption does not hold) the check fails.
     """
     right = f"{decay:.3f} {note}", ">= 1", applies and decay >= 1
     return claim.judged(right, (control, f"{decay / factor:.3f}", decay / factor < 1), f"rate x {decay:.3f}")

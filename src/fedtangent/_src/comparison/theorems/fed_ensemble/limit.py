@@ -174,9 +174,9 @@ class Ensembles(NamedTuple):
 
 
 def expected_ratios(right: ModelLaw, law: ModelLaw) -> tuple[float, float]:
-    """Computes the expected ratios of networks' variances, and of their covariances, to the values of ``law``.
+    """Computes what ``variance_ratio`` and ``covariance_ratio`` of ``Ensembles`` estimate if networks follow ``right``.
 
-    They are what ``variance_ratio`` and ``covariance_ratio`` estimate: a ratio of sums, and a regression's slope.
+    These are the ratio of the variances, summed over points, and the slope of a regression of the covariances.
 
     Args:
         right: Mean and covariance that the networks have.
@@ -218,7 +218,12 @@ SIZES: tuple[dict[str, Scale], ...] = (
 
 
 class LawDistance(NamedTuple):
-    """Distance of the predicted mean and variance at a round from Theorem 2's limit of many rounds."""
+    """Distance of the predicted mean and variance at a round from Theorem 2's limit of many rounds.
+
+    Attributes:
+        mean: Distance of the means, as a share of how far training moves the function.
+        variance: Difference of the variances, summed over points, as a share of the limit's variance.
+    """
 
     mean: float  # relative to how far training moves the function
     variance: float  # summed over points, relative
@@ -274,9 +279,9 @@ class Theorem2(NamedTuple):
 
     @property
     def ensembles(self) -> Ensembles:
-        """The networks of every width, and the flow from their initial functions.
+        """The trained networks of every width, each with the flow from its initial function as its prediction.
 
-        The flow's mean at the last round is replaced by the mean of ``law``.
+        Predictions are shifted so that their mean is the mean of ``law``, not the flow's mean at the last round.
         """
         last = self.theory.moments[-1]
         away = self.law.mean - last.mean
@@ -285,7 +290,7 @@ class Theorem2(NamedTuple):
 
 
 def _sine(seed: int, num_models: int, widths: tuple[int, ...], num_rounds: int) -> Setting:
-    """Builds the setting of the sine data with a gap (FE-2024, section V-B), on 4 unequal clients."""
+    """Builds problem, algorithm and sizes for the sine data with a gap (FE-2024, section V-B), on 4 unequal clients."""
     # The network has one hidden layer of cosines. With inputs at least ``SPACING`` apart its kernel's condition number
     # is about 20; with erf or ReLU it is so large on scalar inputs (1e3 to 1e14) that no run reaches the limit. Test
     # inputs are at least ``AWAY`` from the training inputs, where the predicted variance does not nearly vanish.
@@ -306,7 +311,7 @@ def _sine(seed: int, num_models: int, widths: tuple[int, ...], num_rounds: int) 
 
 
 def _digits(seed: int, num_models: int, widths: tuple[int, ...], num_rounds: int) -> Setting:
-    """Builds the setting of a few digits on unequal clients, with the ReLU network of the standard case "digits"."""
+    """Builds problem, algorithm and sizes for a few digits on three unequal clients; the network is a ReLU network."""
     whole, examples = cases.digits(None, "smoke", seed), sum(DIGITS)
     x_train, y_train = whole.problem.x_train[:examples], whole.problem.y_train[:examples]
     x_test, y_test = whole.problem.x_test[:NUM_POINTS], whole.problem.y_test[:NUM_POINTS]
@@ -346,10 +351,11 @@ def compare(setting: Setting, say: Callable[[str], None] = lambda line: None) ->
 
 
 def _movement(theory: Predicted, mean: np.ndarray, influences: list[np.ndarray]) -> float:
-    """Returns how far training moves a function f0: the root mean square norm of ``mean - B f0(X)``.
+    """Returns the root mean square distance by which training moves a network's outputs at the test points.
 
-    ``mean`` are the predicted means of the K models. ``influences`` are their matrices B [m, n], by which the initial
-    outputs f0(X) at the training points change the trained outputs at the test points.
+    A network that starts at the random function f0 moves by ``mean - B f0(X)``. ``mean`` are the predicted means of
+    the K models. ``influences`` are their matrices B [m, n], by which the initial outputs f0(X) at the training
+    points change the trained outputs at the test points.
     """
     pulled = [float(np.trace(np.asarray(ft.theory.covariance_terms(theory.blocks, b).propagated))) for b in influences]
     return float(np.sqrt(np.mean(np.sum(mean**2, axis=(1, 2))) + mean.shape[-1] * np.mean(pulled)))
@@ -487,7 +493,7 @@ def _ratios(result: Theorem2, wrong: dict[str, ModelLaw]) -> list[Verdict]:
 
 
 def _cover(result: Theorem2, wrong: dict[str, ModelLaw]) -> Verdict:
-    """Checks that 95 % of the networks' outputs are in the predicted 95 % intervals."""
+    """Checks that 95 % of the networks' outputs are in the predicted 95 % intervals; ``wrong`` has wrong theories."""
     cover = result.ensembles.cover
     rivals = [
         Rival(name, abs(expected_cover(result.law, law) - COVERED), bound(cover, law)) for name, law in wrong.items()

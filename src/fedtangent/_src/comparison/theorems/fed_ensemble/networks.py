@@ -60,7 +60,7 @@ class Task(NamedTuple):
         step: Learning rate as a share of the largest that Theorem 9.1 of FE-2021 allows.
         labels: Norm of the targets, in units of the root of the kernel's mean diagonal.
         weakest: Whether the targets lie along the kernel's weakest direction; otherwise their direction is random.
-        evaluations: Number of evaluations.
+        evaluations: Number of evaluations during training, at equal intervals.
         local_steps: Local steps of a round.
     """
 
@@ -169,7 +169,9 @@ def curvature(activation: str, params: PyTree, x: Float64[np.ndarray, "n d"]) ->
     one example.
 
     Args:
-        activation, params, x: As for ``jacobian``.
+        activation: "erf" or "relu".
+        params: Parameters of ``one_hidden_layer``.
+        x: Inputs, [n, d].
     """
     w, a, first, last = _weights(params, x)
     _, slope, second = ACTIVATIONS[activation]
@@ -210,7 +212,7 @@ class FollowedNetworks(NamedTuple):
             outputs f less the targets Y, less the linearised network's outputs, and less the initial outputs.
         kernels: Tangent kernels.
         c1: Largest C_1, a bound of the Hessian, during training.
-        start: Initial functions.
+        start: Initial outputs at the n training points.
     """
 
     setting: Setting
@@ -379,7 +381,7 @@ def _constants(scale: str, seed: int, draws: int) -> list[ft.types.Verdict]:
 
 
 def half_slope(claim: Claim, slope: Interval, control: tuple[str, Interval], band: float = BAND) -> ft.types.Verdict:
-    """Checks that a slope against the width is -1/2 up to ``band``, and that the control's slope is not.
+    """Checks that a slope of logarithms against the log width is -1/2 up to ``band``, and that the control has another.
 
     Args:
         claim: Texts of the verdict.
@@ -484,7 +486,7 @@ def _check_linearisation_gap(scale: str, seed: int) -> list[ft.types.Verdict]:
 
 
 def _slopes(runs: list[FollowedNetworks], where: str) -> list[ft.types.Verdict]:
-    """Checks slopes against the width of three distances, over trained networks.
+    """Checks by fitted slopes how fast three distances of trained networks fall with the width.
 
     The distance of the kernel from its infinite-width limit falls as width^-1/2. The kernel's change in training, and
     the distance of a network from its linearisation, fall at least as fast.

@@ -72,7 +72,7 @@ class Measured(NamedTuple):
 
     @property
     def separated(self) -> float:
-        """The entropy of a mixture of 4 components (``RUN_MODELS``) by the papers' formula, which ignores overlaps."""
+        """The entropy in nats of a mixture of 4 components by the papers' formula, which ignores their overlaps."""
         return float(separated_entropy(self.fitted[RUN_MODELS].mixture))
 
 
@@ -107,7 +107,8 @@ def measure(num_models: tuple[int, ...], seed: int) -> Measured:
 def fit(posterior: LinearPosterior, num_models: int) -> tuple[GaussianMixture, float]:
     """Fits centres and scale of a mixture to a posterior of two weights; returns it and its divergence in nats.
 
-    The centres start at quantiles along the posterior's long axis. Random starts end at the same divergence, later.
+    The centres start at quantiles along the posterior's long axis. Random starts reach the same divergence, but
+    later.
 
     Args:
         posterior: The exact posterior.

@@ -57,7 +57,7 @@ class Decay(NamedTuple):
 
     Attributes:
         theorem: Theorem 1 or 2 of NTK-FL, with the rate of its bound.
-        at: Steps within a round of NTK-FL, or rounds of FedAvg.
+        at: Steps within a round of NTK-FL, one row for each round, or rounds of FedAvg.
         ratio: Squared residual at these steps or rounds over the squared residual at the start.
     """
 
@@ -184,8 +184,8 @@ def _averaging_rate(case: AllowedRun, decay: Decay) -> ft.types.Verdict:
 def _remark_2(evolved: Decay, averaged: Decay) -> ft.types.Verdict:
     """Checks eq. (16) of NTK-FL, which compares how fast residuals decay in a round of NTK-FL and in a round of FedAvg.
 
-    To first order in the steps NTK-FL is ``eta_1 t M / (eta_2 tau)`` times as fast. eta_1 and t are its step and number
-    of steps, eta_2 and tau are FedAvg's, and M is the number of clients.
+    To first order in the steps NTK-FL is ``eta_1 t M / (eta_2 tau)`` times as fast. NTK-FL takes t steps of
+    size eta_1 in a round, and each of M clients of FedAvg takes tau steps of size eta_2.
     """
     one, two, t = evolved.theorem.constants, averaged.theorem.constants, int(evolved.at[0, 0])
     faster = -np.log(evolved.ratio[0, 0]) / averaged.late_slope()

@@ -171,7 +171,9 @@ Watch = Callable[[PyTree, PyTree], dict[str, Array]]
 
 
 class Descents(NamedTuple):
-    """Gradient descent on a network and on its linearisation after 0, 1, .. T steps; residuals are sums of squares.
+    """Gradient descent on a network and on its linearisation, measured at the start and after every step.
+
+    f are the network's outputs and y the targets. Squared residuals are sums over examples and outputs.
 
     Attributes:
         network: Squared residual of the network under gradient descent.
@@ -293,7 +295,7 @@ class GapBounds(NamedTuple):
         paths: The two descents, measured at each step.
         radius: Largest distance R that a neuron's weights have moved.
         lemma: Bound of NTK-FL's Lemma 2.
-        counted: Bound of NTK-FL's (25d), with the neurons that did switch.
+        counted: Bound of NTK-FL's (25d), by the number of neurons that switched on or off.
         left_out: Term that step (25a) of NTK-FL's proof leaves out.
     """
 
@@ -317,7 +319,7 @@ def gap_bounds(
 
     Args:
         model, params, x, y, learning_rate, steps: As for ``descents``.
-        delta: Probability with which NTK-FL's Lemma 1 (on how many neurons may switch) is allowed to fail.
+        delta: Probability with which NTK-FL's Lemma 1 (on how many neurons may switch on or off) is allowed to fail.
     """
 
     def watch(start: PyTree, weights: PyTree) -> dict[str, Array]:
@@ -456,7 +458,7 @@ STEPS = 300
 
 
 def _check_weight_gap(scale: str, seed: int) -> list[Verdict]:
-    """Checks bounds on how far NTK-FL's weights are from gradient descent's: Lemma 2, and (25) of its proof."""
+    """Checks bounds on how far NTK-FL's weights are from gradient descent's: Lemma 2, and eq. (25) of its proof."""
     sphere_width, width = of_scale(scale, (256, 400), (1024, 1600))
     return [_lemma_2(seed, sphere_width), _part_left_out(seed, width)]
 
@@ -466,8 +468,8 @@ class Ratios(NamedTuple):
 
     Attributes:
         printed: Distance over the bound of NTK-FL's Lemma 2.
-        switched: Distance over its bound (25d), with the neurons that did switch.
-        complete: Distance over (25d) plus the term that step (25a) of the proof leaves out.
+        switched: Distance over the bound (25d), by the number of neurons that switched on or off.
+        complete: Distance over the sum of (25d) and the term that step (25a) of the proof leaves out.
         radius: Largest distance R that a neuron's weights have moved.
     """
 
@@ -484,7 +486,7 @@ def _ratios(model: Model, params: PyTree, x: np.ndarray, y: np.ndarray, step: fl
 
 
 def _lemma_2(seed: int, width: int) -> Verdict:
-    """Checks two bounds on how far NTK-FL's weights are from gradient descent's: its Lemma 2 and the sharper (25d)."""
+    """Checks NTK-FL's Lemma 2 and its sharper eq. (25d), bounds on how far its weights are from gradient descent's."""
     x, y, model, params, step = sphere(seed, width, 20)
     ratios = _ratios(model, params, x, y[:, None], step)
     ratio, sharp = float(ratios.printed.max()), float(ratios.switched.max())
@@ -502,7 +504,7 @@ def _lemma_2(seed: int, width: int) -> Verdict:
 
 
 def _part_left_out(seed: int, width: int) -> Verdict:
-    """Checks NTK-FL's bound (25d) on how far its weights are from gradient descent's (erratum `ntk_fl.lemma2`).
+    """Checks NTK-FL's eq. (25d), a bound on how far its weights are from gradient descent's (erratum `ntk_fl.lemma2`).
 
     The measured distance is above the printed bound, and at most the bound plus the term that step (25a) leaves out.
     """

@@ -1,4 +1,4 @@
-"""Lemmas 1, 3 and 4 of NTK-FL: how many neurons may switch, and the kernel's change and sampling error.
+"""Lemmas 1, 3 and 4 of NTK-FL: how many neurons may switch on or off, and the kernel's change and sampling error.
 
 Each lemma is a bound that holds with probability 1 - delta. Violations are counted over independent draws: a bound
 passes if the exact confidence interval of their frequency is all below delta, and fails if it is all above.
@@ -33,7 +33,7 @@ def exceeded(within: Bool[np.ndarray, "draws"]) -> Interval:
 
 
 def _checks(scale: str, seed: int) -> list[Verdict]:
-    """Checks Lemmas 1, 3 and 4 of NTK-FL on switched neurons and on the kernel, in cases where they are tight."""
+    """Checks Lemmas 1, 3 and 4 of NTK-FL, bounds on switching neurons and on the kernel, where they are tight."""
     draws = of_scale(scale, 1, 4)
     return [
         _lemma_1(seed, 300_000 * draws),
@@ -56,7 +56,7 @@ def _rarely(claim: Claim, fails: Callable[[float], Interval], control: str, wron
 
 
 def _lemma_1(seed: int, draws: int) -> Verdict:
-    """Checks the corrected Lemma 1 of NTK-FL, a bound on the neurons that may switch at any example.
+    """Checks the corrected Lemma 1 of NTK-FL, a bound on the neurons that may switch on or off at any example.
 
     The printed bound is the control, and must fail too often (erratum `ntk_fl.lemma1`).
     """
@@ -74,7 +74,7 @@ def _lemma_1(seed: int, draws: int) -> Verdict:
 
 
 def _lemma_1_concentration(seed: int, draws: int) -> Verdict:
-    """Checks NTK-FL's Lemma 1 on neurons that may switch, with Hoeffding's instead of Markov's inequality."""
+    """Checks NTK-FL's Lemma 1 on the number of switching neurons, with Hoeffding's instead of Markov's inequality."""
     width, num, radius = 100, 2, 0.6745
     z = np.abs(np.random.default_rng(seed).standard_normal((draws, width, num)))
     largest = np.sum(z <= radius, axis=1).max(axis=1)
@@ -108,7 +108,7 @@ def _lemma_3(seed: int, draws: int) -> Verdict:
 def _switched(seed: int, draws: int) -> Verdict:
     """Checks NTK-FL's (27) and (28): entry ij of the kernel H changes by at most ``(|S_i| + |S_j|) x_i'x_j / n``.
 
-    S_i are the neurons that switch at input i, and n is the width.
+    S_i are the neurons that switch on or off at input i, and n is the width.
     """
     drift = _drift_on_arc(seed, draws)
     some = drift.counted > 0
@@ -127,9 +127,9 @@ def _switched(seed: int, draws: int) -> Verdict:
 class WeightDrift(NamedTuple):
     """Norms of the kernel's change H(v') - H(v) in each draw, and norms of NTK-FL's bound (28) of this change.
 
-    ``operator`` and ``frobenius`` are norms of the change. ``counted`` is the norm of the bound, whose entries are
-    ``(|S_i| + |S_j|) x_i'x_j / n`` with the neurons S_i that switch at input x_i. ``half_counted`` is the norm of a
-    wrong bound, with entries ``|S_i| x_i'x_j / n``.
+    ``operator`` and ``frobenius`` are norms of the change. ``counted`` is the Frobenius norm of the bound with entries
+    ``(|S_i| + |S_j|) x_i'x_j / n``, where S_i are the neurons that switch at input x_i. ``half_counted`` is the
+    Frobenius norm of a wrong bound, with entries ``|S_i| x_i'x_j / n``.
     """
 
     operator: Float64[np.ndarray, "draws"]
