@@ -277,10 +277,7 @@ def schedule_of(settings: ClassifierSettings, trial: Trial, entrant: Entrant) ->
 
 
 def _completion_times(settings: ClassifierSettings, trial: Trial) -> np.ndarray:
-    """Computes each client's mean time for a round, [N], in proportion to its examples; the mean over clients is 1.
-
-    With a ``slowness`` other than 0 the time also rises with the mean of the client's labels.
-    """
+    """Computes each client's mean time for a round, [N]: it rises with its examples and, by ``slowness``, its mean label."""
     # With a ``slowness`` it also rises with the mean of a client's labels, so that the same clients are always late.
     clients = partition_of(trial.data)
     labels, sizes = np.asarray(trial.data.y)[clients.indices], clients.sizes
@@ -394,10 +391,7 @@ def _last_rounds(values: np.ndarray) -> np.ndarray:
 
 
 def fell(accuracy: np.ndarray) -> float:
-    """Computes how far a run's accuracies [E] end below their best.
-
-    Accuracies are averaged over three successive evaluations; it is the largest such mean minus the last one.
-    """
+    """Computes how far accuracies [E] end below their best: the largest mean of three successive ones minus the last."""
     means = np.convolve(accuracy, np.ones(LAST) / LAST, "valid")
     return float(means.max() - means[-1])
 
@@ -544,7 +538,7 @@ def outcome(
 
 
 def _sheet(title: str, scores: Sequence[Scores], published: Published) -> lab.Sheet:
-    """Builds the table of accuracies in %, with standard deviations over last rounds and seeds, and published values."""
+    """Builds the table of accuracies in %, with standard deviations over last rounds and seeds, and published ones."""
     rows = [
         {
             "clients": scheme_name(f.classes),

@@ -24,7 +24,7 @@ from fedtangent.types import Verdict
 
 @dataclass(frozen=True)
 class EnsembleSizeSettings:
-    """Sizes of linear model and networks; the networks' inputs are ``spacing`` apart, so that the kernel is invertible."""
+    """Sizes of linear model and networks; networks' inputs are ``spacing`` apart, so that the kernel is invertible."""
 
     num_models: tuple[int, ...] = within((1, 2, 4, 8), count=2)
     num_clients: int = 50

@@ -184,10 +184,9 @@ def _own_predictions(scores: Sequence[Scores]) -> lab.Sheet:
 
 
 def _claims(scores: Sequence[Scores]) -> Iterator[lab.Claim]:
-    """Judges the claims of FE-2024's Table III: which methods are more accurate than others.
+    """Judges which methods are more accurate (FE-2024's Table III), and whether own predictions help their clients.
 
-    It also judges whether a client's own prediction is better on its examples than the shared one, and than on another
-    client's examples.
+    A client's own prediction should be better on its examples than the shared one, and than on another client's examples.
     """
     # It should also be better for the client itself than for another client.
     for (classes,), group in lab.grouped(scores, "classes").items():
@@ -297,8 +296,7 @@ def _single_models(study: Study, scores: Sequence[Scores]) -> lab.Sheet:
 def claims_5(scores: Sequence[Scores]) -> Iterator[lab.Claim]:
     """Judges whether the ensemble of most models is more accurate than the one of fewest, and its single models worse.
 
-    Single models are judged by the worst one's accuracy and by the entropy of predictions. If another number of models is
-    the most accurate, that ensemble is compared with the one of fewest models too.
+    Single models are judged by the worst one's accuracy and by the entropy of predictions.
     """
     for (classes,), group in lab.grouped(scores, "classes").items():
         ensembles = sorted(group, key=lambda f: f.entrant.num_models)
@@ -372,7 +370,7 @@ SUMMARY_FIG4 = (
 
 
 def claims_fig6(scores: Sequence[Scores]) -> Iterator[lab.Claim]:
-    """Judges whether the mean prediction of models that walk over a ring of clients is more accurate than one model's."""
+    """Judges whether the mean prediction of models that walk over a ring of clients is better than that of one model."""
     for walks in (f for f in scores if f.entrant.num_models > 1):
         one = next(f for f in scores if f.classes == walks.classes and f.entrant.num_models == 1)
         statement = f"the mean of {walks.entrant.num_models} walks is more accurate than one"

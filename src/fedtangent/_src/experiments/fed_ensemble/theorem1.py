@@ -105,10 +105,9 @@ def _follow(setting: Setting, settings: EnsembleDecaySettings) -> EnsembleDecay:
 
 
 def _rate(setting: Setting, flow: ft.theory.Flow, plan: ft.types.Cohort, ages: int) -> float:
-    """Computes the factor by which the first model's slowest mode shrinks in one age.
+    """Computes the factor by which the first model's slowest mode shrinks in one age (K rounds for K models).
 
-    An age is K rounds, in which every client trains each of K models once. ``flow`` is the run's flow, ``plan`` has the
-    cohorts of its rounds, and ``ages`` is the number of ages in it.
+    ``flow`` is the run's flow, ``plan`` has the cohorts of its rounds, and ``ages`` is the number of ages in it.
     """
     few = min(ages, RATE_AGES)
     if few < ages:
@@ -118,9 +117,9 @@ def _rate(setting: Setting, flow: ft.theory.Flow, plan: ft.types.Cohort, ages: i
 
 
 def _bounds(decay: EnsembleDecay) -> dict[str, np.ndarray]:
-    """Computes every form of the bound, and the control, at the start and after each of A ages, [A + 1] each.
+    """Computes every form of the bound, and the control, at the start and after each of A ages (K rounds), [A + 1] each.
 
-    An age is K rounds. Bounds are divided by the norm of the initial residual. Keys are the labels of the forms.
+    Bounds are divided by the norm of the initial residual. Keys are the labels of the forms.
     """
     theorem = decay.theorem
     forms = {label: np.exp(-theorem.exponent(form)) for form, label in FORMS.items()}
