@@ -277,7 +277,7 @@ def schedule_of(settings: ClassifierSettings, trial: Trial, entrant: Entrant) ->
 
 
 def _completion_times(settings: ClassifierSettings, trial: Trial) -> np.ndarray:
-    """Computes each client's mean time for a round, [N]: it rises with its examples and, by ``slowness``, its mean label."""
+    """Computes each client's mean time for a round, [N], from the number and (by ``slowness``) the labels of its examples."""
     # With a ``slowness`` it also rises with the mean of a client's labels, so that the same clients are always late.
     clients = partition_of(trial.data)
     labels, sizes = np.asarray(trial.data.y)[clients.indices], clients.sizes
@@ -391,7 +391,7 @@ def _last_rounds(values: np.ndarray) -> np.ndarray:
 
 
 def fell(accuracy: np.ndarray) -> float:
-    """Computes how far accuracies [E] end below their best: the largest mean of three successive ones minus the last."""
+    """Computes how far accuracies [E] end below their best: largest mean of three successive values minus the last."""
     means = np.convolve(accuracy, np.ones(LAST) / LAST, "valid")
     return float(means.max() - means[-1])
 

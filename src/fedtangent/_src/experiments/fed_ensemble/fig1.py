@@ -211,8 +211,8 @@ def _pooled(name: str, when: str, cases: Sequence[PosteriorCase]) -> lab.Row:
 def _reference(cases: Sequence[PosteriorCase], num_models: int) -> tuple[tuple[float, float], float]:
     """Computes the distances that true draws have, by sampling ``num_models`` functions from each process 4000 times.
 
-    Returns the range of the share of points in the 95 % band, and the upper limit of the largest distance. Of true draws,
-    a share of 0.0027 is outside.
+    Returns the range of the share of points in the 95 % band, and the upper limit of the largest distance. A share of
+    0.0027 of the samples is outside.
     """
     inside, largest, shape = np.zeros(REFERENCE_DRAWS), np.zeros(REFERENCE_DRAWS), (REFERENCE_DRAWS, num_models)
     for i, case in enumerate(cases):

@@ -220,9 +220,9 @@ def _limit(blocks: ft.kernels.KernelBlocks, data: sine.SineData) -> tuple[Band |
 
 
 def judge(summaries: dict[str, dict[str, lab.MeanInterval]]) -> tuple[lab.Claim, ...]:
-    """Judges the claims of FE-2024, section V-B: in the gap without data only Fed-ensemble's band is wide.
+    """Judges FE-2024's claims of section V-B, by scores' means over seeds: only Fed-ensemble's band is wide in the gap.
 
-    ``summaries`` has the mean of each score over seeds with its 95 % interval, by method and name of the score.
+    ``summaries`` has these means with intervals, by method and name of the score.
     """
     single, ensemble = summaries[AVERAGE], summaries[ENSEMBLE]
     wider, covers = "Fed-ensemble's band is wider in the gap than on the data", "coverage {:.0%}, nominal 95 %"

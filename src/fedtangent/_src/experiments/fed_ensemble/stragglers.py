@@ -73,7 +73,7 @@ def studies(study: Study) -> dict[tuple[float, str], Study]:
 
 
 def check(study: Study) -> None:
-    """Raises ``ValueError`` unless ``slowness`` is 0, fewer answers are kept than asked for, and methods can be built."""
+    """Raises ``ValueError`` unless ``slowness`` is 0, fewer answers are kept than asked for, and settings are valid."""
     settings = study.settings
     if settings.slowness != 0:
         raise ValueError(f"slowness: got {settings.slowness:g}, must be 0: this experiment varies slowness by slow")

@@ -186,7 +186,7 @@ def _own_predictions(scores: Sequence[Scores]) -> lab.Sheet:
 def _claims(scores: Sequence[Scores]) -> Iterator[lab.Claim]:
     """Judges which methods are more accurate (FE-2024's Table III), and whether own predictions help their clients.
 
-    A client's own prediction should be better on its examples than the shared one, and than on another client's examples.
+    A client's own prediction should be better on its examples than the shared one, and than on those of another client.
     """
     # It should also be better for the client itself than for another client.
     for (classes,), group in lab.grouped(scores, "classes").items():
@@ -370,7 +370,7 @@ SUMMARY_FIG4 = (
 
 
 def claims_fig6(scores: Sequence[Scores]) -> Iterator[lab.Claim]:
-    """Judges whether the mean prediction of models that walk over a ring of clients is better than that of one model."""
+    """Judges whether the mean prediction of models that walk over a ring of clients is better than one model's."""
     for walks in (f for f in scores if f.entrant.num_models > 1):
         one = next(f for f in scores if f.classes == walks.classes and f.entrant.num_models == 1)
         statement = f"the mean of {walks.entrant.num_models} walks is more accurate than one"

@@ -117,7 +117,7 @@ def _rate(setting: Setting, flow: ft.theory.Flow, plan: ft.types.Cohort, ages: i
 
 
 def _bounds(decay: EnsembleDecay) -> dict[str, np.ndarray]:
-    """Computes every form of the bound, and the control, at the start and after each of A ages (K rounds), [A + 1] each.
+    """Computes every form of the bound, and the control, at the start and after each age of K rounds, [A + 1] each.
 
     Bounds are divided by the norm of the initial residual. Keys are the labels of the forms.
     """

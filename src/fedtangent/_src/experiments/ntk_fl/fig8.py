@@ -147,7 +147,7 @@ def _projected_size(settings: LeakageSettings, images: AttackedImages) -> int:
 def _read_everything(
     study: Study, built: tuple[Model, Model, Model], images: AttackedImages, sparsities: tuple[float, ...]
 ) -> ByAttack:
-    """Attacks the networks' first messages by every attack at every sparsity; ``built`` are the three networks."""
+    """Attacks messages that clients send with initial weights, by every attack at every sparsity; ``built``: 3 networks."""
     settings = study.settings
     by_attack = ByAttack()
     keys = [jax.random.fold_in(jax.random.key(images.seed), i) for i in range(3)]
@@ -166,8 +166,8 @@ def _read_everything(
 def _read(images: AttackedImages, x: Array, originals: np.ndarray | None = None, finite: bool = True) -> Reconstruction:
     """Computes the SSIM of reconstructed images ``x`` [m, ...]; pixels that are not finite count as 0.
 
-    It compares with ``originals``, or else with ``images``. ``finite`` says whether the attack met only finite values,
-    and is stored in the result.
+    The true images are ``originals``, or the attacked ones of ``images`` if it is None. ``finite`` is stored in the result:
+    whether the attack met only finite values.
     """
     targets = images.x if originals is None else originals
     clipped = np.clip(np.nan_to_num(np.asarray(x, np.float64), nan=0.0), 0, 1).reshape(targets.shape)
