@@ -256,7 +256,7 @@ def _build(
 
 
 def schedule_of(settings: ClassifierSettings, trial: Trial, entrant: Entrant) -> Schedule:
-    """Builds an entrant's schedule: all invited clients train, or the first ``keep_first`` to answer, unless that is 0.
+    """Builds an entrant's schedule: of the invited clients the first ``keep_first`` to answer train (0: all of them).
 
     Args:
         settings: Settings of the comparison.
@@ -277,7 +277,10 @@ def schedule_of(settings: ClassifierSettings, trial: Trial, entrant: Entrant) ->
 
 
 def _completion_times(settings: ClassifierSettings, trial: Trial) -> np.ndarray:
-    """Computes each client's mean time for a round, [N], from the number and (by ``slowness``) the labels of its examples."""
+    """Computes each client's mean time for a round, [N], in proportion to its examples; the mean over clients is 1.
+
+    With ``settings.slowness`` above 0 the time also rises with the mean of the client's labels.
+    """
     # With a ``slowness`` it also rises with the mean of a client's labels, so that the same clients are always late.
     clients = partition_of(trial.data)
     labels, sizes = np.asarray(trial.data.y)[clients.indices], clients.sizes

@@ -87,9 +87,9 @@ class PosteriorCase(NamedTuple):
 
     Attributes:
         law: The Gaussian process of FE-2024's Theorem 2.
-        distances: Distances of the models from it, by "untrained" and "trained".
-        to_limit: Relative distance of the mean that the flow predicts after the last round from the process's mean; the
-            largest over models.
+        distances: Distances of the models from this process, by "untrained" and "trained".
+        to_limit: Largest relative distance, over models, of the mean that the flow predicts after the last round from
+            the mean of this process.
     """
 
     seed: int

@@ -67,11 +67,9 @@ class Band(NamedTuple):
 
 
 class GapCase(NamedTuple):
-    """The bands of all methods on one seed's data, and their scores.
+    """The bands of all methods on one seed's data, and their scores by method and name of the score.
 
     Attributes:
-        bands: Band of each method.
-        scores: Scores of each method's band, by method and name of the score.
         distance: Relative distance of Fed-ensemble's trained models from the outputs that the flow predicts for them
             from their initial functions.
         wrong: As a control, the models' relative distance from the flow's mean, which ignores initial functions.
@@ -220,9 +218,9 @@ def _limit(blocks: ft.kernels.KernelBlocks, data: sine.SineData) -> tuple[Band |
 
 
 def judge(summaries: dict[str, dict[str, lab.MeanInterval]]) -> tuple[lab.Claim, ...]:
-    """Judges FE-2024's claims of section V-B, by scores' means over seeds: only Fed-ensemble's band is wide in the gap.
+    """Judges the claims of FE-2024, section V-B: in the gap without data only Fed-ensemble's band is wide.
 
-    ``summaries`` has these means with intervals, by method and name of the score.
+    ``summaries`` has the mean of each score over seeds, with its interval, by method and name of the score.
     """
     single, ensemble = summaries[AVERAGE], summaries[ENSEMBLE]
     wider, covers = "Fed-ensemble's band is wider in the gap than on the data", "coverage {:.0%}, nominal 95 %"

@@ -107,8 +107,8 @@ def image_scales(
 
     Args:
         paper: The paper's settings for MNIST.
-        smoke: Changes of the smoke scale for this table, as texts "name=value"; they come after those of all tables.
-        default: Changes of the default scale for this table, in the same form.
+        smoke: Changes of the smoke scale as texts "name=value", applied after the changes that all tables share.
+        default: Changes of the default scale, in the same form and order.
     """
     small, medium = with_changes(paper, SMOKE, smoke), with_changes(paper, IMAGES, default)
     return {
@@ -186,7 +186,7 @@ def _own_predictions(scores: Sequence[Scores]) -> lab.Sheet:
 def _claims(scores: Sequence[Scores]) -> Iterator[lab.Claim]:
     """Judges which methods are more accurate (FE-2024's Table III), and whether own predictions help their clients.
 
-    A client's own prediction should be better on its examples than the shared one, and than on those of another client.
+    A client's own prediction should do better on its examples than the shared one, and better than on another client's.
     """
     # It should also be better for the client itself than for another client.
     for (classes,), group in lab.grouped(scores, "classes").items():

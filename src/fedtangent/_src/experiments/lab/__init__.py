@@ -61,7 +61,7 @@ def table(title: str, rows: Iterable[Mapping[str, object]], columns: str) -> She
 
 
 class Claim(NamedTuple):
-    """A claim of a paper: the sentence, the measured value as text, and whether it is "seen", "not seen" or "undecided"."""
+    """A claim of a paper: the sentence, its measured value, and "seen", "not seen" or "undecided" as verdict."""
 
     claim: str
     measured: str

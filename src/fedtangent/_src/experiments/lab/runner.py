@@ -51,7 +51,7 @@ def within(default: Any, **limits: object) -> Any:
 
     Args:
         default: Default value.
-        **limits: For whole numbers ``least`` and ``most``; for others ``above``, ``at_least``, ``below``, ``at_most``; for
+        **limits: For whole numbers ``least`` and ``most``; others ``above``, ``at_least``, ``below``, ``at_most``; for
             text ``of``, the allowed names; for a tuple also ``count``, the least number of values, and ``increasing``.
     """
     return dataclasses.field(default=default, metadata=limits)

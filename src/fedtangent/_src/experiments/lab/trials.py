@@ -208,8 +208,7 @@ def scheme_name(classes: int) -> str:
     """Returns the name that tables give a division of examples among clients, such as "2 classes" or "i.i.d.".
 
     Args:
-        classes: Number of classes of a client; 0 for a random division, -1 for one client per user, -2 for distorted
-            images.
+        classes: Number of classes of a client; 0 for i.i.d., -1 for one client per user, -2 for distorted images.
     """
     names = {IID: "i.i.d.", USERS: "by user", DISTORTED: "distorted", 1: "1 class"}
     return names.get(classes, f"{classes} classes")

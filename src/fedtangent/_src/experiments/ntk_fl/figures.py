@@ -220,7 +220,7 @@ CLAIM_FIG5 = "NTK-FL is stable in alpha from .1 to .5; FedAvg and FedNova drop a
 
 @dataclass(frozen=True)
 class AlphaSettings(BaselineSettings):
-    """Settings of NTK-FL's fig. 5: as ``BaselineSettings``, but several Dirichlet parameters in place of one ``alpha``."""
+    """Settings of NTK-FL's fig. 5: as ``BaselineSettings``, but with several Dirichlet alphas in place of one."""
 
     alphas: tuple[float, ...] = within((0.1, 0.2, 0.3, 0.4, 0.5), above=0, count=2, increasing=True)
 
@@ -303,7 +303,7 @@ PUBLISHED_DIMENSIONS = (100, 200, 300, 400, 500, 600)
 class BetaSettings(BaselineSettings):
     """Settings of NTK-FL's fig. 6: values of the share beta of a client's examples and of the projected dimension d1'.
 
-    The rate is tuned at one of each, ``beta`` and ``projected``.
+    The rate is tuned at one pair, ``beta`` and ``projected``.
     """
 
     betas: tuple[float, ...] = within((0.7, 0.6, 0.5, 0.4, 0.3, 0.2), above=0, at_most=1, count=2)
