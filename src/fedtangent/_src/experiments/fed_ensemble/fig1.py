@@ -224,7 +224,10 @@ def _reference(cases: Sequence[PosteriorCase], num_models: int) -> tuple[tuple[f
 
 
 def _verdicts_of(pools: list[lab.Row]) -> tuple[Verdict, ...]:
-    """Judges whether trained models are draws of the Gaussian process (FE-2024, Remark 4); control: untrained ones."""
+    """Judges by the rows of ``_pooled`` whether trained models are draws of the process (FE-2024, Remark 4).
+
+    The control is the untrained models, which must not be draws of it.
+    """
     verdicts = []
     for name, label in MODELS.items():
         before, after = (next(p for p in pools if (p["model"], p["when"]) == (name, w)) for w in (BEFORE, AFTER))

@@ -105,7 +105,7 @@ def run(study: Study) -> lab.Outcome:
 
 
 def _draw(study: Study, results: Sequence[Waited]) -> None:
-    """Plots test accuracy by round for each way, a panel for each method and kind of clients."""
+    """Plots test accuracy by round for each way to close a round, a panel for each method and kind of clients."""
     panels = {
         f"{entrant.label}, {scheme_name(classes)}, slowness {slowness:g}": {one.way: one.accuracy for one in group}
         for (classes, slowness, entrant), group in _alike(results).items()
