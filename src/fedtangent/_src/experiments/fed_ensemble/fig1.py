@@ -224,9 +224,9 @@ def _reference(cases: Sequence[PosteriorCase], num_models: int) -> tuple[tuple[f
 
 
 def _verdicts_of(pools: list[lab.Row]) -> tuple[Verdict, ...]:
-    """Judges by the rows of ``_pooled`` whether trained models are draws of the process (FE-2024, Remark 4).
+    """Judges whether trained models are draws of the Gaussian process (FE-2024, Remark 4); control: untrained ones.
 
-    The control is the untrained models, which must not be draws of it.
+    ``pools`` has the rows that ``_pooled`` returns.
     """
     verdicts = []
     for name, label in MODELS.items():
