@@ -224,10 +224,7 @@ def _reference(cases: Sequence[PosteriorCase], num_models: int) -> tuple[tuple[f
 
 
 def _verdicts_of(pools: list[lab.Row]) -> tuple[Verdict, ...]:
-    """Judges whether trained models are draws of the Gaussian process (FE-2024, Remark 4); control: untrained ones.
-
-    ``pools`` has the rows that ``_pooled`` returns.
-    """
+    """Judges whether trained models are draws of the Gaussian process (FE-2024, Remark 4); control: untrained ones."""
     verdicts = []
     for name, label in MODELS.items():
         before, after = (next(p for p in pools if (p["model"], p["when"]) == (name, w)) for w in (BEFORE, AFTER))

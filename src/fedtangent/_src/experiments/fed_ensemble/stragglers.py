@@ -53,7 +53,7 @@ class Waited(NamedTuple):
 
 
 def _ways(settings: StragglerSettings) -> dict[str, tuple[int, int]]:
-    """Returns the pairs (clients asked, answers kept) of three ways to close a round, such as (130, 100), by name."""
+    """Returns the pair (clients asked, answers kept), such as (130, 100), of three ways to close a round, by name."""
     invited, first = settings.clients_per_round, settings.keep_first
     return {
         f"the first {first} of {invited}": (invited, first),
