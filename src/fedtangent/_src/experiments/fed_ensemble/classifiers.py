@@ -127,7 +127,7 @@ class Scores(NamedTuple):
     """Scores of one entrant (a method with a number of models) on one kind of clients, with all seeds.
 
     Attributes:
-        classes: Classes of a client, as in the settings.
+        classes: Classes of a client; 0, -1 and -2 have the meanings that ``divide`` explains.
         values: Means over the last three rounds, [seeds], by metric of the test split; "fell" is how far the accuracy
             ends below its best.
         chosen: Hyper-parameters chosen by validation, and the scores of the grid.
@@ -153,7 +153,7 @@ def divide(study: Study, classes: int, seed: int) -> Trial:
     """Draws the examples of one seed and divides them among clients.
 
     Args:
-        study: The study.
+        study: The checked request, which names the data set and has the settings.
         classes: Number of classes of a client; 0 for a random division, -1 for one client per user of the data set, -2
             for a random division with the images of each client distorted in its own way.
         seed: Seed of the draw and the division.
@@ -171,7 +171,7 @@ def divide(study: Study, classes: int, seed: int) -> Trial:
 
 
 def _network(settings: ClassifierSettings, trial: Trial) -> Model:
-    """Builds the network that ``settings.model`` names; raises ``ValueError`` for inputs that it does not read."""
+    """Builds the network that ``settings.model`` names; raises ``ValueError`` if it cannot take the trial's inputs."""
     x = trial.data.x
     kind = TOKENS if jnp.issubdtype(x.dtype, jnp.integer) else IMAGE if x.ndim == 4 else VECTOR
     options: dict[str, Any] = {"parameterization": "standard"} if settings.model == "mlp" else {}
@@ -183,7 +183,7 @@ def _network(settings: ClassifierSettings, trial: Trial) -> Model:
 
 
 def _methods(settings: ClassifierSettings, trial: Trial) -> dict[str, Method]:
-    """Builds the method of every entrant on one seed's data, by the entrant's key."""
+    """Builds every entrant's method on one seed's data; returns a dictionary from the entrant's key to the method."""
     model, by_key = _network(settings, trial), dict[str, Method]()
     sets = _by_client(trial) if trial.by_client else trial.splits
     for entrant in entrants(settings):
@@ -209,7 +209,7 @@ def _by_client(trial: Trial) -> dict[str, FederatedData]:
 
 
 def _at_server(settings: ClassifierSettings, trial: Trial) -> tuple[FederatedData, Array]:
-    """Takes examples from the clients for FedBE's server: returns the clients' other data, and the server's inputs."""
+    """Moves examples from the clients to FedBE's server: returns the clients' remaining data, and the moved inputs."""
     clients = partition_of(trial.data)
     rows = np.random.default_rng([trial.seed, 2]).permutation(clients.indices)[: settings.server_examples]
     remaining = without(clients, rows, "server_examples")
@@ -232,7 +232,7 @@ def _build(
         model: The network.
         entrant: The method and its number of models.
         schedule: Which client trains which model.
-        options: Arguments of this method's recipe only.
+        options: Further arguments of the recipe, which only this method takes.
         steps: Not used, as local work is counted in epochs.
         rate: Learning rate; may be a JAX tracer.
     """
@@ -256,12 +256,12 @@ def _build(
 
 
 def schedule_of(settings: ClassifierSettings, trial: Trial, entrant: Entrant) -> Schedule:
-    """Builds an entrant's schedule: all invited clients train, or only the first ``keep_first`` to answer.
+    """Builds an entrant's schedule: of the invited clients the first ``keep_first`` to answer train (0: all of them).
 
     Args:
-        settings: Settings.
-        trial: Data of one seed, on which the clients' times depend.
-        entrant: The method.
+        settings: Settings of the comparison.
+        trial: Data of one seed; a client's time depends on its examples.
+        entrant: The method and its number of models.
     """
     schedule = _all_invited(settings, trial.data.num_clients, entrant)
     if not settings.keep_first:
@@ -277,7 +277,10 @@ def schedule_of(settings: ClassifierSettings, trial: Trial, entrant: Entrant) ->
 
 
 def _completion_times(settings: ClassifierSettings, trial: Trial) -> np.ndarray:
-    """Computes each client's mean time for a round, [N], in proportion to its examples; their mean is 1."""
+    """Computes each client's mean time for a round, [N], in proportion to its examples; the mean over clients is 1.
+
+    With ``settings.slowness`` above 0 the time also rises with the mean of the client's labels.
+    """
     # With a ``slowness`` it also rises with the mean of a client's labels, so that the same clients are always late.
     clients = partition_of(trial.data)
     labels, sizes = np.asarray(trial.data.y)[clients.indices], clients.sizes
@@ -313,7 +316,7 @@ def descent(optimizer: str, weight_decay: float, rate: float | Array) -> optax.G
 
     Args:
         optimizer: "sgd" or "adam".
-        weight_decay: Factor of the weights that is added to the gradient.
+        weight_decay: The weights times this number are added to the gradient.
         rate: Learning rate; may be a JAX tracer.
     """
     steps = optax.adam(rate) if optimizer == "adam" else ft.optimizers.sgd(rate)
@@ -345,15 +348,15 @@ def _measure(algorithm: Algorithm, state: PyTree, splits: EvaluationSets) -> dic
 def _measure_clients(
     largest: Mapping[str, int], algorithm: Algorithm, state: PyTree, sets: EvaluationSets
 ) -> dict[str, Array]:
-    """Computes the mean over clients of the accuracies of their predictions, if clients are tested on their own data.
+    """Computes accuracies of clients that are tested on their own examples, each a mean over clients.
 
-    They are the accuracies of a client's personalised prediction on its own validation and test examples and on another
-    client's test examples, and of the ensemble's common prediction on its own test examples.
+    For a client's personalised prediction they are on its validation examples, on its test examples, and on the next
+    client's test examples; for the prediction that all clients share, on the client's test examples.
 
     Args:
-        largest: Size of the largest client, by split.
+        largest: Number of examples of the largest client, by split.
         algorithm: The algorithm.
-        state: Its state.
+        state: State of the algorithm.
         sets: The clients' examples, by split.
     """
     # This is the measure of section V-D. For the test split also ``shared``, the accuracy of the prediction that all
@@ -391,7 +394,7 @@ def _last_rounds(values: np.ndarray) -> np.ndarray:
 
 
 def fell(accuracy: np.ndarray) -> float:
-    """Computes how far accuracies [E] end below their best: largest minus last mean of three successive evaluations."""
+    """Computes how far accuracies [E] end below their best: largest mean of three successive values minus the last."""
     means = np.convolve(accuracy, np.ones(LAST) / LAST, "valid")
     return float(means.max() - means[-1])
 
@@ -408,7 +411,7 @@ def check(study: Study) -> None:
 def play_all(studies: Mapping[str, Study]) -> dict[str, tuple[list[Scores], dict[int, Runs]]]:
     """Tunes every entrant's learning rate on every kind of clients, and trains it with all seeds, in every study.
 
-    Runs in the kept metrics are named after method, rate, clients and study.
+    In metrics.csv a run is named after its method, rate, kind of clients and study.
 
     Args:
         studies: Studies of the same data set and seeds, by name.
@@ -462,7 +465,7 @@ Published = Mapping[tuple[str, int], float]
 
 
 def published(classes: int, **percents: float) -> Published:
-    """Builds a table of published accuracies in % by method and classes of a client; an ensemble's are for K = 5.
+    """Builds a dictionary of published accuracies in %, by entrant's key and classes of a client; ensembles have K = 5.
 
     Args:
         classes: Number of classes of a client; 0 for a random division, -1 for one client per user.
@@ -521,7 +524,7 @@ def outcome(
     """Tunes and trains every entrant; reports the table of accuracies, the figure by round, and the claims.
 
     Args:
-        study: The study.
+        study: The checked request, with data set, seeds and settings.
         name: Name of the table.
         published: Published percents by data set.
         claims: Function from all scores to the claims.
@@ -538,7 +541,7 @@ def outcome(
 
 
 def _sheet(title: str, scores: Sequence[Scores], published: Published) -> lab.Sheet:
-    """Builds the table of accuracies in %, with their deviation over last rounds and seeds, and published values."""
+    """Builds the table of accuracies in %, with standard deviations over last rounds and seeds, and published ones."""
     rows = [
         {
             "clients": scheme_name(f.classes),

@@ -24,7 +24,7 @@ from fedtangent.types import Verdict
 
 @dataclass(frozen=True)
 class EnsembleSizeSettings:
-    """Sizes of the linear model and of the networks, whose inputs are ``spacing`` apart for an invertible kernel."""
+    """Sizes of linear model and networks; networks' inputs are ``spacing`` apart, so that the kernel is invertible."""
 
     num_models: tuple[int, ...] = within((1, 2, 4, 8), count=2)
     num_clients: int = 50
@@ -41,7 +41,13 @@ class EnsembleSizeSettings:
 
 
 class Series(NamedTuple):
-    """The ensemble's variance for one kind of model and every K: in closed form, by simulation, and by Corollary 1."""
+    """The ensemble's variance for one kind of model and every K: in closed form, by simulation, and by Corollary 1.
+
+    Attributes:
+        limit: FE-2024's Corollary 1 for one model: the variance after many rounds.
+        both: Bias and variance after ``num_rounds`` rounds by K, in closed form and by simulation.
+        runs: Number of independent simulated runs of each K.
+    """
 
     name: str
     num_rounds: int

@@ -2,8 +2,8 @@
 and Fig. 2).
 
 Clients have data on [-1, -0.5] and [0.5, 1]. FedAvg's band has a constant width, from its residuals on the training
-data. Fed-ensemble's band is from the variance of its models, as in the paper, or from this variance plus that of the
-residuals. The bands are compared with the exact band of an infinite ensemble after the same rounds, and with the
+data. Fed-ensemble's band has the variance of its models, as in the paper, or the sum of this variance and the variance
+of the residuals. The bands are compared with the exact band of an infinite ensemble after the same rounds, and with the
 Gaussian process of Theorem 2.
 """
 
@@ -67,7 +67,7 @@ class Band(NamedTuple):
 
 
 class GapCase(NamedTuple):
-    """The bands of all methods on one seed's data, and their scores.
+    """The bands of all methods on one seed's data, and their scores by method and name of the score.
 
     Attributes:
         distance: Relative distance of Fed-ensemble's trained models from the outputs that the flow predicts for them
@@ -126,7 +126,8 @@ def _scores(band: Band, x: np.ndarray, truth: np.ndarray) -> dict[str, float]:
 def _summary(name: str, values: Sequence[float]) -> lab.MeanInterval:
     """Computes the mean of a score over seeds and its 95 % interval.
 
-    The interval is Wilson's if ``name`` is a coverage, the geometric mean's if it is "ratio", else Student's.
+    The interval is Wilson's if ``name`` starts with "coverage", else Student's. If ``name`` is "ratio", the mean is the
+    geometric mean, with Student's interval of the logarithms.
     """
     # The interval is Wilson's for a coverage, the geometric mean's for a ratio, else Student's. For Wilson's interval a
     # seed counts as one observation, because all its test points use the same models.
@@ -217,7 +218,10 @@ def _limit(blocks: ft.kernels.KernelBlocks, data: sine.SineData) -> tuple[Band |
 
 
 def judge(summaries: dict[str, dict[str, lab.MeanInterval]]) -> tuple[lab.Claim, ...]:
-    """Judges the claims of FE-2024, section V-B: in the gap without data only Fed-ensemble's band is wide."""
+    """Judges the claims of FE-2024, section V-B: in the gap without data only Fed-ensemble's band is wide.
+
+    ``summaries`` has the mean of each score over seeds, with its interval, by method and name of the score.
+    """
     single, ensemble = summaries[AVERAGE], summaries[ENSEMBLE]
     wider, covers = "Fed-ensemble's band is wider in the gap than on the data", "coverage {:.0%}, nominal 95 %"
     of_ratio = f"width ratio {{:.1f}}, FedAvg's {single['ratio'].mean:.1f}"

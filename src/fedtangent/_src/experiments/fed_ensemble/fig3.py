@@ -65,7 +65,16 @@ class ImageData(NamedTuple):
 
 
 class Triple(NamedTuple):
-    """Three models, the loss at and between them, and how far their weights and predictions differ."""
+    """Three models, the loss at and between them, and how far their weights and predictions differ.
+
+    Attributes:
+        params: Weights of the three models.
+        losses, gradients: Training loss at each model, and norm of its gradient, [3].
+        at_mean: Training loss at the mean of the three weights.
+        segments: Training loss at q points of the straight segment between each pair of models, [3, q].
+        distances: Euclidean distance between the weights of each pair, [3].
+        disagreement: Share of test examples that a pair classifies differently, [3].
+    """
 
     params: list[PyTree]
     losses: np.ndarray  # [3] at the models
@@ -214,7 +223,10 @@ def _pair_row(t: Triple, pair: int) -> lab.Row:
 
 
 def judge(by_kind: dict[str, list[Triple]]) -> tuple[lab.Claim, ...]:
-    """Judges the claims of FE-2024, section V-D: models are different minima with a high loss barrier between them."""
+    """Judges the claims of FE-2024, section V-D: models are different minima with a high loss barrier between them.
+
+    ``by_kind`` has each seed's triple by kind: an ensemble, an ensemble with equal start, one model at three rounds.
+    """
     barriers = {kind: np.array([np.mean(t.barriers) for t in of_seeds]) for kind, of_seeds in by_kind.items()}
     peak = float(np.mean([t.segments.max() for t in by_kind[ENSEMBLE]]))
     mode = float(np.mean([t.losses.max() for t in by_kind[ENSEMBLE]]))

@@ -34,7 +34,14 @@ class StragglerSettings(ClassifierSettings):
 
 
 class Waited(NamedTuple):
-    """Times and accuracies of one method on all seeds, for one way to close a round."""
+    """Times and accuracies of one method on all seeds, for one way to close a round.
+
+    Attributes:
+        slowness: How strongly a client's time rises with its mean label.
+        way: The way to close a round, such as "the first 100 of 130".
+        seconds: Time of each of R rounds, in units of a client's mean time, [seeds, R].
+        accuracy: Test accuracy at the start and after each round, [seeds, R + 1].
+    """
 
     classes: int
     slowness: float
@@ -46,7 +53,7 @@ class Waited(NamedTuple):
 
 
 def _ways(settings: StragglerSettings) -> dict[str, tuple[int, int]]:
-    """Returns three ways to close a round, as numbers (asked, kept): 100 of 130, 130 of 130, and 100 of 100."""
+    """Returns the pair (clients asked, answers kept), such as (130, 100), of three ways to close a round, by name."""
     invited, first = settings.clients_per_round, settings.keep_first
     return {
         f"the first {first} of {invited}": (invited, first),
@@ -66,7 +73,7 @@ def studies(study: Study) -> dict[tuple[float, str], Study]:
 
 
 def check(study: Study) -> None:
-    """Raises ``ValueError`` unless fewer answers are kept than asked for, and every method can be built."""
+    """Raises ``ValueError`` unless ``slowness`` is 0, fewer answers are kept than asked for, and settings are valid."""
     settings = study.settings
     if settings.slowness != 0:
         raise ValueError(f"slowness: got {settings.slowness:g}, must be 0: this experiment varies slowness by slow")
@@ -98,7 +105,7 @@ def run(study: Study) -> lab.Outcome:
 
 
 def _draw(study: Study, results: Sequence[Waited]) -> None:
-    """Plots test accuracy by round for each way, a panel for each method and kind of clients."""
+    """Plots test accuracy by round for each way to close a round, a panel for each method and kind of clients."""
     panels = {
         f"{entrant.label}, {scheme_name(classes)}, slowness {slowness:g}": {one.way: one.accuracy for one in group}
         for (classes, slowness, entrant), group in _alike(results).items()

@@ -121,7 +121,7 @@ class Fit(NamedTuple):
     distance: float
 
     def num_rounds(self, num_models: int) -> int:
-        """Returns the number of rounds of a run with K models: ``length``, or K ``length`` if ``length`` counts ages.
+        """Returns the number of rounds with K models: ``length``, or K times ``length`` if ``budget`` is "ages".
 
         Args:
             num_models: Number K of models.

@@ -69,7 +69,10 @@ def _divide(study: Study, seed: int) -> Trial:
 
 
 def _left_out(x: np.ndarray, user: np.ndarray) -> np.ndarray:
-    """Selects the validation examples as a mask [n]: of each user's eleven blocks, sorted by first input, the fifth."""
+    """Selects the validation examples; returns a mask [n].
+
+    Each user's examples are sorted by their first input and cut into eleven blocks, of which the fifth is selected.
+    """
     is_left_out = np.zeros(len(x), bool)
     for rows in (np.flatnonzero(user == u) for u in np.unique(user)):
         blocks = np.array_split(rows[np.argsort(x[rows, 0], kind="stable")], min(11, len(rows)))

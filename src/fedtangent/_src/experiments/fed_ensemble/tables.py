@@ -107,10 +107,8 @@ def image_scales(
 
     Args:
         paper: The paper's settings for MNIST.
-        smoke: Further changes of the smoke scale, as texts "name=value", after the changes in ``SMOKE``, which every
-            table has.
-        default: Further changes of the default scale, after the changes in ``IMAGES`` or ``DIGITS``, which every table
-            has.
+        smoke: Changes of the smoke scale as texts "name=value", applied after the changes that all tables share.
+        default: Changes of the default scale, in the same form and order.
     """
     small, medium = with_changes(paper, SMOKE, smoke), with_changes(paper, IMAGES, default)
     return {
@@ -186,7 +184,11 @@ def _own_predictions(scores: Sequence[Scores]) -> lab.Sheet:
 
 
 def _claims(scores: Sequence[Scores]) -> Iterator[lab.Claim]:
-    """Judges FE-2024's Table III, and whether a client's own prediction is better for it than the shared one."""
+    """Judges which methods are more accurate (FE-2024's Table III), and whether own predictions help their clients.
+
+    A client's own prediction should be more accurate on its examples than the shared one, and less accurate on those of
+    another client.
+    """
     # It should also be better for the client itself than for another client.
     for (classes,), group in lab.grouped(scores, "classes").items():
         by_method = {f.entrant.method: f for f in group}
@@ -293,7 +295,10 @@ def _single_models(study: Study, scores: Sequence[Scores]) -> lab.Sheet:
 
 
 def claims_5(scores: Sequence[Scores]) -> Iterator[lab.Claim]:
-    """Judges whether more models make the ensemble more accurate at first, and its single models less accurate."""
+    """Judges whether the ensemble of most models is more accurate than the one of fewest, and its single models worse.
+
+    Single models are judged by the worst one's accuracy and by the entropy of predictions.
+    """
     for (classes,), group in lab.grouped(scores, "classes").items():
         ensembles = sorted(group, key=lambda f: f.entrant.num_models)
         best = max(ensembles, key=lambda f: float(np.mean(f.values["accuracy"])))
@@ -366,7 +371,7 @@ SUMMARY_FIG4 = (
 
 
 def claims_fig6(scores: Sequence[Scores]) -> Iterator[lab.Claim]:
-    """Judges whether the mean prediction of several randomly walking models is more accurate than one such model."""
+    """Judges whether the mean prediction of models that walk over a ring of clients is better than one model's."""
     for walks in (f for f in scores if f.entrant.num_models > 1):
         one = next(f for f in scores if f.classes == walks.classes and f.entrant.num_models == 1)
         statement = f"the mean of {walks.entrant.num_models} walks is more accurate than one"

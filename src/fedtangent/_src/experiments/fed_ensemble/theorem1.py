@@ -36,7 +36,10 @@ CASES = {"digits": cases.digits, "sine": cases.sine_network}
 
 @dataclass(frozen=True)
 class EnsembleDecaySettings:
-    """Settings of the networks, trained for some rounds, and of their flow, computed for many ages."""
+    """Settings of the networks, trained for some rounds, and of their flow, computed for ``flow_ages`` ages.
+
+    An age has as many rounds as the ensemble has models, so that every client trains each model once in it.
+    """
 
     width: int = 256
     num_rounds: int = within(40, least=cases.NUM_MODELS)  # an age
@@ -102,7 +105,7 @@ def _follow(setting: Setting, settings: EnsembleDecaySettings) -> EnsembleDecay:
 
 
 def _rate(setting: Setting, flow: ft.theory.Flow, plan: ft.types.Cohort, ages: int) -> float:
-    """Computes the factor by which the first model's slowest mode shrinks in one age.
+    """Computes the factor by which the first model's slowest mode shrinks in one age (K rounds for K models).
 
     ``flow`` is the run's flow, ``plan`` has the cohorts of its rounds, and ``ages`` is the number of ages in it.
     """
@@ -114,7 +117,7 @@ def _rate(setting: Setting, flow: ft.theory.Flow, plan: ft.types.Cohort, ages: i
 
 
 def _bounds(decay: EnsembleDecay) -> dict[str, np.ndarray]:
-    """Computes every form of the bound, and the control, after each age, [A + 1] each.
+    """Computes every form of the bound, and the control, at the start and after each age of K rounds, [A + 1] each.
 
     Bounds are divided by the norm of the initial residual. Keys are the labels of the forms.
     """

@@ -186,7 +186,7 @@ def _last(records: list[Record], metric: str) -> np.ndarray:
 
 
 def _conclude(study: Study, by_name: dict[str, Method], runs: GridRuns) -> lab.Outcome:
-    """Chooses each method's learning rate by each criterion, compares the two methods, and checks equal bytes."""
+    """Chooses each method's learning rate by each criterion, compares both methods, and checks that bytes are equal."""
     chosen, edges, failed = dict[str, dict[str, Config]](), list[str](), list[str]()
     for c, name in itertools.product(CRITERIA, NAMES):
         sign = 1 if c in HIGHER_IS_BETTER else -1

@@ -61,7 +61,7 @@ def table(title: str, rows: Iterable[Mapping[str, object]], columns: str) -> She
 
 
 class Claim(NamedTuple):
-    """A claim of a paper: the sentence, the measured value as text, and the verdict on it."""
+    """A claim of a paper: the sentence, its measured value, and "seen", "not seen" or "undecided" as verdict."""
 
     claim: str
     measured: str
@@ -185,7 +185,7 @@ def metric_rows(
     Args:
         run: Name of the run.
         seed: Seed of the run.
-        rounds: The round of each value; a single one if each metric has one value.
+        rounds: The round of each value of a metric; a whole number if each metric has one value.
         values: The values of each metric, by its name.
         split: Part of the data on which the values were measured.
     """
@@ -198,7 +198,7 @@ def metric_rows(
 
 
 class Outcome(NamedTuple):
-    """Result of an experiment: its tables, rows for result.json, claims, remarks and verdicts.
+    """Result of an experiment: its tables, rows and ``details`` for result.json, claims, remarks and verdicts.
 
     The experiment fails by the reasons in ``failed`` only. A claim that is not seen is no failure.
     """

@@ -76,7 +76,7 @@ class Method(NamedTuple):
 
 
 class Config(NamedTuple):
-    """A method's name with a choice of its hyper-parameters."""
+    """A method's name with a choice of its hyper-parameters; ``steps`` is 0 if the method has no such choice."""
 
     method: str
     rate: float
@@ -87,7 +87,14 @@ class Config(NamedTuple):
 
 
 class Record(NamedTuple):
-    """Results of a run: metrics and bytes at each of E evaluations, and the status of each of R rounds."""
+    """Results of a run: metrics and bytes at each of E evaluations, and the status of each of R rounds.
+
+    Attributes:
+        rounds: Rounds of the evaluations, from 0, [E].
+        metrics: Values [E, ...] by name, such as "test.accuracy".
+        sent: Bytes sent until each evaluation, up and down, [E, 2].
+        status: 0, or why a round of NTK-FL failed: 1 if every number of steps diverged, 2 without examples, [R].
+    """
 
     rounds: np.ndarray  # [E], from 0
     metrics: dict[str, np.ndarray]  # "split.score" -> [E, ...]
@@ -122,7 +129,7 @@ def finite_accuracy(members: Array, labels: Array) -> Array:
 def _accuracies(algorithm: Algorithm, state: PyTree, splits: EvaluationSets) -> dict[str, Array]:
     """Computes the accuracy of an algorithm's ensemble on each split of the data; 0 if an output is not finite.
 
-    Keys of the result are such as ``"test.accuracy"``.
+    Keys of the result have the form ``"test.accuracy"``.
     """
     return {
         f"{name}.accuracy": finite_accuracy(algorithm.predict(state, x).members, labels)
@@ -134,11 +141,11 @@ def all_scores(algorithm: Algorithm, state: PyTree, splits: EvaluationSets) -> d
     """Computes accuracy, NLL, calibration error and Brier score of an ensemble on every split of the data.
 
     It adds the mean accuracy of single models on every split, and the bins of the reliability diagram on test data.
-    Keys of the result are such as ``"test.nll"``.
+    Keys of the result have the form ``"test.nll"``.
 
     Args:
         algorithm: The algorithm.
-        state: Its state.
+        state: State of the algorithm.
         splits: Inputs and labels of each split.
     """
     metrics: dict[str, Array] = {}
@@ -159,8 +166,11 @@ class Bench:
     The methods of only one seed are in memory at a time.
 
     Attributes:
+        trial: Function from a seed to its data.
+        methods_of: Function from these data to the methods, by name.
         depends_on: Settings that a run depends on besides its data and configuration.
         measure: Function that computes the metrics of a state.
+        every: Number of rounds between two evaluations.
         largest_client: Number of examples of the largest client over all seeds. With 0 each seed takes its largest
             client's number, rounded up to a multiple of 8.
         judged_by: Metric by which rates are chosen, larger is better.

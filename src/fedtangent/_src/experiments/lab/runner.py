@@ -35,7 +35,7 @@ Settings = TypeVar("Settings")
 
 
 def by_scale(smoke: Settings, default: Settings | None = None, paper: Settings | None = None) -> dict[str, Settings]:
-    """Returns a dictionary from "smoke", "default" and "paper" to settings; a missing scale takes the one before.
+    """Returns settings by scale, "smoke", "default" and "paper"; a missing scale takes the settings of the one before.
 
     Args:
         smoke: Settings for a minute or a few on two cores.
@@ -51,7 +51,7 @@ def within(default: Any, **limits: object) -> Any:
 
     Args:
         default: Default value.
-        **limits: For numbers the limits of ``checks.whole`` or ``checks.number``, such as ``least`` or ``above``; for
+        **limits: For whole numbers ``least`` and ``most``; others ``above``, ``at_least``, ``below``, ``at_most``; for
             text ``of``, the allowed names; for a tuple also ``count``, the least number of values, and ``increasing``.
     """
     return dataclasses.field(default=default, metadata=limits)
@@ -127,7 +127,7 @@ def _parse(name: str, text: str, example: Any) -> object:
 
 
 class Request(NamedTuple):
-    """A user's request to run an experiment, before ``prepare_study`` checks it."""
+    """A user's request to run an experiment, before ``prepare_study`` checks it; ``changes`` are texts "name=value"."""
 
     scale: str  # one of SCALES
     seeds: tuple[int, ...]
@@ -140,7 +140,7 @@ NOWHERE = Figures(Path())
 
 
 def _ignore(_: object) -> None:
-    """Does nothing with its argument: the default where a function is called with progress, metrics or a study."""
+    """Does nothing: the default of the functions that report progress, write metrics or check a study."""
 
 
 @dataclass(frozen=True)

@@ -91,8 +91,8 @@ def of_study(study: Study, seed: int, gap: bool) -> SineData:
     """Draws the sine data of one seed, with the clients and points of the study's settings.
 
     Args:
-        study: The study.
-        seed: The seed.
+        study: The checked request; its settings have ``num_clients``, ``points_per_client`` and ``spacing``.
+        seed: Seed of the data.
         gap: Whether the data have no inputs between -0.5 and 0.5.
     """
     settings = study.settings
@@ -120,8 +120,8 @@ def network(width: int) -> Model:
 def step_size(model: Model, data: SineData) -> float:
     """Computes a step size that is at most half of the largest stable one for every client: ``1 / max_x Theta(x, x)``.
 
-    The bound holds because the largest eigenvalue of client i's kernel, over its n_i examples, is at most the largest
-    diagonal entry. It does not depend on the training data, so that one compiled program serves every seed.
+    The reason is that the largest eigenvalue of a client's kernel, divided by its number of examples, is at most the
+    largest diagonal entry. The step does not depend on the training data: one compiled program serves every seed.
 
     Args:
         model: Model with an analytic kernel Theta.
@@ -166,7 +166,7 @@ def train(data: SineData, of: Algorithm, num_rounds: int, seed: int) -> TrainedO
 def flow(
     data: SineData, model: Model, schedule: Schedule, local_steps: int, num_rounds: int, seed: int
 ) -> tuple[ft.theory.Flow, ft.kernels.KernelBlocks]:
-    """Computes the flow (exact mean and covariance of wide networks) of the run of ``train``, with the same cohorts.
+    """Computes the flow (exact mean and covariance of wide networks) of the run that ``train`` simulates.
 
     Returns the flow and the blocks of the model's kernel that it was built from.
 
@@ -176,7 +176,7 @@ def flow(
         schedule: Which client trains which model.
         local_steps: Local steps in a round.
         num_rounds: Number of rounds.
-        seed: Seed of the run.
+        seed: Seed of the run; the cohorts are those that ``train`` draws with it.
     """
     assert model.kernel is not None
     blocks = ft.kernels.kernel_blocks(model.kernel, data.x, data.x_test)

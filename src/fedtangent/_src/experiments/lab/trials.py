@@ -208,7 +208,7 @@ def scheme_name(classes: int) -> str:
     """Returns the name that tables give a division of examples among clients, such as "2 classes" or "i.i.d.".
 
     Args:
-        classes: Number of classes of each client, or one of the constants ``IID``, ``USERS`` and ``DISTORTED``.
+        classes: Number of classes of a client; 0 for i.i.d., -1 for one client per user, -2 for distorted images.
     """
     names = {IID: "i.i.d.", USERS: "by user", DISTORTED: "distorted", 1: "1 class"}
     return names.get(classes, f"{classes} classes")
@@ -279,11 +279,11 @@ def with_partition(federated: FederatedData, clients: Partition) -> FederatedDat
 def with_global_set(trial: Trial, share: float, labels: Array) -> tuple[FederatedData, np.ndarray]:
     """Adds the same global set of examples to every client's examples (NTK-FL, section 6, (i)).
 
-    The set has equally many examples of each label. Returns the data with it, and the rows of the set.
+    The set has equally many examples of each label. Returns the enlarged data, and the rows of the set.
 
     Args:
         trial: Data of one seed.
-        share: Size of the set, over the number of all clients' examples.
+        share: Size of the set, as a share of the number of all clients' examples.
         labels: Label of each example, [n].
     """
     chosen = sharing.class_balanced(np.asarray(labels), max(1, round(share * len(labels))), trial.seed, "shared")

@@ -90,7 +90,7 @@ def verdicts(theorem: str, rows: list[Row], *keys: str, worst: str = "worst") ->
 
     Args:
         theorem: Name of the theorem.
-        rows: Rows of all runs.
+        rows: Rows of all runs; their "control_worst" is the largest ratio of a residual to the control.
         *keys: Entries of a row that name its sizes, such as "width".
         worst: Entry of a row with the largest ratio of a residual to its bound.
     """
@@ -145,11 +145,11 @@ def network(task: TwoLayerProblem, width: int, seed: int) -> Start:
 
 
 def step_size(task: TwoLayerProblem, factor: float) -> float:
-    """Computes ``factor`` times 2 N / lambda_max, the largest stable step of the kernel of infinite width.
+    """Computes ``factor`` times the largest stable step of gradient descent on a network of infinite width.
 
     Args:
         task: The N examples.
-        factor: Fraction of the largest stable step.
+        factor: Share of that step, which is 2 N / lambda_max with the kernel's largest eigenvalue lambda_max.
     """
     return factor * 2 * len(task.x) / float(np.linalg.eigvalsh(ft.theory.expected_kernel(task.x))[-1])
 
@@ -179,13 +179,13 @@ def several_rounds(
 ) -> NtkRounds:
     """Simulates NTK-FL on a two-layer network with every client in every round. Needs 64-bit types.
 
-    In each round the candidate time with the least training loss is chosen (eq. (11a) of NTK-FL).
+    In each round the server takes the number of steps with the least training loss (eq. (11a) of NTK-FL).
 
     Args:
         task: The examples and clients.
         start: The initial network.
         learning_rate: Step eta.
-        times: Candidate numbers of gradient steps in a round.
+        times: Numbers of gradient steps from which the server chooses.
         num: Number R of rounds.
     """
     size, history = len(task.x), ntk_fl_run(task, start, learning_rate, ft.Evolution(times, kernel="averaged"), num)

@@ -243,7 +243,7 @@ def _single(rate: float | Array) -> float | Array:
 
 
 def check(study: Study, **changes: object) -> None:
-    """Raises ``ValueError`` for wrong settings: builds every method on the first seed's data, with ``changes``."""
+    """Raises ``ValueError`` for wrong settings: builds all methods for the first seed, with ``changes`` of settings."""
     settings = dataclasses.replace(study.settings, **changes)
     cohort, clients = settings.clients_per_round, settings.num_clients
     if cohort > clients:
@@ -297,7 +297,7 @@ def outcome(
     It adds the tuned hyper-parameters, remarks on choices that the paper leaves open, and the runs that failed.
 
     Args:
-        study: The study.
+        study: The checked request.
         paper: The paper's claim, as a sentence.
         tuned: Tuned hyper-parameters by method.
         report: Tables, rows and claims.

@@ -147,7 +147,7 @@ def _projected_size(settings: LeakageSettings, images: AttackedImages) -> int:
 def _read_everything(
     study: Study, built: tuple[Model, Model, Model], images: AttackedImages, sparsities: tuple[float, ...]
 ) -> ByAttack:
-    """Attacks the networks' first messages by every attack at every sparsity; ``built`` are the three networks."""
+    """Attacks clients' messages at the initial weights of three networks, by every attack at every sparsity."""
     settings = study.settings
     by_attack = ByAttack()
     keys = [jax.random.fold_in(jax.random.key(images.seed), i) for i in range(3)]
@@ -166,8 +166,8 @@ def _read_everything(
 def _read(images: AttackedImages, x: Array, originals: np.ndarray | None = None, finite: bool = True) -> Reconstruction:
     """Computes the SSIM of reconstructed images ``x`` [m, ...]; pixels that are not finite count as 0.
 
-    It compares with ``originals``, or else with ``images``. ``finite`` says whether the attack met only finite values,
-    and is stored in the result.
+    The true images are ``originals``; if it is None, they are ``images.x``. ``finite`` says whether the attack met only
+    finite values, and is stored in the result.
     """
     targets = images.x if originals is None else originals
     clipped = np.clip(np.nan_to_num(np.asarray(x, np.float64), nan=0.0), 0, 1).reshape(targets.shape)

@@ -3,9 +3,10 @@
 It measures the l1 distance of the two weights by update step, from the same start, on the pooled examples of one
 cohort. There are three networks: the paper's multilayer perceptron of 100 hidden units, once with the paper's kernel
 (averaged over outputs) and once with the exact linearisation; and the two-layer ReLU network of eq. (12) of NTK-FL. For
-the last, Lemma 2 of NTK-FL bounds the distance. Eq. (25d) of the lemma's proof bounds it by the number of hidden units
-whose activity did change, for which the lemma inserts the estimate of Lemma 1. The distance is compared with both, and
-with ``2 sum gamma``, which the paper draws. The control is (25d) for a factor 1/n in eq. (12), instead of its root.
+the last, the distance is compared with Lemma 2 of NTK-FL, which uses an estimate of how many hidden units change their
+activity, and with eq. (25d) of its proof, where the true number is inserted. For all it is compared with the paper's
+drawn bound, twice the sum over steps of the largest residual. The control is (25d) for a network with the factor 1/n,
+n hidden units, in place of 1/sqrt(n); it must be broken.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """Table 1 and figures 3 to 7 of NTK-FL: its accuracy and the rounds it needs, beside other methods.
 
-In fig. 5 hyper-parameters are chosen at the smallest alpha, so that a method's loss there is not due to poor tuning.
+In fig. 5 hyper-parameters are chosen at the smallest Dirichlet parameter alpha, the most unequal clients, so that a
+method's loss of accuracy there is not due to poor tuning.
 """
 
 from __future__ import annotations
@@ -63,7 +64,7 @@ SCALES_TABLE1 = {
 
 
 def check_table1(study: Study) -> None:
-    """Raises ``ValueError`` unless FedAvg and a method of NTK-FL are among the methods and all settings are valid.
+    """Raises ``ValueError`` unless FedAvg and NTK-FL or CP-NTK-FL are among the methods and all settings are valid.
 
     ``reference_rounds`` must be at least ``num_rounds``.
     """
@@ -219,7 +220,7 @@ CLAIM_FIG5 = "NTK-FL is stable in alpha from .1 to .5; FedAvg and FedNova drop a
 
 @dataclass(frozen=True)
 class AlphaSettings(BaselineSettings):
-    """Settings of NTK-FL's fig. 5: the fields of ``BaselineSettings``, but several values in place of one ``alpha``."""
+    """Settings of NTK-FL's fig. 5: as ``BaselineSettings``, but with several Dirichlet alphas in place of one."""
 
     alphas: tuple[float, ...] = within((0.1, 0.2, 0.3, 0.4, 0.5), above=0, count=2, increasing=True)
 
@@ -232,7 +233,7 @@ SCALES_FIG5 = {
 
 
 def check_fig5(study: Study) -> None:
-    """Raises ``ValueError`` unless every method can be built at the smallest and the largest alpha."""
+    """Raises ``ValueError`` unless clients are drawn by Dirichlet, NTK-FL is a method, and all settings are valid."""
     settings = study.settings
     if settings.partition != "dirichlet":
         raise ValueError(f"partition: got {settings.partition!r}, must be dirichlet: this experiment varies its alpha")
@@ -276,7 +277,7 @@ def run_fig5(study: Study) -> lab.Outcome:
 
 
 def _judge_fig5(settings: AlphaSettings, gains: dict[str, np.ndarray]) -> list[lab.Claim]:
-    """Judges whether each method's accuracy gains more from the smallest to the largest alpha than NTK-FL's."""
+    """Judges whether other methods gain more accuracy than NTK-FL from the smallest to the largest Dirichlet alpha."""
     more = {name: lab.interval(gains[name] - gains["ntk_fl"]) for name in settings.methods if name != "ntk_fl"}
     claim = f"gains more from alpha {settings.alphas[0]:g} to {settings.alphas[-1]:g} than NTK-FL"
     return [gain.claim_above(f"{LABELS[name]} {claim}", "by {:+.4f}") for name, gain in more.items()]
@@ -300,7 +301,10 @@ PUBLISHED_DIMENSIONS = (100, 200, 300, 400, 500, 600)
 
 @dataclass(frozen=True)
 class BetaSettings(BaselineSettings):
-    """Settings of NTK-FL's fig. 6: all values of beta and d1'; the rate is tuned at ``beta`` and ``projected``."""
+    """Settings of NTK-FL's fig. 6: values of the share beta of a client's examples and of the projected dimension d1'.
+
+    The rate is tuned at one pair, ``beta`` and ``projected``.
+    """
 
     betas: tuple[float, ...] = within((0.7, 0.6, 0.5, 0.4, 0.3, 0.2), above=0, at_most=1, count=2)
     dimensions: tuple[int, ...] = within(PUBLISHED_DIMENSIONS, count=2)
@@ -365,10 +369,10 @@ def published(beta: float, dimension: int) -> float | None:
 
 
 def _judge_fig6(settings: BetaSettings, ends: dict[tuple[float, int], np.ndarray]) -> tuple[lab.Claim, ...]:
-    """Judges whether accuracy is higher at the largest beta than at the smallest, and likewise for d1'.
+    """Judges whether accuracy is higher at the largest than at the smallest beta, and likewise for d1'.
 
     beta is the share of examples that a client uses, d1' the projected dimension. The accuracy for one of them is the
-    mean over the values of the other.
+    mean over the values of the other. ``ends`` has the accuracies [seeds] by (beta, d1').
     """
     top, low = max(settings.betas), min(settings.betas)
     most, least = max(settings.dimensions), min(settings.dimensions)

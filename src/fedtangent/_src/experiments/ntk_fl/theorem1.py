@@ -67,8 +67,8 @@ class FollowedDescent(NamedTuple):
 def run(study: Study) -> lab.Outcome:
     """Compares the squared residuals of two-layer networks with the bound of NTK-FL's Theorem 1.
 
-    For each seed, networks of every width and step size are trained for one long round, in each way of ``METHODS``.
-    NTK-FL itself then runs for a few rounds, at the largest width and step size.
+    For each seed, networks of every width and step size are trained in one long round: by gradient descent, linearised,
+    and at the linearised weights. NTK-FL then runs for a few rounds, at the largest width and step size.
     """
     settings, results, rounds = study.settings, list[FollowedDescent](), list[two_layer.NtkRounds]()
     steps = np.unique(np.linspace(0, settings.last_time, 101).round().astype(int))

@@ -1,9 +1,9 @@
 """Theorem 2 of NTK-FL (Yue et al., ICML 2022, section 5, E): FedAvg's rate beside measured rounds, and Remark 2.
 
 FedAvg trains the two-layer ReLU network of eq. (12) of NTK-FL with every client in every round and with the step of eq.
-(58): ``eta / N`` times the sum over a client's examples, then the mean over M clients. It is compared with a round of
-NTK-FL with the same eta. The control is the rate with the kernel's largest eigenvalue lambda_max instead of the
-smallest, lambda, which must be broken.
+(58) of that paper: step size ``eta / N`` times the sum over a client's examples, then the mean over M clients. It is
+compared with a round of NTK-FL with the same eta. The control is the rate with the kernel's largest eigenvalue
+lambda_max instead of the smallest, lambda, which must be broken.
 """
 
 from __future__ import annotations
