@@ -162,9 +162,9 @@ class Pair(NamedTuple):
 
     @property
     def of_limits(self) -> float:
-        """Distance ``|ln a - ln b|`` of the final losses of ``one`` and ``twice`` at infinite width.
+        """Distance ``|ln a - ln b|`` of the final losses a of ``one`` and b of ``twice`` at infinite width.
 
-        The final losses a and b are above least squares, after infinitely many rounds.
+        A final loss is the loss above least squares after infinitely many rounds.
         """
         return abs(math.log(self.one.limit / self.twice.limit))
 
