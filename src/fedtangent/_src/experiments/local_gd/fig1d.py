@@ -56,7 +56,10 @@ class ExponentialSettings:
 
 @dataclass(frozen=True)
 class HalfspaceSettings(ExponentialSettings):
-    """Settings of fig. 1(d) of Local-GD; ``spread`` is the standard deviation of the entries of z_i (of w* it is 1)."""
+    """Settings of fig. 1(d) of Local-GD; ``spread`` is the standard deviation of a node's model from the common model.
+
+    It is the deviation of every weight; the weights of the common model are N(0, 1).
+    """
 
     examples_per_node: int = 50
     dimension: int = 1500

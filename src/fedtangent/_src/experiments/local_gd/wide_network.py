@@ -125,7 +125,7 @@ def run(study: Study) -> lab.Outcome:
 
 
 class Limits(NamedTuple):
-    """Kernels at infinite width, if the whole network is trained (``tangent``) or only its last layer (``features``)."""
+    """Kernels at infinite width if the whole network is trained (``tangent``) or only its last layer (``features``)."""
 
     tangent: ft.kernels.KernelBlocks
     features: ft.kernels.KernelBlocks
