@@ -6,9 +6,9 @@ needed with more clients, and concludes that the rate is inversely proportional 
 
 Fig. 4: the same networks, K = 5 and 10; i.i.d., two and five classes a client. The paper shows that curves of equal K /
 N "stay similarly", because bound (18) of DeepLin depends on K / N only. Here the distance of two loss curves a and b,
-the largest ``|ln a - ln b|`` of any round, is measured against the heterogeneity of the clients. With K > 1 and labels that no model fits, clients
-pull the mean away from least squares, and fewer, larger clients pull it farther: bound (18) does not describe this. The
-closed form at infinite width gives the size of this effect (``limit``).
+the largest ``|ln a - ln b|`` of any round, is measured against the heterogeneity of the clients. With K > 1 and labels
+that no model fits, clients pull the mean away from least squares, and fewer, larger clients pull it farther: bound (18)
+does not describe this. The closed form at infinite width gives the size of this effect (``limit``).
 """
 
 from __future__ import annotations

@@ -89,7 +89,7 @@ class TheoremSettings:
 
 
 def _task(settings: TheoremSettings, seed: int, factor: float) -> ft.theory.FullBatchWork:
-    """Builds the clients' training of one seed, at ``factor`` times the largest rate that the theorem allows."""
+    """Builds the clients' training of one seed, at ``factor`` times the largest rate that DeepLin's theorem allows."""
     size = settings.size(settings.widths[0])
     x, y = problem(size, seed, settings.spread, settings.truth)
     return work_of(

@@ -252,9 +252,10 @@ def _first_too_many(settings: ParticipationSettings, results: list[Participation
 
 
 def _interpolating(settings: ParticipationSettings, results: list[ParticipationRun]) -> Verdict:
-    """Judges whether the distance to the centralised model still falls late in the wide dimension.
+    """Judges whether the distance to the centralised model still falls late in training, with ``wide`` dimensions.
 
-    It is measured from a quarter of the rounds to the end. The control is the narrow dimension, where it must not fall.
+    It is measured from a quarter of the rounds to the end. The control is training with fewer dimensions than examples
+    (``narrow``), where the distance must not fall.
     """
 
     def factors(dimension: int) -> list[float]:

@@ -74,12 +74,12 @@ class RegressionRun(NamedTuple):
 
     @property
     def eq_6(self) -> np.ndarray:
-        """Local-GD's closed form for local work until convergence (its eq. (6)), [R + 1, r]."""
+        """Global models of Local-GD's closed form for local work until convergence (its eq. (6)), [R + 1, r weights]."""
         return self.converged.models(len(self.path) - 1)
 
     @property
     def eq_7(self) -> np.ndarray:
-        """The minimum-norm model of all examples, the centralised closed form (eq. (7) of Local-GD), [r]."""
+        """The minimum-norm model of all examples, the centralised closed form (eq. (7) of Local-GD), [r weights]."""
         return theory.minimum_norm(self.problem.x, self.problem.y)
 
     def apart(self, w: np.ndarray, other: np.ndarray) -> np.ndarray:
