@@ -74,7 +74,7 @@ class RegressionRun(NamedTuple):
 
     @property
     def eq_6(self) -> np.ndarray:
-        """Global models of Local-GD's closed form for local work until convergence (its eq. (6)), [R + 1, r weights]."""
+        """Global models by Local-GD's closed form for local work until convergence (its eq. (6)), [R + 1, r]."""
         return self.converged.models(len(self.path) - 1)
 
     @property
