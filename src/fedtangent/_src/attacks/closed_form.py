@@ -28,8 +28,8 @@ def read_first_layer(model: Model, params: PyTree, seen: Observed, fill: float =
     Args:
         model: Dense network with biases in its first layer.
         params: Parameters at which the derivatives were taken.
-        seen: Derivatives that the server received, and which entries were sent: ``values`` are Jacobians [m, C, P] or
-            gradients [m, P].
+        seen: Derivatives that the server received, and which entries were sent: ``values`` are Jacobians [m, C, P]
+            of C outputs by P parameters, or gradients [m, P].
         fill: Value of a pixel for which no pair was sent.
 
     Raises:
@@ -71,7 +71,7 @@ def order_from_known(known: Num[AnyArray, "m C P"], shuffled: Num[AnyArray, "m C
     all known examples (zero for a pixel that is dark in all of them) cannot be told apart and are matched in any order.
 
     Args:
-        known: Jacobians [m, C, P] of examples as a colluding client computes them.
+        known: Jacobians [m, C, P] of m examples as a colluding client computes them, for C outputs and P weights.
         shuffled: Jacobians [m, C, P] of the same examples as the server received them.
 
     Raises:

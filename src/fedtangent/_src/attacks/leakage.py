@@ -135,7 +135,8 @@ def from_jacobians(
     Args:
         model: The clients' network.
         params: Parameters at which the Jacobians were taken.
-        seen: Jacobians [m, C, P] as of ``observation.jacobians``, of examples of any clients in any order.
+        seen: Jacobians [m, C, P] of m examples of any clients, as ``observation.jacobians`` returns them, for C outputs
+            and P parameters.
         shape: Shape of an input.
         key: Key of the random starts.
         attack: Options of the search.
@@ -175,7 +176,8 @@ def from_gradients(
     Args:
         model: The clients' network.
         params: Parameters at which the gradients were taken.
-        seen: Gradients [m, P] as of ``observation.gradient``, each of a separate batch of B examples.
+        seen: Gradients [m, P] by P parameters as ``observation.gradient`` returns them, each of a separate batch of B
+            examples.
         shape: Shape of an input.
         key: Key of the random starts.
         attack: Options of the search.
@@ -270,7 +272,10 @@ def _best_of(minima: Minimum, messages: int) -> Leak:
 
 
 def _targets(loss: str, guess: Array | None, labels: Array | None) -> Array:
-    """Returns the known labels, or else the guessed ones: ``guess``, for the cross entropy its softmax."""
+    """Returns ``labels`` if they are known; else the attacker's guess.
+
+    The guess is the softmax of ``guess`` for the cross entropy, and ``guess`` itself for the squared error.
+    """
     if labels is not None:
         return labels
     assert guess is not None
@@ -281,10 +286,10 @@ def _targets(loss: str, guess: Array | None, labels: Array | None) -> Array:
 
 
 def minimise(objective: Callable[[PyTree], Float[Array, ""]], start: PyTree, attack: Attack) -> Minimum:
-    """Minimises ``objective`` from ``start`` until the tolerance is reached or L-BFGS makes no more progress.
+    """Minimises ``objective`` from ``start`` by the optimiser of ``attack``.
 
-    L-BFGS chooses its steps by a line search and ignores the learning rate. A value that is not finite is never the
-    best.
+    It ends when the tolerance or the number of steps is reached, or when L-BFGS makes no more progress. L-BFGS chooses
+    its steps by a line search and ignores the learning rate. A value that is not finite is never the best.
 
     Args:
         objective: Function of a pytree that returns a number.

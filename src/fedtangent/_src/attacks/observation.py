@@ -16,7 +16,7 @@ from fedtangent._src.types import AnyArray, Array, Model, PyTree
 
 
 class Observed(NamedTuple):
-    """The messages that a server receives.
+    """The messages that a server receives, about a network of C outputs and P parameters.
 
     Attributes:
         values: Jacobians [m, C, P] or gradients [m, P] of m messages; entries that were not sent are 0.
@@ -30,8 +30,8 @@ class Observed(NamedTuple):
 def jacobians(model: Model, params: PyTree, x: Shaped[AnyArray, "n ..."]) -> Observed:
     """Computes every example's Jacobian of the outputs by the parameters: ``values`` [n, C, P] for ``x`` [n, ...].
 
-    A client of NTK-FL sends this message (Yue et al., 2022, section 4.1). Parameters are in the order of
-    ``jax.flatten_util.ravel_pytree``.
+    A client of NTK-FL sends this message (Yue et al., 2022, section 4.1). The C outputs' derivatives
+    by the P parameters are in the order of ``jax.flatten_util.ravel_pytree``.
 
     Args:
         model: The clients' network.
@@ -59,7 +59,7 @@ def gradient(
     y: Shaped[AnyArray, "B ..."],
     loss: str = "cross_entropy",
 ) -> Observed:
-    """Computes the gradient by the parameters of the mean loss over one batch: ``values`` [1, P].
+    """Computes the gradient, by the P parameters, of the mean loss over one batch: ``values`` [1, P].
 
     Args:
         model: The clients' network.

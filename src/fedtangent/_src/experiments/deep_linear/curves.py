@@ -218,7 +218,8 @@ def stable_rate(study: Study) -> float:
 def rate_of(study: Study) -> float:
     """Returns the learning rate of all runs.
 
-    It is ``settings.learning_rate`` if above 0, else ``share`` of the largest stable rate, rounded to two digits.
+    It is ``settings.learning_rate`` unless that is 0. Else it is ``settings.share`` times the largest stable rate,
+    rounded down to two digits.
     """
     settings = study.settings
     if settings.learning_rate:
@@ -238,7 +239,7 @@ def _product(model: Model, size: int, params: PyTree) -> jax.Array:
 
 
 class Trained(NamedTuple):
-    """A trained deep linear network.
+    """A trained deep linear network with r inputs and C outputs.
 
     Attributes:
         initial: Initial weight matrices of the layers, [outputs, inputs] each.
@@ -335,7 +336,7 @@ def _constants(
     """Computes the constants of DeepLin's theorem for one run.
 
     ``work`` has clients, local steps and rate, ``spectrum`` the initial kernel's extreme eigenvalues; ``start`` is the
-    initial network as one matrix [r, C].
+    initial network as one matrix [r, C], for r inputs and C outputs.
     """
     truth = float(np.linalg.norm(examples.best, 2))
     residual = math.sqrt(2 * len(examples.y) * float(examples.excess(start)))
@@ -366,7 +367,7 @@ def _wrong(
     """Computes the loss above least squares, by round, that two wrong theories predict.
 
     One has a single local step instead of K; the other adds the clients' changes instead of averaging them. ``flow`` is
-    the right theory, ``start`` the initial model [r, C].
+    the right theory, ``start`` the initial model [r, C], for r inputs and C outputs.
     """
     one = None
     if work.local_steps > 1:
@@ -382,7 +383,8 @@ def _verdict(curves: Sequence[Curve], wrong: Sequence[Wrong], sizes: str) -> Ver
     """Judges whether each curve is closer to its own theory than to the theory of another K / N.
 
     The curve's distance from the flow (theory at infinite width) of its run must be below half of the distance between
-    this flow and the nearest flow of a run with another K / N. The controls are the wrong theories.
+    this flow and the nearest flow of a run with another K / N. The controls are the wrong theories in ``wrong``. The
+    text ``sizes`` names data and width.
     """
     # Controls: the flows with K forgotten and with N forgotten; the nearest to its curve counts.
     ratios, forgotten = list[float](), {"K forgotten": list[float](), "N forgotten": list[float]()}

@@ -5,10 +5,10 @@ the number K of local steps; here it is 5, the middle of the values of fig. 3. T
 needed with more clients, and concludes that the rate is inversely proportional to N. Fig. 3 varies K instead.
 
 Fig. 4: the same networks, K = 5 and 10; i.i.d., two and five classes a client. The paper shows that curves of equal K /
-N "stay similarly", because bound (18) of DeepLin depends on K / N only. Here their distance is measured, the largest
-``|ln - ln'|`` of any round, against the heterogeneity of the clients. With K > 1 and labels that no model fits, clients
-pull the mean away from least squares, and fewer, larger clients pull it farther: bound (18) does not describe this. The
-closed form at infinite width gives the size of this effect (``limit``).
+N "stay similarly", because bound (18) of DeepLin depends on K / N only. Here the distance of two loss curves a and b,
+the largest ``|ln a - ln b|`` of any round, is measured against the heterogeneity of the clients. With K > 1 and labels
+that no model fits, clients pull the mean away from least squares, and fewer, larger clients pull it farther: bound (18)
+does not describe this. The closed form at infinite width gives the size of this effect (``limit``).
 """
 
 from __future__ import annotations
@@ -162,9 +162,9 @@ class Pair(NamedTuple):
 
     @property
     def of_limits(self) -> float:
-        """Distance ``|ln a - ln b|`` of the final losses of ``one`` and ``twice`` at infinite width.
+        """Distance ``|ln a - ln b|`` of the final losses a of ``one`` and b of ``twice`` at infinite width.
 
-        The final losses a and b are above least squares, after infinitely many rounds.
+        A final loss is the loss above least squares after infinitely many rounds.
         """
         return abs(math.log(self.one.limit / self.twice.limit))
 

@@ -1,4 +1,4 @@
-"""Training of a deep linear network by FedAvg, with its flows and the quantities in the proof of DeepLin."""
+"""Training of a deep linear network by FedAvg, with theory's flows and the quantities in the proof of DeepLin."""
 
 from __future__ import annotations
 
@@ -28,15 +28,17 @@ CONTROL = "1 - 2 eta K lambda_min: N forgotten"  # the name of a wrong bound
 class Look(NamedTuple):
     """The hypotheses and terms in the proof of DeepLin's Theorem IV.2, measured after one round.
 
-    W^i is the weight matrix of layer i, eta the learning rate, lambda_min the least eigenvalue of the initial kernel.
+    W^i is the weight matrix of layer i, eta the learning rate, lambda_min the least eigenvalue of the initial kernel; N
+    clients take K local steps a round.
 
     Attributes:
         hypotheses: The hypotheses of the proof, each with measured and required value.
-        terms: Norms of the four terms of eq. (17) over the residual's norm, in units of ``eta K lambda_min / N``. For
-            "first" it is 1 minus this ratio of norms.
+        terms: Norms of the four terms whose sum is the residual after the next round (eq. (17) of DeepLin), over the
+            norm of the present residual, in units of ``eta K lambda_min / N``. For the term "first", the residual of a
+            linear model, it is 1 minus this ratio of norms.
         moved: Norm of the change since the start of the products ``W^{i+1}' W^{i+1}`` and ``W^i W^i'`` of all layers,
             over the products' initial norm.
-        unbalanced: Norm of the change since the start of the difference of these two products, over the same norm.
+        unbalanced: Norm of the change since the start of the difference of these two products, over their initial norm.
     """
 
     round: int
@@ -47,7 +49,7 @@ class Look(NamedTuple):
 
 
 class FollowedNetwork(NamedTuple):
-    """A trained deep linear network, Theorem IV.2 of DeepLin for it, and its flows.
+    """A trained deep linear network, with the constants of DeepLin's Theorem IV.2 and theory's flows for it.
 
     Residuals [n C] are coordinates in the eigenbasis of the initial kernel P(0), least eigenvalue first, divided by the
     norm of the initial residual.
@@ -56,7 +58,8 @@ class FollowedNetwork(NamedTuple):
         draw: Number of the network among the networks of its seed.
         eigenvalues: Eigenvalues of P(0), [n C].
         modes: Residuals of the network after every round, [R + 1, n C].
-        flows: Residuals of two right and three wrong theories, [R + 1, n C] each, by the keys of FLOWS, such as "own".
+        flows: Residuals that two right and three wrong theories predict, [R + 1, n C] each, by the keys of FLOWS, such
+            as "own" for the flow of P(0).
         looks: Quantities of the proof after selected rounds; only for draw 0.
     """
 
@@ -75,7 +78,7 @@ class FollowedNetwork(NamedTuple):
         return np.asarray(np.sum(self.modes**2, axis=1))
 
     def error(self, name: str) -> float:
-        """Computes the largest distance over all rounds between the residuals of the network and the flow ``name``."""
+        """Computes the largest distance over all rounds between the network's residuals and ``flows[name]``."""
         return float(np.linalg.norm(self.flows[name] - self.modes, axis=1).max())
 
     @property
@@ -100,7 +103,7 @@ class FollowedNetwork(NamedTuple):
 def follow(
     size: Size, work: ft.theory.FullBatchWork, which: tuple[int, int], looks: int, delta: float
 ) -> FollowedNetwork:
-    """Trains one deep linear network by FedAvg, and computes its flows.
+    """Trains one deep linear network by FedAvg, and computes the flows that theories predict for it.
 
     Args:
         size: Sizes of the run.

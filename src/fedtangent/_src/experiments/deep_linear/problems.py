@@ -3,9 +3,9 @@
 Inputs are scaled to length 1: the paper does not say how it scales them, and for pixels in [0, 1] its rate is above the
 stability limit of most of its settings. Targets are one-hot, which the paper does not say either. An orthonormal basis
 of the row space of the inputs X changes neither inner products nor the distribution of Gaussian first weights. So
-training in ``rank(X)`` coordinates has the same distribution as in all d. In the basis of the singular value
-decomposition ``X'X`` is diagonal, with the root S, and the loss of a linear model ``M`` above least squares, W*, is
-``1/2 |S (M - W*)|^2``, a sum of squares without cancellation.
+training in ``rank(X)`` coordinates has the same distribution as in all input dimensions. In the basis of the singular
+value decomposition ``X'X`` is ``S^2`` with a diagonal S. The loss of a linear model ``M`` above the loss of the
+least-squares model W* is then ``1/2 |S (M - W*)|^2``, a sum of squares without cancellation.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Problem(NamedTuple):
         return float(np.sum((self.x @ self.best - self.y) ** 2) / (2 * len(self.y)))
 
     def excess(self, models: Any) -> np.ndarray:
-        """Computes the loss per example above ``floor`` of models [.., r, C]: [..]; not finite if diverged."""
+        """Computes the loss per example above ``floor`` of each of ``models`` [.., r, C]; not finite if it diverged."""
         with np.errstate(over="ignore", invalid="ignore"):
             away = self.singular[:, None] * (np.asarray(models, np.float64) - self.best)
             return np.asarray(np.sum(away**2, axis=(-2, -1)) / (2 * len(self.y)))

@@ -2,10 +2,12 @@
 
 A network of L layers whose weights start as s N(0, 1), at the learning rate eta, is s^L times the paper's own network
 at the rate ``eta s^(2 (L - 1))`` with targets ``Y / s^L``. So a small scale s is a large true model W*, and the width
-that Theorem IV.2 of DeepLin asks for grows as ``s^(-2 L)``. Rates are one fraction of the stability limit of infinite
-width at that scale, so that at one depth the flow (theory at infinite width) differs only in its start. For each depth,
-width and scale it measures how fast the loss falls late, compared with the flow and with bound (18) of DeepLin; how far
-the kernel changes; and whether N clients with K steps and 2 N clients with 2 K steps have the same curve.
+that Theorem IV.2 of DeepLin asks for grows as ``s^(-2 L)``. Each rate is the same fraction of the largest stable rate
+at infinite width for its scale, so that at one depth the flow (theory at infinite width) differs only in its start.
+
+For each depth, width and scale the experiment measures how fast the loss falls late, compared with the flow and with
+bound (18) of DeepLin; how far the kernel changes; and whether N clients with K steps and 2 N clients with 2 K steps
+have the same curve.
 """
 
 from __future__ import annotations
@@ -280,7 +282,7 @@ def _transcribed(settings: RegimeSettings, seed: int) -> Verdict:
 
 
 def _conclude(study: Study, cells: list[Cell], exact: Verdict) -> lab.Outcome:
-    """Builds the tables, figure, claims and verdicts of both maps."""
+    """Builds the tables, figure, claims and verdicts of both maps; ``exact`` is the verdict of ``_transcribed``."""
     settings, rows, entries = study.settings, list[lab.Row](), list[lab.Row]()
     for (depth, width, scale), group in lab.grouped(cells, "depth", "width", "scale").items():
         numbers = {name: [c.numbers()[name] for c in group] for name in NUMBERS}

@@ -49,7 +49,10 @@ REMARKS = (
 
 @dataclass(frozen=True)
 class TheoremSettings:
-    """Settings of examples, clients and networks; the rate is ``step_factor`` times the theorem's largest."""
+    """Settings of examples, clients and networks.
+
+    The learning rate is ``step_factor`` times the largest rate that DeepLin's theorem allows.
+    """
 
     num_clients: int = within(4, least=2)
     held: int = 1  # examples of a client; (27) needs as many dimensions as examples of all
@@ -86,7 +89,7 @@ class TheoremSettings:
 
 
 def _task(settings: TheoremSettings, seed: int, factor: float) -> ft.theory.FullBatchWork:
-    """Builds the clients' training of one seed, at ``factor`` times the largest rate that the theorem allows."""
+    """Builds the clients' training of one seed, at ``factor`` times the largest rate that DeepLin's theorem allows."""
     size = settings.size(settings.widths[0])
     x, y = problem(size, seed, settings.spread, settings.truth)
     return work_of(
@@ -209,9 +212,9 @@ def _worst_terms(networks: list[FollowedNetwork], wrong: list[FollowedNetwork]) 
 def _error_rows(
     settings: TheoremSettings, networks: list[FollowedNetwork], rates: dict[str, lab.MeanInterval]
 ) -> list[lab.Row]:
-    """Builds a row for each flow of FLOWS: its mean distance from the networks' residuals, by width.
+    """Builds a row for each theory in FLOWS: the mean distance of its flow from the networks' residuals, by width.
 
-    ``rates`` has for each flow the slope of ln distance against ln width, which the row shows too.
+    ``rates`` has for each theory the slope of ln distance against ln width, which the row shows too.
     """
     rows = []
     for name, label in FLOWS.items():
@@ -221,7 +224,7 @@ def _error_rows(
 
 
 def _rounds_sheet(f: FollowedNetwork) -> lab.Sheet:
-    """Builds the table of one network's loss after selected rounds, with bounds and flows."""
+    """Builds the table of one network's loss after selected rounds, with theory's flows and DeepLin's bounds for it."""
     curves = {name: np.sum(f.flows[name] ** 2, axis=1) for name in ("own", "infinite")}
     curves |= {"loss": f.loss, "b18": f.bounds()["(18)"], "proof": f.bounds()["its proof"]}
     at = np.unique(np.linspace(0, len(f.modes) - 1, 6).round().astype(int))
@@ -232,7 +235,10 @@ def _rounds_sheet(f: FollowedNetwork) -> lab.Sheet:
 
 
 def _hypotheses_sheet(networks: list[FollowedNetwork]) -> lab.Sheet:
-    """Builds a table of the hypotheses in the proof of Theorem IV.2, each at its round nearest to failing."""
+    """Builds a table of the hypotheses in the proof of DeepLin's Theorem IV.2.
+
+    Each hypothesis is shown in the round and for the network where it is nearest to failing.
+    """
     rows = []
     for i, first in enumerate(networks[0].looks[0].hypotheses):
         along = [look.hypotheses[i] for f in networks for look in f.looks]
@@ -245,7 +251,10 @@ def _hypotheses_sheet(networks: list[FollowedNetwork]) -> lab.Sheet:
 
 
 def _modes_sheet(f: FollowedNetwork) -> lab.Sheet:
-    """Builds the table of the share of each mode's initial residual that is left after the last round."""
+    """Builds the table of how much of the initial residual is left after the last round, as a share.
+
+    It has a row for each mode, which is an eigenvector of the initial kernel P(0).
+    """
     shares = {name: np.abs(values[-1] / values[0]) for name, values in (("network", f.modes), *f.flows.items())}
     rows = [{"value": value, **{name: v[j] for name, v in shares.items()}} for j, value in enumerate(f.eigenvalues)]
     columns = f"eigenvalue: {{value:.4f}} | network: {{network:.4f}} | {FLOWS['own']}: {{own:.4f}} | "

@@ -47,7 +47,10 @@ REMARKS = (
 
 @dataclass(frozen=True)
 class FeatureSettings:
-    """Settings of networks, clients and learning rates, which the standard parameterization divides by a width."""
+    """Settings of networks, clients and learning rates.
+
+    In the standard parameterization the rates are divided by the largest of ``widths``.
+    """
 
     widths: tuple[int, ...] = within((64, 256, 1024), count=2, increasing=True)
     hidden_layers: int = 2
@@ -70,8 +73,8 @@ class TrainedWidth(NamedTuple):
     Attributes:
         losses: Training loss at each rate after the last round; infinite if the run diverged.
         start: Training loss before the first round.
-        changes: At one rate for all widths, how far features and outputs move, and the laziness: the distance from the
-            linearised network, relative to how far this one moves.
+        changes: At one rate for all widths, how far features and outputs move, and the laziness: the distance of the
+            network from its linearisation, divided by how far the linearisation moves.
     """
 
     parameterization: str

@@ -2,8 +2,8 @@
 
 A network is trained on one half of the classes and fine-tuned federatedly on the other half. Theory linearises it at
 the pre-trained weights, and predicts the learning curve and the best learning rate without training. Networks are then
-trained at many rates around the predicted one. Laziness is the distance of a network's outputs from those of its
-linearisation, relative to how far training moves the linearisation.
+trained at many rates around the predicted one. Laziness is the distance between the outputs of a network and of
+its linearisation, relative to how far training moves the linearisation.
 """
 
 from __future__ import annotations

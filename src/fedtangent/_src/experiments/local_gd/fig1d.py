@@ -56,7 +56,10 @@ class ExponentialSettings:
 
 @dataclass(frozen=True)
 class HalfspaceSettings(ExponentialSettings):
-    """Settings of fig. 1(d) of Local-GD; ``spread`` is the standard deviation of the entries of z_i (of w* it is 1)."""
+    """Settings of fig. 1(d) of Local-GD; ``spread`` is the standard deviation of a node's model from the common model.
+
+    It is the deviation of every weight; the weights of the common model are N(0, 1).
+    """
 
     examples_per_node: int = 50
     dimension: int = 1500
@@ -81,7 +84,7 @@ class Classified(NamedTuple):
     machine: np.ndarray
 
     def to(self, model: np.ndarray) -> dict[str, np.ndarray]:
-        """Computes the distances ``|w / |w| - w' / |w'||`` of both algorithms' models w to ``model`` w', [r].
+        """Computes the distances ``|w / |w| - w' / |w'||`` of both algorithms' models w to ``model`` w' (r weights).
 
         Returns them for Local-GD ("G") and Modified Local-GD ("G-Mod"), after rounds 2, 3, .., R: [R - 1] each.
         """
@@ -140,9 +143,9 @@ def left_out(missing: list[str], runs: int) -> tuple[str, ...]:
 
 
 def _descended(settings: ExponentialSettings, sets: theory.FeasibleSets, factor: float) -> np.ndarray | None:
-    """Trains the centralised model [r] by gradient descent; returns None if it diverges.
+    """Trains the centralised model (r weights) by gradient descent; returns None if it diverges.
 
-    The loss is ``factor`` times the sum of the exponential losses of all examples.
+    The loss is ``factor`` times the sum of the exponential losses of all examples in ``sets``.
     """
     rate, steps = settings.learning_rate * factor, settings.centralised_steps
     try:
@@ -163,7 +166,7 @@ def _support_vector_machine(x: np.ndarray, y: np.ndarray) -> np.ndarray:
 def _in_dual(settings: ExponentialSettings, sets: theory.FeasibleSets, name: str, steps: int) -> np.ndarray:
     """Computes Local-GD ("G") or its modification ("G-Mod") after every round, [R + 1, r], in the dual variables.
 
-    ``sets`` has the nodes' examples, and ``steps`` is the number of local steps in a round.
+    ``sets`` has the nodes' examples in r coordinates, and ``steps`` is the number of local steps in a round.
     """
     alpha = theory.halpern(settings.num_rounds, 0) if name == "G-Mod" else None
     solve = partial(theory.exponential_models, sets, settings.num_rounds, np.log(1 / settings.pull))
@@ -268,7 +271,7 @@ def _in_theory(settings: HalfspaceSettings, one: Classified) -> dict[str, np.nda
 
     Returns "exact" [R + 1, r], Local-GD with exact solutions, for R rounds; "projected" and "drawn back" [K + 1, r],
     the projections of Local-GD and of Modified Local-GD, for K = ``projection_rounds`` rounds; and "ideal" [r], the
-    hard-margin support vector machine.
+    hard-margin support vector machine. Models have r weights.
     """
     rounds = settings.projection_rounds
     return {
@@ -314,8 +317,8 @@ def _verdicts_of(rows: list[lab.Row], sizes: str) -> tuple[Verdict, ...]:
     """Judges theory's claims on all seeds' rows; ``sizes`` names the dimension.
 
     The support vector machine is the model of least norm with margin 1 on all examples (eq. (15) of Local-GD).
-    Projections end in the intersection of all nodes' feasible sets (Lemma 3). The projections of Modified Local-GD
-    approach the machine as 1/k in the round k (Lemma 4).
+    Projections end in the intersection of all nodes' feasible sets (Lemma 3 of Local-GD). The distance of Modified
+    Local-GD's projections from the machine falls as 1/k with the round k (Lemma 4 of Local-GD).
     """
 
     def over(key: str) -> np.ndarray:

@@ -103,7 +103,7 @@ def _run(part: str, study: Study) -> lab.Outcome:
 
 
 def _models(one: Classified) -> dict[str, np.ndarray]:
-    """Returns the last models [r]: Local-GD (G), its modification (G-Mod), centralised (C), SVM (S)."""
+    """Returns the last models, r weights each: Local-GD (G), its modification (G-Mod), centralised (C), SVM (S)."""
     return {**{name: path[-1] for name, path in one.paths.items()}, "C": one.centralised, "S": one.machine}
 
 
@@ -188,7 +188,10 @@ def claims_e(rows: list[lab.Row]) -> tuple[lab.Claim, ...]:
 
 
 def claims_f(rows: list[lab.Row]) -> tuple[lab.Claim, ...]:
-    """Judges Local-GD's fig. 1(f): the other models' distances to the support vector machine fall with d."""
+    """Judges Local-GD's fig. 1(f): distances in direction to the support vector machine fall with the dimension d.
+
+    They are the distances of Local-GD, Modified Local-GD and the centralised model.
+    """
     return tuple(_falls(rows, key, f"{name} to S") for name, key in TOWARDS["f"].items())
 
 
@@ -237,7 +240,7 @@ class DirichletSettings(ExponentialSettings):
 
 
 def check_dirichlet(study: Study) -> None:
-    """Raises ``ValueError`` unless there are at least as many examples as nodes, and at most as many as dimensions."""
+    """Raises ``ValueError`` for fewer examples than nodes, or more examples than input dimensions."""
     settings = study.settings
     if not settings.num_nodes <= settings.num_examples <= settings.dimension:
         raise ValueError(
@@ -315,7 +318,10 @@ def claims(rows: list[lab.Row]) -> tuple[lab.Claim, ...]:
 
 
 def _draw_dirichlet(study: Study, first: dict[float, Classified]) -> None:
-    """Plots the distances by round, a panel for each alpha, of the first seed that did not diverge."""
+    """Plots by round how far Local-GD and Modified Local-GD are from the centralised model, a panel for each alpha.
+
+    ``first`` has for each alpha the models of the first seed that did not diverge.
+    """
     rounds, panels = np.arange(2, study.settings.num_rounds + 1), []
     for alpha, one in first.items():
         lines = {f"{name} to C": v for name, v in one.to(one.centralised).items()}

@@ -35,7 +35,10 @@ REMARKS = (
 
 @dataclass(frozen=True)
 class LambdaSettings:
-    """Settings of the data (Local-GD, section 5; more dimensions than examples), and values of ln(1 / lambda)."""
+    """Settings of the data (Local-GD, section 5; more dimensions than examples), and values of ln(1 / lambda).
+
+    lambda is the factor of the proximal term in the local problems.
+    """
 
     num_nodes: int = within(4, least=2)
     held: int = 10  # examples of a node
@@ -50,7 +53,7 @@ class LambdaSettings:
 class Turned(NamedTuple):
     """Distances of Local-GD's model w from the projections' model v and from the SVM, for one seed and dimension.
 
-    Arrays are [V], over the V values of ``l = ln(1 / lambda)``.
+    Arrays are [V], over the V values of ``l = ln(1 / lambda)``, with the factor lambda of the proximal term.
 
     Attributes:
         round: Number k of rounds after which the models are compared.
@@ -74,7 +77,7 @@ class Turned(NamedTuple):
 
 
 def check(study: Study) -> None:
-    """Raises ``ValueError`` for fewer than three values of ln(1 / lambda) from 1e4 on, or labels that no model fits."""
+    """Raises ``ValueError`` unless three values of ln(1 / lambda) are at least 1e4 and a model fits all labels."""
     settings = study.settings
     if sum(value >= LARGE for value in settings.log_inverses) < 3:
         raise ValueError(f"log_inverses: got {settings.log_inverses}, must be three or more of at least {LARGE:g}")
@@ -85,7 +88,10 @@ def check(study: Study) -> None:
 
 
 def run(study: Study) -> lab.Outcome:
-    """Solves the local problems of every seed and dimension for all values of lambda, and fits the rates."""
+    """Solves the local problems of every seed and dimension for all values of lambda, and judges Lemma 2 of Local-GD.
+
+    The lemma says how fast Local-GD's model turns to the projections' model as the proximal factor lambda goes to 0.
+    """
     results = list[Turned]()
     for seed in study.each_seed():
         for dimension in study.settings.dimensions:

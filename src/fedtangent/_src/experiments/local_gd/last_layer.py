@@ -127,7 +127,7 @@ def _featured(study: Study, loaded: ft.data.Dataset, folder: Path | None, seed: 
 
 
 def _tenths(say: Callable[[str], None]) -> Callable[[int, int], None]:
-    """Returns a callback that reports progress at each tenth of a large number of images."""
+    """Returns a callback (images done, all images) that reports each tenth of 10,000 images or more through ``say``."""
     tenths = 0
 
     def tick(done: int, total: int) -> None:

@@ -71,7 +71,8 @@ class Ended(NamedTuple):
         task: "regression" or "classification".
         optimiser: Name of the local optimiser, such as "momentum".
         model: The last global model, [d].
-        curves: Measured quantities after every round, by name, [R + 1] each; NaN for the direction of 0.
+        curves: Measured quantities after every round, by name, [R + 1] each. A distance of directions is NaN while
+            the model is 0.
     """
 
     seed: int
@@ -153,7 +154,10 @@ def _regressed(settings: OptimiserSettings, seed: int) -> list[Ended]:
 
 
 def largest_margin(signed: np.ndarray) -> np.ndarray:
-    """Computes the classifier [d] of largest margin, ``max |w_i| <= 1``, for inputs times labels ``signed`` [n, d]."""
+    """Computes the classifier w [d] of largest margin among all with ``max |w_i| <= 1``.
+
+    The rows of ``signed`` [n, d] are inputs times their labels.
+    """
     n, d = signed.shape
     objective, limits = np.append(np.zeros(d), -1.0), np.hstack([-signed, np.ones((n, 1))])
     bounds = [(-1, 1)] * d + [(None, None)]
@@ -161,7 +165,10 @@ def largest_margin(signed: np.ndarray) -> np.ndarray:
 
 
 def _classified(settings: OptimiserSettings, seed: int) -> list[Ended]:
-    """Trains the classifiers with every optimiser, and compares their directions with both maximum margins."""
+    """Trains the classifiers with every optimiser, and measures their distances in direction from two others.
+
+    These are the classifiers of maximum margin for the l2 norm and for the l_inf norm.
+    """
     problem = problems.classification(seed, settings.num_nodes, settings.held, settings.dimension, settings.spread)
     sets = theory.feasible_sets(problem.x, problem.y, problem.partition)
     signed = problem.x * problem.y[:, None]

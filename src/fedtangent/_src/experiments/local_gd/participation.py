@@ -54,7 +54,7 @@ class ParticipationRun(NamedTuple):
     """Distances of the global model w from the centralised model c, by round, for one seed and dimension.
 
     Attributes:
-        distance: ``|w - c| / |c|`` with the drawn cohorts, [R + 1].
+        distance: ``|w - c| / |c|`` if only the nodes drawn for a round (its cohort) take part in it, [R + 1].
         everybody: ``|w - c| / |c|`` if all nodes take part in every round, [R + 1].
         bias: Value to which ``everybody`` tends.
     """
@@ -68,7 +68,7 @@ class ParticipationRun(NamedTuple):
 
     @property
     def rate(self) -> float:
-        """Decrease per round of ln distance from the centralised model, with the drawn cohorts."""
+        """Decrease per round of ln distance from the centralised model, if only the nodes drawn for a round train."""
         return fall(self.distance)
 
     @property
@@ -78,15 +78,18 @@ class ParticipationRun(NamedTuple):
 
     @property
     def away(self) -> float:
-        """Root mean square distance from the centralised model over the second half of the rounds, over its norm.
+        """Distance from the centralised model over its norm: root mean square over the second half of the rounds.
 
-        It is of the model that is trained with the drawn cohorts.
+        Only the nodes drawn for a round take part in it.
         """
         return float(np.sqrt(np.mean(self.distance[len(self.distance) // 2 :] ** 2)))
 
 
 def fall(distance: np.ndarray) -> float:
-    """Computes the decrease of ln ``distance`` per round, by a line through the rounds before it is below 1e-9."""
+    """Computes the decrease of ln ``distance`` per round, by a least-squares line.
+
+    The line is fitted to the rounds before ``distance`` first falls to 1e-9.
+    """
     is_alive = distance > 1e-9
     count = max(len(is_alive) if is_alive.all() else int(np.argmin(is_alive)), 2)
     return -float(np.polyfit(np.arange(count), np.log(distance[:count]), 1)[0])
@@ -129,7 +132,10 @@ def _closed_form(problem: problems.Problem, settings: ParticipationSettings, ste
 
 
 def _cohorts(settings: ParticipationSettings, seed: int) -> ft.types.Cohort:
-    """Draws the cohorts of a simulation with this seed; nodes are of equal size, so their weights are 1."""
+    """Draws the nodes that take part in each round, as a simulation with this seed does.
+
+    Nodes are of equal size, so their weights are 1.
+    """
     schedule = ft.schedules.uniform_sampling(settings.num_nodes, settings.clients_per_round)
     return ft.schedules.drawn_cohorts(schedule, None, settings.num_rounds, seed, weighting=None)
 
@@ -157,12 +163,14 @@ def _follow(
     settings: ParticipationSettings,
     place: tuple[int, int, int],
 ) -> ParticipationRun:
-    """Computes the distance of the global model from the centralised one by round, over the centralised model's norm.
+    """Computes the distance of the global from the centralised model by round, over the centralised model's norm.
+
+    It does so for the given cohorts and for all nodes in every round.
 
     Args:
         form: Closed form of one regression and number of local steps.
         centre: The centralised model.
-        cohorts: Cohort of every round.
+        cohorts: The nodes that take part in every round.
         settings: Settings.
         place: Seed, dimension and number of local steps.
     """
@@ -244,9 +252,10 @@ def _first_too_many(settings: ParticipationSettings, results: list[Participation
 
 
 def _interpolating(settings: ParticipationSettings, results: list[ParticipationRun]) -> Verdict:
-    """Judges whether the distance to the centralised model still falls late in the wide dimension.
+    """Judges whether the distance to the centralised model still falls late in training, with ``wide`` dimensions.
 
-    It is measured from a quarter of the rounds to the end. The control is the narrow dimension, where it must not fall.
+    It is measured from a quarter of the rounds to the end. The control is training with fewer dimensions than examples
+    (``narrow``), where the distance must not fall.
     """
 
     def factors(dimension: int) -> list[float]:

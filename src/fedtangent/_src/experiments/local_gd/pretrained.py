@@ -25,7 +25,9 @@ LAST = "Dense_0"  # the last layer, in the network's parameters
 
 
 def with_trained_features(dataset: Dataset, share: float, epochs: int, num_features: int, seed: int) -> Dataset:
-    """Trains a network on some training images, and replaces the other images by its features.
+    """Trains a network on some training images, and replaces all other images by the network's features.
+
+    The images that train the network are left out of the returned data set.
 
     Args:
         dataset: A data set of images.
@@ -79,7 +81,7 @@ def _trained(dataset: Dataset, epochs: int, num_features: int, seed: int) -> PyT
 
 
 def beheaded(params: PyTree, shape: tuple[int, ...], num_features: int) -> tuple[Model, PyTree]:
-    """Returns a network without its last layer, whose outputs are the features, and its parameters.
+    """Returns the network without its last layer, so that its outputs are the features, and the parameters for it.
 
     Args:
         params: Parameters of the whole network.

@@ -55,6 +55,8 @@ class RegressionSettings:
 class RegressionRun(NamedTuple):
     """Local-GD's global model G, the centralised model C, and their closed forms, for one regression.
 
+    Models are vectors of r weights.
+
     Attributes:
         path: G after every round, [R + 1, r].
         trained: C after its last step, [r].
@@ -72,19 +74,19 @@ class RegressionRun(NamedTuple):
 
     @property
     def eq_6(self) -> np.ndarray:
-        """Local-GD's closed form for local work until convergence (its eq. (6)), [R + 1, r]."""
+        """Global models by Local-GD's closed form for local work until convergence (its eq. (6)), [R + 1, r]."""
         return self.converged.models(len(self.path) - 1)
 
     @property
     def eq_7(self) -> np.ndarray:
-        """The minimum-norm model of all examples, the centralised closed form (eq. (7) of Local-GD), [r]."""
+        """The minimum-norm model of all examples, the centralised closed form (eq. (7) of Local-GD), [r weights]."""
         return theory.minimum_norm(self.problem.x, self.problem.y)
 
     def apart(self, w: np.ndarray, other: np.ndarray) -> np.ndarray:
         """Computes the distances ``|w - other| / d`` of models over the last axis, with d input dimensions.
 
         Args:
-            w, other: Models, [.., r] each.
+            w, other: Models of r weights, [.., r] each.
         """
         return np.asarray(np.linalg.norm(w - other, axis=-1) / self.problem.dimension)
 
@@ -98,7 +100,7 @@ def regression_run(settings: AnySettings, dimension: int, seed: int, *, simulate
         settings: Settings.
         dimension: Dimension d of the inputs.
         seed: Seed of the problem.
-        simulate: Whether the models are trained.
+        simulate: Whether to train the models. If not, ``path`` and ``trained`` are their closed forms.
     """
     problem = regression(seed, settings.num_nodes, settings.examples_per_node, dimension).in_span()
     x, y, nodes, pooled = problem.x, problem.y, problem.partition, problem.pooled
@@ -144,7 +146,7 @@ def exact_verdict(runs: list[RegressionRun], settings: AnySettings) -> Verdict:
 def check(study: Study) -> None:
     """Raises ``ValueError`` unless d is above a node's number of examples, as eq. (6) of Local-GD needs.
 
-    Also for a wrong learning rate (``check_descent``).
+    It also raises ``ValueError`` for a wrong learning rate (``check_descent``).
     """
     dimension, examples = study.settings.dimension, study.settings.examples_per_node
     if dimension <= examples:

@@ -1,11 +1,11 @@
 """Beyond Local-GD's paper: a wide network under Local-GD beside the closed forms, last layer only and all layers.
 
-If only the last layer is trained, on the fixed features of the first, the closed form of linear regression (Lemma 1) is
-exact at any width; at infinite width the features' kernel is that of the initial functions. If the whole network is
-trained, it is compared with the federated flow of its tangent kernel at the start, and with the flow of infinite width.
-Distances are of predictions at test points, relative to how far the prediction has moved; their slopes against width
-are fitted. Networks have one hidden layer of erf units without biases, in the neural tangent parameterization. The data
-are those of the first seed; each seed draws networks.
+If only the last layer is trained, on the fixed features of the first, the closed form of linear regression (Lemma 1 of
+Local-GD) is exact at any width; at infinite width the features' kernel is the covariance of the initial functions. If
+the whole network is trained, it is compared with the federated flow of its tangent kernel at the start, and with the
+flow of infinite width. Distances are of predictions at test points, relative to how far the prediction has moved; their
+slopes against width are fitted. Networks have one hidden layer of erf units without biases, in the neural tangent
+parameterization. All seeds have the data of the first; each seed draws its networks.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ REMARKS = (
 
 @dataclass(frozen=True)
 class WidthSettings:
-    """Settings: nodes with different true models, few examples and dimensions; the width overparameterises."""
+    """Settings of the nodes and their regression data, and of networks of several widths."""
 
     num_nodes: int = within(4, least=2)
     held: int = 6  # examples of a node
@@ -63,7 +63,10 @@ class WidthSettings:
 
 
 class Task(NamedTuple):
-    """Training and test examples of the nodes, and the learning rate, which their kernel allows."""
+    """Training and test examples of the nodes, and the learning rate.
+
+    The rate is below the largest at which gradient descent on a node is stable at infinite width.
+    """
 
     x: np.ndarray  # [n, d] of norm 1
     y: np.ndarray  # [n], mean square 1
@@ -122,14 +125,14 @@ def run(study: Study) -> lab.Outcome:
 
 
 class Limits(NamedTuple):
-    """Kernels at infinite width: the tangent kernel and, in the same form, the kernel of the last layer's features."""
+    """Kernels at infinite width if the whole network is trained (``tangent``) or only its last layer (``features``)."""
 
     tangent: ft.kernels.KernelBlocks
     features: ft.kernels.KernelBlocks
 
 
 def _infinite(settings: WidthSettings, task: Task) -> Limits:
-    """Computes both kernels of infinite width on the training and test examples of ``task``."""
+    """Computes the two kernels of ``Limits`` at infinite width, on the training and test examples of ``task``."""
     kernel = _network(settings, 1).kernel
     assert kernel is not None
     tangent = ft.kernels.kernel_blocks(kernel, task.x, task.x_test)
@@ -209,9 +212,9 @@ def _algorithms(settings: WidthSettings, width: int, rate: float) -> tuple[Algor
 def _ends(
     settings: WidthSettings, algorithm: Algorithm, x: np.ndarray, task: Task, seed: int, key: Key | None = None
 ) -> tuple[PyTree, PyTree]:
-    """Trains on inputs ``x`` [n, d]; returns the parameters before and after.
+    """Trains ``algorithm`` on inputs ``x`` [n, d]; returns the parameters before and after training.
 
-    ``key``, or else ``seed``, draws the initial parameters.
+    ``key``, or without it ``seed``, draws the initial parameters.
     """
     data = ft.data.federated_data(x, task.y[:, None], task.partition, jnp.float64)
     both = ft.params_by_round(

@@ -165,8 +165,8 @@ def ends(records: Sequence[Record], others: Sequence[Record], target: float) -> 
     """Computes final accuracy, and rounds and bytes to the target accuracy, for one method on one graph.
 
     Args:
-        records: Its runs, one for each seed.
-        others: Runs of gossip averaging on the same graph.
+        records: Runs of this method, one for each seed.
+        others: Runs of gossip averaging on the same graph, for the same seeds.
         target: Test accuracy to reach.
     """
     rows = []
@@ -179,7 +179,10 @@ def ends(records: Sequence[Record], others: Sequence[Record], target: float) -> 
 
 
 def _row(method: str, graph: str, results: Ends, gossip: Ends, settings: TopologySettings) -> lab.Row:
-    """Builds the row of one method and graph: means over seeds, and its lead over gossip averaging in accuracy."""
+    """Builds the row of one method and graph, with means over seeds.
+
+    The row also has the method's accuracy minus the accuracy of gossip averaging on the same graph (``gossip``).
+    """
     reached = int(np.sum(results.rounds <= settings.num_rounds))
     row: lab.Row = {name: float(values.mean()) for name, values in results._asdict().items()}
     row |= {"rounds": None, "mib": None} if reached < len(results.rounds) else {}
@@ -226,7 +229,7 @@ def run(study: Study) -> lab.Outcome:
 
 
 def bench_of(study: Study) -> Bench:
-    """Builds the ``Bench`` of the study: data, methods on all graphs and metrics, with which runs are made."""
+    """Builds the ``Bench`` that tunes and trains all methods of the study: data, methods on all graphs, and metrics."""
     settings = study.settings
     of_seed = partial(_divide, study.dataset, study.data_dir, settings=settings)
     return Bench(study, of_seed, partial(methods_of, settings), harness.decisive(settings, DECISIVE), measure)

@@ -123,7 +123,10 @@ def _grid(settings: PrivacySettings) -> tuple[tuple[float, ...], tuple[float, ..
 def _networks(
     of: PrivateTask, settings: PrivacySettings, noises: list[float], seed: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Trains networks at every noise, rate and clipping bound; returns errors and accuracies [noises, rates, clips]."""
+    """Trains networks at every noise multiplier, learning rate and clipping bound.
+
+    Returns test errors and test accuracies, [noises, rates, clips] each.
+    """
     work, schedule = (
         ft.Work(steps=settings.local_steps, batch_size=None),
         ft.schedules.all_clients(settings.num_clients),

@@ -74,7 +74,7 @@ class TCTData(NamedTuple):
 
 
 class Result(NamedTuple):
-    """Test accuracy by round of one method with one seed and kind of clients."""
+    """Test accuracy by round of one method, with one seed and one kind of clients: few classes each, or i.i.d."""
 
     clients: str
     method: str
