@@ -108,17 +108,17 @@ def lossless() -> Channel:
 def as_is(uplink: Callable[[PyTree, PyTree], tuple[int, int]]) -> Channel:
     """Builds the channel that sends messages unchanged and charges the bytes that ``uplink`` counts.
 
-    ``uplink(message, broadcast)`` returns the bytes of a message, and more bytes for each of the client's examples.
+    ``uplink(message, broadcast)`` returns the bytes of a message, and the bytes to add for each example of the client.
     """
     return Channel(send=lambda key, message, memory: (message, memory), uplink=uplink)
 
 
 def jacobians(output_size: int, sparsity: float = 0.0, value_bits: int | None = None) -> Channel:
-    """Builds NTK-FL's channel: for each example it is charged a Jacobian [C, P], C outputs and C targets.
+    """Builds NTK-FL's channel, which charges for each example a Jacobian [C, P], C outputs and C targets.
 
-    A sparsified Jacobian (CP-NTK-FL; NTK-FL, section 4.2) is sent as its ``num_kept(sparsity, C P)``
-    numbers of largest magnitude and their places. The simulator sends the examples, from which the server computes the
-    kernel; the wire ledger charges the Jacobians.
+    P is the number of parameters. A sparsified Jacobian (CP-NTK-FL, section 4.2 of the NTK-FL paper) is sent as its
+    ``num_kept(sparsity, C P)`` numbers of largest magnitude and their positions. The simulator sends the examples, from
+    which the server computes the kernel; the wire ledger charges the Jacobians.
 
     Args:
         output_size: Outputs C.
