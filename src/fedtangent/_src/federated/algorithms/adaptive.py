@@ -90,11 +90,13 @@ def yogi(
 ) -> optax.GradientTransformation:
     """Builds FedYogi's server optimiser (Reddi et al., 2021, algorithm 2): ``v -= (1 - beta_2) g^2 sign(v - g^2)``.
 
-    g is the pseudo-gradient and v its second moment. The update is ``-rate m / (sqrt(v) + tau)`` with the first moment
-    m, as in ``adam``.
+    The update is ``-rate m / (sqrt(v) + tau)`` with ``m = beta_1 m + (1 - beta_1) g`` for the pseudo-gradient g.
 
     Args:
-        rate, beta_1, beta_2, tau, initial: As for ``adam``.
+        rate: Step size.
+        beta_1, beta_2: Decays of the first moment m and the second moment v.
+        tau: Number added to ``sqrt(v)``.
+        initial: Second moment before the first round; None for tau^2.
     """
 
     def second(v: Array, squared: Array) -> Array:
@@ -106,11 +108,13 @@ def yogi(
 def adagrad(rate: Number, beta_1: Number, tau: Number, initial: Number | None = None) -> optax.GradientTransformation:
     """Builds FedAdagrad's server optimiser (Reddi et al., 2021, algorithm 2): ``v += g^2``.
 
-    g is the pseudo-gradient and v the sum of its squares. The update is ``-rate m / (sqrt(v) + tau)`` with the first
-    moment m, as in ``adam``.
+    The update is ``-rate m / (sqrt(v) + tau)`` with ``m = beta_1 m + (1 - beta_1) g`` for the pseudo-gradient g.
 
     Args:
-        rate, beta_1, tau, initial: As for ``adam``.
+        rate: Step size.
+        beta_1: Decay of the first moment m.
+        tau: Number added to ``sqrt(v)``.
+        initial: v before the first round; None for tau^2.
     """
     return _adaptive(rate, beta_1, tau, initial, jnp.add)
 

@@ -203,7 +203,7 @@ def multirate_dual(
 def _next_length(length: Array, off: Array, is_accurate: Array, now: _Descent) -> Array:
     """Returns the number of gradient steps until the next product with the kernel.
 
-    The number is odd: outputs that swing from step to step show only at odd distances.
+    The number is odd, because outputs that alternate from step to step look constant at even distances.
 
     Args:
         length: Number of gradient steps just taken, after which a product with the kernel was computed.
