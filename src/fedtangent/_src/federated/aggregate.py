@@ -35,7 +35,7 @@ def _add_weighted(
 
 
 def weighted_mean() -> Aggregate:
-    """Builds the aggregate that is the weighted mean of each model's messages (FE-2024, remark 1).
+    """Builds the aggregate that is the weighted mean of each model's messages (remark 1 of the paper FE-2024).
 
     A model that no client trained in the round gets 0; the engine then leaves its state unchanged. Messages in half
     precision are added up in float32, the dtype of their mean.

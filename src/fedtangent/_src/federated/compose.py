@@ -466,21 +466,31 @@ def _own_view(row: Slots, block: tuple[Array, Array], round_: Array) -> Client:
 
 
 def _weigh(cohort: Cohort, offsets: Array | np.ndarray, weighting: str) -> Cohort:
-    """Multiplies the cohort's weights by the clients' numbers of examples ("uniform": by 1, or 0 without examples)."""
+    """Multiplies the cohort's weights by the clients' numbers of examples, for ``weighting`` "examples".
+
+    For "uniform" the factor is 1, or 0 for a client without examples. Client i has the examples from ``offsets[i]`` up
+    to ``offsets[i + 1]``.
+    """
     size = offsets[cohort.client + 1] - offsets[cohort.client]
     factor = size > 0 if weighting == "uniform" else size
     return cohort._replace(weight=cohort.weight * factor.astype(cohort.weight.dtype))
 
 
 def _client_weights(composed: _Composed, data: FederatedData) -> Array:
-    """Returns the weight of each of the N clients in a mean over all clients, [N]: its number of examples, or 1."""
+    """Returns the weight of each of the N clients in a mean over all clients, [N].
+
+    It is the client's number of examples or, with uniform weighting, 1 (0 without examples).
+    """
     clients = jnp.arange(composed.schedule.num_clients, dtype=jnp.int32)
     everyone = Cohort(clients, jnp.zeros_like(clients), jnp.ones(clients.shape, jnp.float32))
     return _weigh(everyone, data.offsets, composed.parts.weighting).weight
 
 
 def _settle(composed: _Composed, state: State, cohort: Cohort, trained: TrainedSlots) -> tuple[PyTree, PyTree]:
-    """Writes the new states, and the channel's new memory, of the clients that trained; other clients keep theirs."""
+    """Returns the clients' states, and the channel's memories, with the new ones of the clients that trained.
+
+    Clients that did not train, or whose message was rejected, keep their old ones.
+    """
     # Empty and refused slots name a client too: their writes are dropped, so that they cannot overwrite the slot that
     # trains it.
     at = (jnp.where(trained.weight > 0, cohort.model, composed.schedule.num_models), cohort.client)
@@ -508,7 +518,8 @@ def _update(
 ) -> tuple[PyTree, dict[str, Array]]:
     """Returns the server's states of all models after the round, and the numbers that it reports, by name.
 
-    A model for which no message was accepted keeps its state, or is updated by ``server.unheard``.
+    ``acc`` are the aggregated messages and ``received`` the facts about the round. A model for which no message was
+    accepted keeps its state, or is updated by ``server.unheard``.
     """
     aggregated, poll = composed.aggregate.finish(acc), composed.schedule.poll
     if poll is not None and poll.inverse_weights:

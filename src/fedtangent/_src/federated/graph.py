@@ -67,7 +67,7 @@ def from_adjacency(matrix: Shaped[np.ndarray, "N N"], name: str = "graph") -> Gr
 
 
 def ring(num_nodes: int) -> Graph:
-    """Returns a circle, in which node i neighbours the nodes i - 1 and i + 1 (FE-2024, figure 5)."""
+    """Returns a circle, in which node i neighbours the nodes i - 1 and i + 1 (paper FE-2024, figure 5)."""
     return torus(1, whole("num_nodes", num_nodes))._replace(name=f"ring({num_nodes})")
 
 

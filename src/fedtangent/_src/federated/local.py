@@ -152,7 +152,8 @@ def drawn_batches(work: Work, key: Key, size: Int[Array, ""], largest: int, most
         most: Number of local steps to return.
 
     Returns:
-        Positions among the client's examples, [most, B] int32; -1 for padding and after the client's last step.
+        Positions among the client's examples, [most, B] int32 for minibatches of B examples; -1 for padding and after
+        the client's last step.
     """
     places = jnp.arange(largest, dtype=jnp.int32)
     client = Client(jnp.int32(0), size, places, FederatedData(places, places, places, places), jnp.int32(0))
@@ -287,10 +288,10 @@ def _info(total_loss: Float[Array, ""], steps: Int[Array, ""]) -> dict[str, Arra
 
 
 def _is_plain(work: Work, problem: LocalProblem) -> bool:
-    """Returns whether neither the problem nor the loops prevent the use of ``Model.descend``.
+    """Returns whether ``Model.descend`` can do the local training, as far as ``work`` and ``problem`` decide.
 
-    The problem must be the client's loss without an anchor or a tilt, and loops must not need static trip counts
-    (``work.differentiable``). The caller checks that batches are full and that the optimiser is plain SGD.
+    It can if the problem has no anchor and no tilt, and loops need no static trip counts (``work.differentiable``). The
+    caller checks that batches are full and that the optimiser is plain SGD.
     """
     return not work.differentiable and problem.anchor is None and problem.tilt is None
 
@@ -356,7 +357,7 @@ class Answer(Protocol):
 
 
 def proximal(mu: float | Float[Array, ""]) -> Pose:
-    """Builds the ``Pose`` of FedProx: minimise the loss plus ``mu / 2 |w - broadcast|^2`` from the broadcast on."""
+    """Builds FedProx's ``Pose``: minimise the loss plus ``mu / 2 |w - broadcast|^2``, starting at the broadcast."""
     if is_zero(mu):
         return lambda broadcast, client_state: LocalProblem(broadcast)
     return lambda broadcast, client_state: LocalProblem(broadcast, anchor=broadcast, prox=mu)

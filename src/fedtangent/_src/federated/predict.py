@@ -49,7 +49,7 @@ class Personal(Protocol):
 
 
 def mean_of_models(model: Model, params: PyTree, x: Shaped[AnyArray, "n ..."]) -> Prediction:
-    """Returns the uniform average of the K models' predictions (FE-2024, eq. 2), and each model's outputs.
+    """Returns the uniform average of the K models' predictions (paper FE-2024, eq. 2), and each model's outputs.
 
     If ``model.loss`` is a loss of class labels, probabilities are averaged, else outputs (``losses.mean_prediction``).
 
@@ -80,8 +80,8 @@ def own_models(
 def model_weights(losses: Float[Array, "K"], gamma: float) -> Float[Array, "K"]:
     """Computes weights of K models from their losses, ``alpha_k = exp(-loss_k / gamma) / sum_j exp(-loss_j / gamma)``.
 
-    They minimise ``sum_k alpha_k loss_k - gamma H(alpha)`` over the simplex, with the entropy H. This is FE-2024, eq.
-    (4), with the signs of the paper's text (erratum `fe2024.4`).
+    They minimise ``sum_k alpha_k loss_k - gamma H(alpha)`` over the simplex, with the entropy H. This is eq. (4) of the
+    paper FE-2024, with the signs of its text (erratum `fe2024.4`).
 
     Args:
         losses: Losses of the models, [K].
@@ -92,7 +92,7 @@ def model_weights(losses: Float[Array, "K"], gamma: float) -> Float[Array, "K"]:
 
 
 def weighted_models(loss: str, gamma: float) -> Personal:
-    """Builds Fed-ensemble's personal prediction: the global models, weighted by their losses (FE-2024, eq. 3 and 4).
+    """Builds Fed-ensemble's personal prediction: the global models, weighted by loss (paper FE-2024, eq. 3 and 4).
 
     A client computes the mean ``loss`` of each of the K global models on all of its examples, and from these losses the
     weights alpha_k (``model_weights``). It predicts ``sum_k alpha_k f_k(x)``, where ``f_k`` are outputs, or

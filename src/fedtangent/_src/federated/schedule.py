@@ -122,9 +122,10 @@ def poisson_sampling(num_clients: int, rate: float) -> Schedule:
 
 
 def per_client_permutations(num_clients: int, num_models: int) -> Schedule:
-    """Builds the schedule of FE-2024, algorithm 1: each client trains the K models in a random order, one a round.
+    """Builds the schedule of the paper FE-2024: each client trains the K models in a random order, one a round.
 
-    Orders are independent, and drawn again every K rounds. All clients take part in every round: S = N.
+    This is algorithm 1 of the paper. Orders are independent, and drawn again every K rounds. All clients take part in
+    every round: S = N.
 
     Args:
         num_clients: Clients N.
@@ -140,7 +141,7 @@ def per_client_permutations(num_clients: int, num_models: int) -> Schedule:
 
 
 def random_models(num_clients: int, num_models: int) -> Schedule:
-    """Builds the schedule under which each client trains a model drawn uniformly in each round (FE-2024, table VII).
+    """Builds the schedule under which each client trains a uniformly drawn model each round (paper FE-2024, table VII).
 
     All clients take part in every round: S = N.
 
@@ -157,12 +158,12 @@ def random_models(num_clients: int, num_models: int) -> Schedule:
 
 
 def mixed_permutations(num_clients: int, num_models: int) -> Schedule:
-    """Builds the schedule of the code published with FE-2024: permutations, but only for the first K clients.
+    """Builds the schedule of the paper FE-2024's published code: permutations, but only for the first K clients.
 
     Clients 0 .. K - 1 train the K models in random orders; every other client trains a model drawn uniformly, as in
     ``random_models``. Orders are drawn again after the rounds 0, K, 2K, ..., so the first order serves only round 0.
-    All clients take part in every round: S = N. The paper's schedule is ``per_client_permutations`` (erratum
-    `fe2024.code`).
+    All clients take part in every round: S = N. The schedule that the paper describes is ``per_client_permutations``
+    (erratum `fe2024.code`).
 
     Args:
         num_clients: Clients N.
@@ -187,11 +188,12 @@ def mixed_permutations(num_clients: int, num_models: int) -> Schedule:
 
 
 def strata(num_clients: int, num_models: int, num_strata: int, clients_per_stratum: int | None = None) -> Schedule:
-    """Builds the schedule of FE-2021, algorithm 1: in each round every group of clients (stratum) trains one model.
+    """Builds the schedule of the paper FE-2021: in each round every group of clients (stratum) trains one model.
 
     Clients are divided at random into Q strata of equal size (to within one). Every K rounds a Q x K matrix P is drawn
     whose rows are permutations of the models. In the r-th of these rounds stratum q trains model ``P[q, r]`` on
-    ``clients_per_stratum`` of its clients, drawn without replacement (erratum `fe2021.algorithm1`).
+    ``clients_per_stratum`` of its clients, drawn without replacement (the paper's algorithm 1, with erratum
+    `fe2021.algorithm1`).
 
     Args:
         num_clients: Clients N.
@@ -237,10 +239,10 @@ def drawn_cohorts(
     """Returns the cohorts that a run of this seed draws, as NumPy arrays [R, S]; no network is trained.
 
     Theory follows these cohorts. Weights are computed independently of the simulator, so that a simulator that weighs
-    clients wrongly disagrees with theory. The weight of a filled slot is its client's number of examples (FedAvg;
-    FE-2021, eq. 1). With ``weighting="uniform"`` it is 1, or 0 for a client without examples. Either is multiplied by
-    the weight that the schedule gave to the slot. An empty slot has weight 0. Weights do not sum to 1: a model's
-    messages are averaged in proportion to them.
+    clients wrongly disagrees with theory. The weight of a filled slot is its client's number of examples (as in FedAvg;
+    eq. 1 of the paper FE-2021). With ``weighting="uniform"`` it is 1, or 0 for a client without examples. Either is
+    multiplied by the weight that the schedule gave to the slot. An empty slot has weight 0. Weights do not sum to 1: a
+    model's messages are averaged in proportion to them.
 
     Args:
         schedule: The schedule.
@@ -284,7 +286,7 @@ def _unroll(schedule: Schedule, key: Key, num_rounds: int) -> Cohort:
 
 
 def random_walk(graph: Graph, num_models: int = 1, transition: Float[np.ndarray, "N N"] | None = None) -> Schedule:
-    """Builds the schedule of Fed-ensemble Random Walk (FE-2024, section V-H): K models walk over a graph of clients.
+    """Builds the schedule of Fed-ensemble Random Walk (paper FE-2024, section V-H): K models walk over a client graph.
 
     In every round each model is trained by the client at which it is. It then walks along an edge to another client, or
     stays if ``transition`` allows it. So there are S = K slots. Each model starts at a client drawn uniformly and walks
@@ -440,7 +442,7 @@ def _some_of(num_clients: int, number: int) -> Callable[[Key, Array, Array], Arr
 
 
 def _chances(norms: Float[Array, "N"], expected: int) -> Float[Array, "N"]:
-    """Computes probabilities proportional to ``norms``, cut at 1, with the sum ``expected`` (Chen et al., eq. 7)."""
+    """Computes probabilities proportional to ``norms``, cut at 1, whose sum is ``expected`` (Chen et al., 2022)."""
     rising = jnp.sort(norms)
     total = jnp.cumsum(rising)
     share = jnp.arange(1, len(norms) + 1) + expected - len(norms)  # of the l smallest norms, l = 1, .., N

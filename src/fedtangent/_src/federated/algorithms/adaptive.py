@@ -2,7 +2,7 @@
 
 The server optimisers are optax transformations of the pseudo-gradient ``server - client``. The adaptive ones (Reddi et
 al., 2021, algorithm 2) differ from ``optax.adam`` and its like: there is no bias correction, the second moment starts
-at ``tau^2`` and not at 0, and Yogi changes its second moment by the sign of ``v - g^2``.
+at ``tau^2`` and not at 0, and Yogi changes its second moment v by the sign of ``v - g^2``, with g the pseudo-gradient.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def adam(
         rate: Step size.
         beta_1: Decay of the first moment m.
         beta_2: Decay of the second moment v.
-        tau: Degree of adaptivity.
+        tau: Number added to ``sqrt(v)``; a small one makes the steps more adaptive.
         initial: Second moment before the first round; None for tau^2.
     """
 
@@ -90,10 +90,13 @@ def yogi(
 ) -> optax.GradientTransformation:
     """Builds FedYogi's server optimiser (Reddi et al., 2021, algorithm 2): ``v -= (1 - beta_2) g^2 sign(v - g^2)``.
 
-    g is the pseudo-gradient and v its second moment; all else is as in ``adam``.
+    The update is ``-rate m / (sqrt(v) + tau)`` with ``m = beta_1 m + (1 - beta_1) g`` for the pseudo-gradient g.
 
     Args:
-        rate, beta_1, beta_2, tau, initial: As for ``adam``.
+        rate: Step size.
+        beta_1, beta_2: Decays of the first moment m and the second moment v.
+        tau: Number added to ``sqrt(v)``.
+        initial: Second moment before the first round; None for tau^2.
     """
 
     def second(v: Array, squared: Array) -> Array:
@@ -105,10 +108,13 @@ def yogi(
 def adagrad(rate: Number, beta_1: Number, tau: Number, initial: Number | None = None) -> optax.GradientTransformation:
     """Builds FedAdagrad's server optimiser (Reddi et al., 2021, algorithm 2): ``v += g^2``.
 
-    g is the pseudo-gradient and v the sum of its squares; all else is as in ``adam``.
+    The update is ``-rate m / (sqrt(v) + tau)`` with ``m = beta_1 m + (1 - beta_1) g`` for the pseudo-gradient g.
 
     Args:
-        rate, beta_1, tau, initial: As for ``adam``.
+        rate: Step size.
+        beta_1: Decay of the first moment m.
+        tau: Number added to ``sqrt(v)``.
+        initial: v before the first round; None for tau^2.
     """
     return _adaptive(rate, beta_1, tau, initial, jnp.add)
 
@@ -119,7 +125,7 @@ def heavy_ball(rate: Number, decay: Number, nesterov: bool = False) -> optax.Gra
     Args:
         rate: Step size.
         decay: Momentum, by which v is multiplied before the pseudo-gradient g is added.
-        nesterov: Whether the update is ``-rate (g + decay v)``.
+        nesterov: Whether the update is ``-rate (g + decay v)`` instead, with the new v.
     """
 
     def update(gradient: PyTree, v: PyTree, params: PyTree | None = None) -> tuple[PyTree, PyTree]:
@@ -196,7 +202,7 @@ _Make = Callable[[Number, Number, Number, Number, Number | None], optax.Gradient
 def _with_moments(make: _Make, adaptivity: Adaptivity) -> common.AveragingParts:
     """Returns the parts by which an algorithm differs from FedAvg: a server that steps with ``adam`` or ``yogi``.
 
-    ``make`` is ``adam`` or ``yogi``; ``adaptivity`` has its arguments besides the learning rate.
+    ``make`` is the function ``adam`` or ``yogi``; ``adaptivity`` has the values of all its arguments except the rate.
     """
     numbers = (adaptivity.beta_1, adaptivity.beta_2, adaptivity.tau, adaptivity.initial_second_moment)
     return _stepping(lambda rate: make(rate, *numbers))

@@ -75,15 +75,15 @@ def check_base(base: object) -> None:
 def fed_ensemble(model: Model, schedule: Schedule, *, base: Recipe = fed_avg, **options: Any) -> Algorithm:
     """Builds Fed-ensemble: K models, trained by ``base`` under a schedule that gives each client one model a round.
 
-    The schedule decides which version it is: ``schedules.per_client_permutations`` gives FE-2024, algorithm 1, and
-    ``schedules.strata`` gives FE-2021, algorithm 1. With ``base=fed_dyn`` it is FedDyn-ensemble (FE-2024, section V-D).
-    The prediction is the mean of the models (FE-2024, eq. 2).
+    The schedule decides which version it is: ``schedules.per_client_permutations`` gives algorithm 1 of the paper
+    FE-2024, and ``schedules.strata`` algorithm 1 of the paper FE-2021. With ``base=fed_dyn`` it is FedDyn-ensemble
+    (FE-2024, section V-D). The prediction is the mean of the models' predictions (FE-2024, eq. 2).
 
     Args:
         schedule: Which client trains which of the K models in which round.
 
     Raises:
-        ValueError: As ``base`` raises.
+        ValueError: ``base`` is no recipe, or raises it for the other arguments.
     """
     check_base(base)
     algorithm = base(model, schedule, **options)

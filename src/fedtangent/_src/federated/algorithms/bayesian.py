@@ -88,7 +88,8 @@ class DistilledEnsemble(EnsembleOfClients):
 def _fitting(examples: int) -> Distillation:
     """Returns the default options of the student's training for a number of examples at the server.
 
-    FedBE's defaults are for 10 000 images; ``start`` and ``cycle`` are shortened in proportion to the number of steps.
+    FedBE's defaults are for 10 000 images. Here the steps before weights are averaged (``start``) and the steps of a
+    cycle of the learning rate (``cycle``) are shortened in proportion to the number of all steps.
     """
     steps = 20 * -(-examples // min(128, examples))
     return Distillation(start=steps // 6, cycle=max(1, steps // 60))
@@ -195,15 +196,15 @@ def fed_be_no_distillation(
     client_optimizer: Optimizer | None = None,
     averaging: Averaging = Averaging(),
 ) -> Algorithm:
-    """Builds FedBE without distillation (FE-2021 and FE-2024's FedBE-noKD): FedAvg that predicts with FedBE's ensemble.
+    """Builds FedBE without distillation (FedBE-noKD of the papers FE-2021 and FE-2024): FedAvg with FedBE's ensemble.
 
     The next global model is the clients' weighted mean, so the server needs no data. A prediction is the mean over the
     ensemble that FedBE would distil, drawn from the last round's models. For this the state keeps up to
     ``slots_per_model`` clients' models for each of the K models.
 
     With ``loss="cross_entropy"`` the prediction's mean is the log of the members' mean probability. ``members`` of the
-    prediction are the E members of each of the K ensembles, [K E, n, C]; an absent member is replaced by
-    the mean of its ensemble.
+    prediction are the outputs of the E members of each of the K ensembles, [K E, n, C] for n inputs and C outputs; an
+    absent member is replaced by the mean of its ensemble.
 
     Args:
         ensemble: Members of the ensemble.

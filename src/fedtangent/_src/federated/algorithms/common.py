@@ -68,7 +68,7 @@ class Averaging:
     """Bits of masked numbers, 32 or 64, so that the server sees only their sum (default: not masked)."""
 
     def __post_init__(self) -> None:
-        """Raises ``ValueError`` for options of the wrong type or range, or a rate beside an optimiser of the server."""
+        """Raises ``ValueError`` for options of the wrong type or range, or a server rate together with an optimiser."""
         for name, example in (
             ("accept", "of a message, such as faults.finite()"),
             ("personal", "such as parts.weighted_models(loss, gamma)"),
@@ -103,7 +103,7 @@ class Averaging:
 
 
 def local_descent(training: Training) -> Optimizer:
-    """Returns the optimiser by which clients train: ``training.optimizer``, by default gradient descent."""
+    """Returns the optimiser by which clients train: ``training.optimizer`` or, if None, gradient descent."""
     return sgd(training.learning_rate) if training.optimizer is None else training.optimizer
 
 
@@ -220,7 +220,7 @@ def train_and_average(
 def _followed(training: Training, averaging: Averaging, rule: Mapping[str, object] | str) -> Mapping[str, object] | str:
     """Adds the loss, the optimisers and the server rate to ``rule``, by which theory follows the algorithm.
 
-    Returns a sentence that says why instead, if theory cannot follow the algorithm with these options.
+    If theory cannot follow the algorithm with these options, returns a sentence that says why, in place of the rule.
     """
     if isinstance(rule, str) or not isinstance(rule, Mapping):
         return rule

@@ -50,7 +50,7 @@ def fed_com(
     channels use ``fed_avg``.
 
     Args:
-        bits: Bits of a number.
+        bits: Bits in which each number of an update is sent.
 
     Raises:
         ValueError: Bits outside 2 .. 16, and as ``fed_avg`` raises.
@@ -77,11 +77,12 @@ def fed_paq(
 ) -> Algorithm:
     """Builds FedPAQ: local SGD, updates quantised as in QSGD, and their mean (Reisizadeh et al., 2020, algorithm 1).
 
-    The quantiser is ``channels.qsgd(bits, bucket_size=...)``; with 4 bits it is NTK-FL's baseline "QSGD" (table 1). The
-    paper weighs clients equally: ``weighting="uniform"``. For other channels use ``fed_avg``.
+    The quantiser is ``channels.qsgd(bits, bucket_size=...)``; with 4 bits it is the baseline "QSGD" of the paper NTK-FL
+    (table 1). The paper weighs clients equally: ``weighting="uniform"``. For other channels use ``fed_avg``.
 
     Args:
-        quantiser: Bits of a number, and how many numbers share one norm (``bucket_size``).
+        quantiser: Bits in which each number of an update is sent, and how many numbers share one norm
+            (``bucket_size``).
 
     Raises:
         ValueError: Bits outside 2 .. 16, a ``bucket_size`` below 1, and as ``fed_avg`` raises.

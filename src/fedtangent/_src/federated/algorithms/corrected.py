@@ -212,7 +212,8 @@ def scaffold(
 def halpern(index: Array) -> Array:
     """Returns ``1 - 1 / (k + 1)``, the weight of the clients' mean in the server's next model, with k = ``index``.
 
-    The rest of the weight is on the model at the start of the run. Source: Local-GD, below eq. (16).
+    k is the round plus ``Anchoring.first_index``. The rest of the weight is on the model at the start of the run.
+    Source: the Local-GD paper, below eq. (16).
     """
     return 1 - 1 / (jnp.asarray(index, float) + 1)
 
@@ -284,7 +285,7 @@ def modified_local_gd(
     first round has alpha 1/2.
 
     Args:
-        anchoring: alpha of every round, and the strength of the proximal term (lambda of Local-GD, eq. 12).
+        anchoring: alpha of every round, and the strength of the proximal term (lambda in eq. 12 of Local-GD).
 
     Raises:
         ValueError: A negative mu, a ``first_index`` that is not a whole number from 0 on, an alpha that starts outside

@@ -52,19 +52,19 @@ EVOLVES = (
 
 @recipe(papers=("shi2024",), parts="as --base, for K models that walk on a graph", schedule="random_walk")
 def random_walk(model: Model, schedule: Schedule, *, base: Recipe = fed_avg, **options: Any) -> Algorithm:
-    """Builds K models that walk over a graph of clients and train where they stand (FE-2024, section V-H and figure 6).
+    """Builds K models that walk over a graph of clients and train where they stand (paper FE-2024, section V-H).
 
     It is ``base`` under the schedule ``schedules.random_walk(graph, K)``. K = 1 is the paper's "FedAvg Random Walk". K
-    models are "Fed-ensemble Random Walk", whose prediction is the mean of the models. There is no server: a client
-    sends the model that it trained to the next client. The wire ledger charges one message up for each model in each
-    round, also for a model that stays, and nothing down.
+    models are "Fed-ensemble Random Walk" (figure 6), whose prediction is the mean of the models. There is no server: a
+    client sends the model that it trained to the next client. The wire ledger charges one message up for each model in
+    each round, also for a model that stays, and nothing down.
 
     Args:
         schedule: A schedule under which at most one client trains each model in a round.
 
     Raises:
-        ValueError: A schedule under which several clients train one model in a round, options that hide clients from a
-            server, and as ``base`` raises.
+        ValueError: A schedule under which several clients train one model in a round, ``averaging`` with ``shuffle`` or
+            ``secure_aggregation``, which need a server, and as ``base`` raises.
     """
     check_base(base)
     _no_server("random_walk", options.get("averaging"))
@@ -76,7 +76,7 @@ def random_walk(model: Model, schedule: Schedule, *, base: Recipe = fed_avg, **o
 
 
 def _no_server(name: str, averaging: Averaging | None) -> None:
-    """Raises ``ValueError`` if ``averaging`` hides clients from a server, because the algorithm ``name`` has none."""
+    """Raises ``ValueError`` if ``averaging`` has shuffling or secure aggregation: algorithm ``name`` has no server."""
     for option in ("shuffle", "secure_aggregation"):
         if averaging is not None and getattr(averaging, option):
             raise ValueError(f"{option}: hides clients from a server, but {name} has none: leave it out")
@@ -223,7 +223,7 @@ def ntk_dfl(
     the models' weights, as in the example. For a model that is linear in its weights the two are equal.
 
     The wire ledger charges a client, for each of its neighbours, its model, the mean, and the Jacobians of its
-    examples, all up. It rounds the mean over all messages of a round up to whole bytes.
+    examples, all up. Every message is charged the average over all messages of a round, rounded up to whole bytes.
 
     Args:
         model: Network whose kernel is evolved.
@@ -234,8 +234,8 @@ def ntk_dfl(
         pooling: Sizes of a neighbourhood's pool, without validation examples.
 
     Raises:
-        ValueError: Another schedule, validation examples; before a run, data that leave a client without examples; and
-            as ``ntk_fl`` raises.
+        ValueError: A schedule under which client i does not train model i, or validation examples; before a run, data
+            that leave a client without examples; and as ``ntk_fl`` raises.
 
     Example:
         >>> import fedtangent as ft, jax
@@ -323,9 +323,9 @@ def _check_mixing(matrix: np.ndarray, num_models: int) -> None:
 
 
 def _among(matrix: np.ndarray, present: Array) -> Array:
-    """Returns the mixing matrix [K, K] if only some clients are ``present``.
+    """Returns the mixing matrix [K, K] of a round in which only some clients are ``present`` ([K] bool).
 
-    The weights of a client's absent neighbours are added to its diagonal entry.
+    The weights of a client's absent neighbours are added to its diagonal entry; an absent client has a 1 there.
     """
     pairs = present[:, None] & present[None] & ~jnp.eye(len(matrix), dtype=bool)
     exchanged = jnp.where(pairs, jnp.asarray(matrix), 0)
@@ -343,6 +343,6 @@ def _mix(matrix: Array, present: Array, params: PyTree) -> PyTree:
 
 
 def _between_clients(cost: Cost, messages: float) -> Cost:
-    """Returns ``cost`` without a server: a round has ``messages`` messages between clients and no broadcast."""
+    """Returns ``cost`` without a server: on average a slot sends ``messages`` messages, and nothing is broadcast."""
     uplink, per_example = (int(np.ceil(messages * num_bytes)) for num_bytes in cost[:2])
     return cost._replace(uplink=uplink, uplink_per_example=per_example, downlink=0)

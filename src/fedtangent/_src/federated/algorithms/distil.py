@@ -140,7 +140,7 @@ def distil(
 ) -> tuple[PyTree, Array]:
     """Trains ``student`` to predict ``targets``; returns its weights, and the mean loss over all steps.
 
-    The weights are averages over the cycles of the learning rate; without cycles (``how.cycle``), the last weights.
+    The weights are the mean over the ends of the learning rate's cycles or, if ``how.cycle`` is None, the last weights.
 
     Args:
         key: Key from which the order of the examples is drawn in every epoch.

@@ -165,7 +165,10 @@ class ChannelOptions:
     """Share of an update's numbers, the smallest, that is set to zero."""
 
     def value(self) -> Channel | None:
-        """Returns the channel, None for a lossless one; raises ``ValueError`` for a sparsity beside another channel."""
+        """Returns the channel, or None for a lossless one.
+
+        Raises ``ValueError`` if both a sparsity and a channel are set.
+        """
         check_sparsity(self.sparsity)
         if self.sparsity > 0 and self.channel != "lossless":
             raise ValueError(f"sparsity: sends by top_k, but channel is {self.channel!r}: give one of the two")
@@ -593,7 +596,8 @@ def entry_of_function(name: str, function: Recipe) -> AlgorithmEntry:
 def _take_optimizer(name: str, arguments: dict[str, Any]) -> None:
     """Replaces the learning rate in a recipe's ``arguments`` by an optax optimiser at this rate.
 
-    ``arguments[name]`` is the name of the optimiser, such as "adam". For "sgd" the rate is kept, and the name removed.
+    ``name`` is "client_optimizer" or "optimizer". ``arguments[name]`` is the name of an optimiser, such as "adam",
+    which the optimiser replaces. For "sgd" the rate stays, and ``arguments[name]`` is removed.
     """
     optimizer = choice("client_optimizer", arguments.pop(name), ("sgd", *OPTIMIZERS))
     if optimizer == "sgd":

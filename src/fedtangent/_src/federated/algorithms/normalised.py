@@ -90,7 +90,8 @@ def fed_nova(
     how far the client's optimiser moves in its number of steps if all gradients are 1, in units of the first step. For
     SGD it is the number of steps; for momentum and the proximal term see sections 3 and 4 of the paper, where it is
     ``|a_i|_1`` (the two agree as long as no gradient counts negatively). The server takes ``x -= server_learning_rate
-    tau_eff sum_i p_i d_i`` with the clients' weights p_i; ``info["tau_eff"]`` [K] reports ``tau_eff``.
+    tau_eff sum_i p_i d_i`` with the clients' weights p_i; ``tau_eff`` is ``sum_i p_i a_i`` by default, and
+    ``info["tau_eff"]`` [K] reports it.
 
     Args:
         normalisation: Strength of the proximal term, and effective number of local steps.

@@ -237,8 +237,8 @@ def local_only(
     clients that have not trained yet; it computes N networks for each of the K models.
 
     Args:
-        averaging: The share ``beta`` of its examples that a client uses; the other options have no effect, or raise
-            ``ValueError``.
+        averaging: Only ``beta``, the share of its examples that a client uses, and ``personal`` matter. ``weighting``
+            has no effect, and options of a server or a channel raise ``ValueError``.
 
     Raises:
         ValueError: Options of a server or a channel, since nothing travels, and as ``fed_avg`` raises.

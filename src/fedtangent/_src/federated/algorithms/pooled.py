@@ -49,11 +49,11 @@ def centralised(
     slots_per_model: int | None = None,
     accept: Accept | None = None,
 ) -> Algorithm:
-    """Builds centralised training: SGD at the server on the cohort's data (NTK-FL, section 6, (iii): the upper bound).
+    """Builds centralised training: SGD at the server on the cohort's data (NTK-FL paper, section 6 (iii)).
 
     The clients of a round send their examples, and the server trains each model on the pooled examples of its clients.
-    Every example counts alike. The wire ledger charges each example's x and y every time that its client is in a
-    cohort, and nothing downwards.
+    Every example counts alike. In the paper this is the upper bound for federated algorithms. The wire ledger charges
+    each example's x and y every time that its client is in a cohort, and nothing downwards.
 
     Args:
         model: Network that the server trains.
@@ -63,7 +63,7 @@ def centralised(
         optimizer: An optax optimiser, in place of gradient descent; its state does not outlive a round.
         slots_per_model: The most clients that one model pools in a round (default: all slots); ``info["dropped"]``
             counts the others, per model.
-        accept: Which messages count (default: all).
+        accept: Test of a message, such as ``faults.finite()``; messages that fail are ignored (default: all count).
 
     Raises:
         ValueError: Not exactly one of rate and optimiser, a ``work`` without exactly one of steps and epochs, an
@@ -144,15 +144,17 @@ def data_sharing(
     base: Recipe = fed_avg,
     **options: Any,
 ) -> Algorithm:
-    """Builds data sharing: clients also train on a global set (Zhao et al., 2018, section 4; NTK-FL, section 6, (i)).
+    """Builds data sharing: clients also train on a global set (Zhao et al., 2018; NTK-FL paper, section 6 (i)).
 
-    It is ``base`` on a partition that you make with ``sharing.with_shared(partition, shared, fraction)``. The wire
-    ledger charges the shared examples once, before the first round. A client's weight counts the shared examples too.
+    The source is section 4 of Zhao et al. The algorithm is ``base`` on a partition that you make with
+    ``sharing.with_shared(partition, shared, fraction)``. The wire ledger charges the shared examples once, before the
+    first round. A client's weight counts the shared examples too.
 
     Args:
-        shared: Indices of the global set G (``sharing.class_balanced`` draws one uniformly by class). NTK-FL's has 10 %
-            as many examples as all clients together.
-        fraction: Share of the global set that each client gets, the paper's alpha; NTK-FL's clients get all of it.
+        shared: Indices of the global set G (``sharing.class_balanced`` draws one uniformly by class). In the NTK-FL
+            paper G has 10 % as many examples as all clients together.
+        fraction: Share of the global set that each client gets; by default all of it, as in NTK-FL. Zhao et al. call it
+            alpha.
 
     Raises:
         ValueError: A ``shared`` that is empty, repeats an index or is no list of whole numbers, a fraction outside (0,

@@ -51,7 +51,7 @@ class ClientPrivacy:
     """The fixed number m that the sum is divided by (default: the schedule's slots per model)."""
 
     def __post_init__(self) -> None:
-        """Raises ``ValueError`` for a ``clip_norm`` that is not positive or a ``noise_multiplier`` below 0."""
+        """Raises ``ValueError`` for ``clip_norm`` or ``expected_clients`` not above 0, or a negative noise."""
         number("clip_norm", self.clip_norm, above=0)
         number("noise_multiplier", self.noise_multiplier, at_least=0)
         if self.expected_clients is not None:

@@ -120,16 +120,16 @@ def cp_ntk_fl(
 
     With all options of ``compression`` off it is ``ntk_fl``. The paper's random projection is not part of it: project
     the data before (``data.projected``, with the seed of ``wire.key_server``) and build the model for the projected
-    inputs. The wire ledger charges, for each example in use, the kept numbers of its Jacobian, their places (as indices
-    or a bitmap, whichever is smaller), the outputs and the targets.
+    inputs. The wire ledger charges, for each example in use, the kept numbers of its Jacobian, their positions (as
+    indices or a bitmap, whichever is smaller), the outputs and the targets.
 
     Args:
         model: Network whose kernel is evolved.
         schedule: Which client sends its Jacobians to which model in which round.
         learning_rate: Step size of gradient descent on the linearised network, a number or a schedule of the round.
         loss: squared_error or cross_entropy (default: the loss of ``evolution``).
-        evolution: Candidate numbers of gradient steps, which kernel, and how gradient descent is computed. Without a
-            ``linearise``, which the sparsity decides.
+        evolution: Candidate numbers of gradient steps, which kernel, and how gradient descent is computed. Its
+            ``linearise`` must be None, because the sparsity decides it.
         pooling: Sizes of the pool, and the examples by whose loss the number of gradient steps is chosen.
         compression: Share of examples, sparsity, bits and shuffling.
 

@@ -90,8 +90,9 @@ def ntk_evolve(
         - ``loss_before`` []: loss before the round; ``learning_rate`` []: the rate that was used;
         - ``status``: 0 fine, 1 every candidate diverged, 2 no examples, 3 the learning rate
           was refused as unstable; with 1 to 3 the parameters are kept;
-        - ``refused`` [] bool, ``lambda_max`` [] of the kernel in use, and ``stable_learning_rate`` [] = 2 N C /
-          lambda_max (for the cross entropy 4 N / lambda_max);
+        - ``refused`` [] bool: whether the rate was refused; ``lambda_max`` []: largest eigenvalue of the kernel in use;
+          ``stable_learning_rate`` [] = 2 N C / lambda_max (cross entropy: 4 N / lambda_max), for N examples and C
+          outputs;
         - ``products`` [] int32: number of products with the kernel;
         - ``kernel_error`` [] = |Theta - H (x) I| / |Theta| of the averaged kernel H, in Frobenius norm (estimated by
           random probes if n C > 1024), and ``function_gap`` []: the relative difference, on the pooled examples,
@@ -278,7 +279,8 @@ def _errors(pool: Pool, tangent: Tangent, dynamics: Dynamics, chosen: Array, tog
 def _kernel_error(pool: Pool, tangent: Tangent, dynamics: Dynamics, together: int) -> Array:
     """Computes the relative error of the averaged kernel H, repeated for C outputs, against the whole kernel Theta.
 
-    It is ``|Theta - H (x) I| / |Theta|`` in Frobenius norm.
+    It is ``|Theta - H (x) I| / |Theta|`` in Frobenius norm. For a large kernel it is estimated by random probes,
+    ``together`` of them at once.
     """
     n, outputs = pool.y.shape
     matrix = dynamics.matrix

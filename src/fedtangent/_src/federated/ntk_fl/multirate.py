@@ -134,12 +134,12 @@ def multirate_dual(
     factor: Array,
     active: Array | bool = True,
 ) -> tuple[Array, Array]:
-    """Computes the dual R_t [Psi, n, C] for Psi numbers of steps t by few products with the kernel K; and their number.
+    """Computes the dual R_t [Psi, n, C] for Psi numbers of steps t, and the number of products with the kernel K taken.
 
-    That is gradient descent on the linearised network, ``R_{t+1} = R_t + step force(K R_t)``. Steps are taken in
-    stretches, in which ``(K - F F') R_t`` is extrapolated by a polynomial in t. If the polynomial's error at the end
-    exceeds ``SLOW_TOLERANCE``, the stretch is repeated in shorter ones. A stretch of one step is exact, so a useless
-    factor costs a product in every step, but no accuracy.
+    That is gradient descent on the linearised network, ``R_{t+1} = R_t + step force(K R_t)``, with few products. Steps
+    are taken in stretches, in which ``(K - F F') R_t`` is extrapolated by a polynomial in t. If the polynomial's error
+    at the end exceeds ``SLOW_TOLERANCE``, the stretch is repeated in shorter ones. A stretch of one step is exact, so a
+    useless factor costs a product in every step, but no accuracy.
 
     Args:
         product: ``g -> K g`` for g [n, C].
@@ -203,7 +203,7 @@ def multirate_dual(
 def _next_length(length: Array, off: Array, is_accurate: Array, now: _Descent) -> Array:
     """Returns the number of gradient steps until the next product with the kernel.
 
-    The number is odd: outputs that swing from step to step show only at odd distances.
+    The number is odd, because outputs that alternate from step to step look constant at even distances.
 
     Args:
         length: Number of gradient steps just taken, after which a product with the kernel was computed.

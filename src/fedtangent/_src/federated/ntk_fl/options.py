@@ -181,8 +181,8 @@ def _is_count(value: Any) -> bool:
 def check_examples(evolution: Evolution, model: Model, examples: Examples, learning_rate: float | Array) -> None:
     """Raises ``ValueError`` for pooled examples or a learning rate that ``ntk_evolve`` cannot take.
 
-    That is: no 64-bit mode, a rate that is not positive, no row, targets or a mask of another shape, or a kernel above
-    ``kernel_bytes`` for the method "eigh".
+    It does so without 64-bit mode, for a rate that is not positive, no example, targets or a mask that do not fit the
+    inputs and outputs, or, with the method "eigh", a kernel above ``kernel_bytes``.
 
     Args:
         evolution: Options of the evolution.

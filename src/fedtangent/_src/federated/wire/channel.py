@@ -30,7 +30,7 @@ class Unsent(NamedTuple):
 
     Attributes:
         values: The k numbers, [k].
-        at: Their places among the P numbers, [k] int32; None if all P numbers are sent, in order.
+        at: Their positions among the P numbers, [k] int32; None if all P numbers are sent, in order.
     """
 
     values: Array
@@ -108,17 +108,17 @@ def lossless() -> Channel:
 def as_is(uplink: Callable[[PyTree, PyTree], tuple[int, int]]) -> Channel:
     """Builds the channel that sends messages unchanged and charges the bytes that ``uplink`` counts.
 
-    ``uplink(message, broadcast)`` returns the bytes of a message, and more bytes for each of the client's examples.
+    ``uplink(message, broadcast)`` returns the bytes of a message, and the bytes to add for each example of the client.
     """
     return Channel(send=lambda key, message, memory: (message, memory), uplink=uplink)
 
 
 def jacobians(output_size: int, sparsity: float = 0.0, value_bits: int | None = None) -> Channel:
-    """Builds NTK-FL's channel: for each example it is charged a Jacobian [C, P], C outputs and C targets.
+    """Builds NTK-FL's channel, which charges for each example a Jacobian [C, P], C outputs and C targets.
 
-    A sparsified Jacobian (CP-NTK-FL; NTK-FL, section 4.2) is sent as its ``num_kept(sparsity, C P)``
-    numbers of largest magnitude and their places. The simulator sends the examples, from which the server computes the
-    kernel; the wire ledger charges the Jacobians.
+    P is the number of parameters. A sparsified Jacobian (CP-NTK-FL, section 4.2 of the NTK-FL paper) is sent as its
+    ``num_kept(sparsity, C P)`` numbers of largest magnitude and their positions. The simulator sends the examples, from
+    which the server computes the kernel; the wire ledger charges the Jacobians.
 
     Args:
         output_size: Outputs C.
@@ -139,8 +139,8 @@ def jacobians(output_size: int, sparsity: float = 0.0, value_bits: int | None = 
 def chain(*channels: Channel) -> Channel:
     """Builds a channel from several: each one codes the numbers that the previous one leaves to be sent.
 
-    ``chain(top_k(100), qsgd(4))`` sends 100 places and quantises the 100 numbers; ``chain(clip(1.0), qsgd(8))`` clips
-    first.
+    ``chain(top_k(100), qsgd(4))`` sends the positions of the 100 largest numbers and quantises these numbers;
+    ``chain(clip(1.0), qsgd(8))`` clips first.
 
     Args:
         channels: Channels of this module, in the order in which they are applied.
@@ -267,7 +267,7 @@ def random_k(
         fraction: Share of the P numbers to send, rounded to at least one number.
         rescale: Whether to multiply by P / k; without it the message shrinks (Stich et al., 2018, definition 2.1), as
             error feedback needs.
-        shared_seed: Whether the server draws the same places from the client's seed, so that no places are sent.
+        shared_seed: Whether the server draws the same positions from the client's seed, so that no positions are sent.
 
     Raises:
         ValueError: Both or neither of ``k`` and ``fraction``, or a fraction outside (0, 1]. When a message is sent: k

@@ -5,7 +5,7 @@ the number of messages of each round. A message is charged as a packed code, rou
 
 - numbers: as many bits each as the last quantiser gave them, or else as the widest leaf has (if all P numbers are sent
   unchanged, each has the bits of its leaf);
-- places of k of P numbers: k times ceil(log2 P) bits, or a bitmap of P bits, whichever is smaller; none if k = P, or
+- positions of k of P numbers: k times ceil(log2 P) bits, or a bitmap of P bits, whichever is smaller; none if k = P, or
   if the receiver can draw them from a shared seed;
 - norms or ranges of quantisers, 32 bits each (64 for a message in float64);
 - leaves that are not floating: unchanged.
@@ -35,7 +35,7 @@ class Code(NamedTuple):
 
     Attributes:
         numbers: How many numbers are sent.
-        places: Number of places from which these numbers were chosen, P before any choice.
+        places: Number of positions from which these numbers were chosen; P, the size of the message, before any choice.
         bits: Bits of a number; None if numbers are sent in the dtypes of their leaves.
         header: Bits of all norms and ranges.
         scale_bits: Bits of one norm.
@@ -61,7 +61,10 @@ def dtypes(message: PyTree) -> tuple[np.dtype, np.dtype]:
 
 
 def _place_bits(numbers: int, places: int) -> int:
-    """Returns the bits that say which ``numbers`` of ``places`` are sent, by indices or a bitmap; 0 if all are sent."""
+    """Returns the bits that say which k = ``numbers`` of P = ``places`` numbers are sent; 0 if all are sent.
+
+    The positions are sent as indices or as a bitmap, whichever is smaller.
+    """
     return 0 if numbers == places else min(numbers * math.ceil(math.log2(places)), places)
 
 
@@ -92,7 +95,7 @@ def jacobian_bytes(params: PyTree, output_size: int, num_sent: int | None, value
     Args:
         params: Shapes of the parameters.
         output_size: Outputs C.
-        num_sent: How many of the C P numbers are sent, with their places; None for all.
+        num_sent: How many of the C P numbers are sent, with their positions; None for all.
         value_bits: Bits of a number; None for the bits of its dtype.
     """
     widest = jnp.result_type(*jax.tree.leaves(params)).itemsize

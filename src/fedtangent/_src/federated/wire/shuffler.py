@@ -45,7 +45,7 @@ def shuffled(aggregate: Aggregate, server: Server, slots_per_model: int) -> tupl
 
 
 def folded(aggregate: Aggregate, messages: PyTree, weight: Array) -> PyTree:
-    """Aggregates the messages of one model, which are stacked in an array with M places.
+    """Returns the aggregate of the messages of one model, which are stacked in an array with M places.
 
     Args:
         aggregate: Reduction of a round's messages.
