@@ -227,7 +227,8 @@ def owners(name: str, offsets: Int[np.ndarray, "offsets"], count: int, least: in
 
     Args:
         name: Name of the offsets in error messages.
-        offsets: Index of each user's first example, and ``count`` at the end: whole numbers [N + 1] for N users.
+        offsets: Index of each user's first example, and ``count`` at the end, for N users: whole numbers [N + 1] from
+            0.
         count: Number of examples.
         least: Smallest number of examples of a user.
 

@@ -116,7 +116,7 @@ def convolution_called(name: str, input_shape: Sequence[int], filters: int, wind
     """Returns the convolution called ``name``: ``"lax"``, ``"gemm"``, or for ``"auto"`` the faster of these two.
 
     Args:
-        name: Name of the convolution.
+        name: "lax" (``jax.lax.conv_general_dilated``), "gemm" (``gemm_convolution``) or "auto".
         input_shape: Input shape of the costliest layer, as for ``choose_convolution``.
         filters: Output channels of that layer.
         window: Side of its window.

@@ -1,4 +1,7 @@
-"""Models linear in their weights: on the inputs (Local-GD paper) or on radial basis functions (Fed-ensemble, 2024)."""
+"""Models linear in their weights: linear in the inputs, or in radial basis functions of one number.
+
+The first is from the Local-GD paper (section 2), the second from Fed-ensemble (2024, section V-A).
+"""
 
 from __future__ import annotations
 

@@ -109,7 +109,7 @@ def _direct_to_kernel(x: Array, y: Array, g: Geometry) -> Array:
 
 
 def _shifted(x: Array, g: Geometry) -> list[Array]:
-    """Returns, for each entry of the window, the entries of ``x`` that it multiplies, [B, *output, I] each."""
+    """Returns, for each entry of the window, the entries of ``x`` that are multiplied by it, [B, *output, I] each."""
     padded = lax.pad(x, jnp.zeros((), x.dtype), [(0, 0, 0), *((low, high, 0) for low, high in g.padding), (0, 0, 0)])
     shifted = []
     for offset in itertools.product(*map(range, g.window)):
