@@ -86,7 +86,7 @@ class FedtangentPublished(tfds.core.GeneratorBasedBuilder):
 
 
 def _features(published: Published) -> dict[str, tfds.features.Tensor]:
-    """Returns the TFDS description of an example: for each part a tensor's shape and dtype, stored as raw bytes."""
+    """Returns the TFDS description of an example: the shape and dtype of each part, such as x; raw bytes are stored."""
     return {
         name: tfds.features.Tensor(shape=shape, dtype=np.dtype(dtype), encoding="bytes")
         for name, (shape, dtype) in published.example
@@ -173,7 +173,10 @@ def _unwritable(published: Published, data_dir: str | Path | None, error: Except
 
 @contextlib.contextmanager
 def _no_empty_folders(published: Published, place: Path) -> Iterator[None]:
-    """If preparing a data set fails inside the context, removes the empty folders that TFDS has created."""
+    """If preparing ``published`` fails inside the context, removes the empty folders that TFDS has created.
+
+    ``place`` is the data folder of TFDS; it is removed too if it is new and empty.
+    """
     downloads = f"downloads/{published.stem or published.name}"
     names = downloads, "downloads/extracted", "downloads", f"{NAME}/{published.name}", NAME
     absent = [folder for folder in (*(place / name for name in names), place) if not folder.exists()]

@@ -32,10 +32,11 @@ class SourceInfo(NamedTuple):
 class Dataset(NamedTuple):
     """A data set: inputs and targets to train and to test on, as NumPy arrays on the host.
 
-    ``x_train`` holds floating images [n, height, width, channels], vectors [n, d], or int32 tokens [n, T]. ``y_train``
-    holds integer class labels [n], or floating numbers [n, C] for regression, and then ``num_classes`` is 0.
-    ``user_train`` has the id of the user (writer, speaker, device) of each training example; None without users. The
-    test examples have the same forms. ``kind`` says what an input is: "image", "tokens" or "vector".
+    ``x_train`` holds floating images [n, height, width, channels], vectors [n, d], or texts of T int32 tokens [n, T].
+    ``y_train`` holds integer class labels [n]; for regression on C numbers, floating numbers [n, C], and then
+    ``num_classes`` is 0. ``user_train`` has the id of the user (writer, speaker, device) of each training example; None
+    without users. ``x_test``, ``y_test`` and ``user_test`` have the same forms. ``kind`` says what an input is:
+    "image", "tokens" or "vector". ``info`` is the origin of the data.
     """
 
     name: str
@@ -100,7 +101,7 @@ class DatasetEntry(Entry):
 
 @dataclasses.dataclass(frozen=True)
 class ImageOptions:
-    """Options of data sets of images: numbers of examples, one vector for each image, and the dtype of pixels."""
+    """Options of data sets of images: numbers of examples, whether images become vectors, and the dtype of pixels."""
 
     num_train: int | None = None
     """Use only this many training examples, the first ones."""

@@ -71,7 +71,10 @@ def unavailable(published: Published, error: Exception) -> str:
 
 
 def _received(url: str, part: Path, size: int) -> None:
-    """Downloads all of ``url`` to ``part``, over up to five connections; raises ``OSError`` if that fails."""
+    """Downloads all of ``url``, ``size`` bytes, to the file ``part``, and reconnects up to four times.
+
+    Raises ``OSError`` if the last connection fails too, or at once if a retry cannot help.
+    """
     for attempt in range(TRIES):
         before = _size(part)
         try:

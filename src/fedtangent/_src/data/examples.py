@@ -96,7 +96,7 @@ class Examples:
 
     @functools.cached_property
     def train_rows(self) -> slice | Int[np.ndarray, "m"]:
-        """Indices of the training examples that metrics are measured on: all, or 10,000 drawn at random."""
+        """Indices of the training examples that metrics are measured on: all, or 10,000 at random if there are more."""
         return self.sample("train", MOST_MEASURED)
 
     def sample(self, split: str, most: int | None) -> slice | Int[np.ndarray, "m"]:
@@ -141,8 +141,8 @@ class Examples:
             Inputs [n, ...] (tokens stay whole numbers) and targets [n, C].
 
         Raises:
-            ValueError: There are no test examples; the loss is a function, so that labels have no known form as
-                numbers; or a loss of classes where there is a single class.
+            ValueError: ``split`` is "test" and there are no test examples. Or targets are class labels, and the loss
+                is a function (labels then have no known form as numbers) or the cross entropy of a single class.
         """
         checks.choice("split", split, SPLITS)
         if split == "test" and self.test is None:

@@ -181,7 +181,7 @@ def _native(array: np.ndarray) -> np.ndarray:
 
 
 def find(directory: Path, stem: str) -> Path | None:
-    """Returns the path of the first archive ``stem*.npz`` in the data folder or a subfolder ``stem*``; None if none is.
+    """Returns the path of the first archive ``stem*.npz`` in the data folder or in a subfolder ``stem*``, or None.
 
     Args:
         directory: Data folder.
@@ -227,7 +227,8 @@ def owners(name: str, offsets: Int[np.ndarray, "offsets"], count: int, least: in
 
     Args:
         name: Name of the offsets in error messages.
-        offsets: Index of each user's first example, and ``count`` at the end: whole numbers [N + 1] from 0.
+        offsets: Index of each user's first example, and ``count`` at the end, for N users: whole numbers [N + 1] from
+            0.
         count: Number of examples.
         least: Smallest number of examples of a user.
 

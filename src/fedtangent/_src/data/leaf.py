@@ -95,7 +95,7 @@ def joined(
     """Joins the users' examples, user after user, to arrays such as ``x_train``, ``y_train`` and ``user_train`` [n].
 
     Args:
-        of_split: Function from a split, "train" or "test", to its users. They are numbered in this order; users
+        of_split: Function from a split, "train" or "test", to its users. Users are numbered in this order; users
             without training examples (LEAF's split ``-t user``) come last.
         examples: Converts a user's examples to arrays ``x`` and ``y``.
     """

@@ -85,7 +85,7 @@ def entry(name: str, input_kind: str | None = None, target_kind: str | None = No
         target_kind: Kind of targets, "classes" or "numbers", that the user chose; None to find out.
 
     Raises:
-        ValueError: The file cannot be read, or has no arrays ``x`` and ``y``, or not of that kind.
+        ValueError: The file cannot be read, lacks ``x`` or ``y``, or its arrays cannot be of the chosen kind.
     """
     path = expanded("dataset", name)
     headers = files.headers("dataset", path)
@@ -351,7 +351,10 @@ def _array(name: str, value: object) -> np.ndarray:
 
 
 def _target(name: str, y: object) -> np.ndarray:
-    """Checks the targets of a split: class labels [n], whole numbers or strings; or floating numbers [n, C]."""
+    """Checks the targets ``y`` of a split, and returns them as an array: class labels [n], or floating numbers [n, C].
+
+    Labels are whole numbers or strings. ``name`` is the name of ``y`` in the ``ValueError`` for anything else.
+    """
     array = _array(name, y)
     if array.dtype.kind == "O" and array.size and all(isinstance(label, str) for label in array.ravel()):
         array = array.astype(str)

@@ -78,8 +78,8 @@ def with_shared(
     Args:
         partition: The partition to extend.
         shared: Indices of the global set.
-        fraction: Random share of the set for each client (the paper's alpha); 1 for all of it, as in NTK-FL (section
-            6).
+        fraction: Random share of the set for each client (the paper's alpha); 1 for all of it, as in section 6 of
+            the NTK-FL paper.
         seed: Seed of the draw.
 
     Raises:
@@ -123,7 +123,7 @@ def held_out(partition: Partition, fraction: float, seed: int) -> tuple[Partitio
     """Splits each client's examples at random into a part to train on and a part to test on, two partitions.
 
     The test set has ``fraction`` of all examples, rounded. Each client gives that share of its own examples to within
-    one, and keeps an example to train on while others have more than one.
+    one. No client gives its last training example as long as another client has two or more.
 
     Args:
         partition: The partition.

@@ -35,7 +35,7 @@ class Built(NamedTuple):
         description: The user's choices and options.
         algorithm, model: The algorithm, and the network that its clients train.
         examples: Training and test examples, with their partition.
-        of_clients: Examples that each client keeps to test its own predictions; None if ``client_test`` is 0.
+        of_clients: Examples that each client keeps to test its predictions; None if the option ``client_test`` is 0.
     """
 
     description: Description

@@ -55,7 +55,7 @@ def scan_clients(
 def vmap_clients(
     train: Train, shared: PyTree, aggregate: Aggregate, acc: PyTree, slots: Slots
 ) -> tuple[PyTree, PyTree]:
-    """Trains a round's clients in parallel, as one batched program that takes as long for each as for the largest.
+    """Trains a round's clients in parallel, as one batched program in which each takes as long as the largest client.
 
     On a CPU a batch has as many clients as fit into the caches; the batches are trained one after another.
 
@@ -248,9 +248,10 @@ def chunked(size: int, batch: MapClients) -> MapClients:
 
 
 def _deal(num_slots: int, devices: int) -> np.ndarray:
-    """Divides S slots over D devices so that each has small and large clients; returns ranks by size, [D, ceil(S / D)].
+    """Divides S slots over D devices so that each device has small and large clients.
 
-    Rank 0 is the slot of the largest client; a rank of S or more is no slot.
+    Returns the ranks by size of each device's slots, [D, ceil(S / D)]. Rank 0 is the slot of the largest
+    client; a rank of S or more is no slot.
     """
     rows = -(-num_slots // devices)
     hands = np.arange(rows * devices).reshape(rows, devices)

@@ -157,7 +157,7 @@ class Run(NamedTuple):
     signal: int = 0
 
     def __repr__(self) -> str:
-        """Returns a line with the status, what was dropped or rounded away, a summary of the history, and the size."""
+        """Returns a line with the status, the sentences of ``lost``, a summary of the history, and the state's size."""
         arrays = [leaf for leaf in jax.tree.leaves(self.state) if hasattr(leaf, "dtype")]
         size = num_bytes(arrays) / 2**20
         status = "; ".join([self.status, *lost(self.history.rounds)])
@@ -179,7 +179,7 @@ LOST = {
 
 
 def lost(rounds: Mapping[str, PyTree]) -> list[str]:
-    """Returns sentences that count dropped messages and examples, numbers rounded away, and models left untrained.
+    """Returns sentences that count what a run discarded or changed, such as dropped messages, and untrained models.
 
     Args:
         rounds: Infos of every round, arrays [R, ...], such as "rejected", the number of rejected messages.

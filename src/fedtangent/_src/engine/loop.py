@@ -112,7 +112,9 @@ def state_shapes(algorithm: Algorithm, num_clients: int) -> PyTree:
 def run_chunk(
     algorithm: Algorithm, engine: Engine, length: int, state: PyTree, data: FederatedData, rounds: ArrayLike
 ) -> tuple[PyTree, PyTree, Bool[Array, ""]]:
-    """Computes some rounds in one program; returns the state after them, their infos [length, ...], and ``all_finite``.
+    """Computes ``rounds`` rounds in one program, for instance all rounds between two evaluations.
+
+    Returns the state after them, their infos [length, ...], and whether this state is finite (``all_finite``).
 
     Args:
         algorithm: The algorithm.
@@ -142,7 +144,8 @@ def _with_row(i: Array, rows: Array, row: Array) -> Array:
 def chunk_length(shapes: PyTree) -> int:
     """Returns how many rounds one call of ``run_chunk`` may compute, a power of two up to 128.
 
-    So many rounds' infos, of the given ``shapes`` for one round, fit into a buffer of 8 MiB (one round may need more).
+    The infos (reported numbers) of so many rounds fit into a buffer of 8 MiB. If one round needs more, the result is 1.
+    ``shapes`` are the shapes of one round's infos.
     """
     of_a_round = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(shapes))
     return 2 ** int(np.log2(min(max(_INFO_BYTES // max(of_a_round, 1), 1), _INFO_ROUNDS)))
@@ -450,7 +453,9 @@ def _rounds(infos: PyTree) -> int:
 
 
 def _diverged(setup: RunSetup, good: Past, chunks: int, bad: Past) -> Run:
-    """Ends a run that has diverged at its last good round, which it finds by bisection, computing the rounds again.
+    """Ends a run that has diverged, and returns it as it was after its last good round.
+
+    It finds that round by bisection, for which it computes rounds again.
 
     ``good`` is the progress before the bad rounds, with ``chunks`` chunks, and ``bad`` the progress after them.
     """
@@ -510,8 +515,8 @@ def _is_finite(past: Past) -> bool:
 def broken_round(infos: dict[str, PyTree]) -> int | None:
     """Returns the index of the first of some rounds in which no client that trained had a finite loss, or None.
 
-    ``infos`` are the rounds' reported numbers [r, ...]. One client's infinite loss is a problem of its data, not the
-    model.
+    ``infos`` are the rounds' reported numbers [r, ...]. One client's infinite loss is a problem of its data, not of
+    the model.
     """
     if "loss" not in infos:
         return None

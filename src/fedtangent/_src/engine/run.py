@@ -33,7 +33,7 @@ from fedtangent._src.types import Algorithm, AnyArray, Array, FederatedData, Key
 
 
 def predict(algorithm: Algorithm, state: PyTree, x: Shaped[AnyArray, "n ..."]) -> Prediction:
-    """Returns the prediction of an algorithm's models, in a given state of training, at ``x`` [n, ...].
+    """Computes the outputs of an algorithm's models at ``x`` [n, ...], and their mean, in a given state of training.
 
     It is compiled once per shape and algorithm. If the algorithm's models are networks (``params``), algorithms on the
     same network share the compiled program.

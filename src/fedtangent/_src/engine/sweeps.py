@@ -129,9 +129,9 @@ def sweep(
             floats arrive as traced scalars. It is first called with each configuration's plain numbers, which it
             checks.
         data: Training examples of all clients, as in ``simulate``.
-        clients: None; or several partitions of the same examples over as many clients, by label, under the name of the
-            axis that they add to the product: ``{"alpha": {0.1: partition, 1.0: another}}``. They are padded to a
-            common size; ``build`` does not receive them.
+        clients: None; or several partitions of the same examples over equally many clients, as a further axis of the
+            product. A mapping holds the axis's name and the partitions by label: ``{"alpha": {0.1: partition, 1.0:
+            another}}``. They are padded to a common size; ``build`` does not receive them.
         num_rounds: Communication rounds R of every run.
         seeds: Seeds of the runs; a seed draws the same numbers under every configuration.
         grid: Values of each argument; the configurations are their product, the last name varying fastest.

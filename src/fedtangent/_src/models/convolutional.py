@@ -32,16 +32,19 @@ LARGEST_WINDOW = 127  # of a pooling: positions are kept as int8
 
 
 def _windows(x: Array, window: tuple[int, int]) -> Array:
-    """Splits ``x`` [B, H, W, C] into windows (h, w): [B, H // h, h, W // w, w, C]; drops a rest that fills none."""
+    """Splits ``x`` [B, H, W, C] into windows of h x w pixels, [B, H // h, h, W // w, w, C]; ``window`` is (h, w).
+
+    Rows and columns of pixels that are left at the end are dropped.
+    """
     (h, w), (rows, columns) = window, (x.shape[1] // window[0], x.shape[2] // window[1])
     filled = x[:, : rows * h, : columns * w]
     return filled.reshape((x.shape[0], rows, h, columns, w, x.shape[3]))
 
 
 def _largest(x: Array, window: tuple[int, int]) -> tuple[Array, Array]:
-    """Returns the largest entry of each window and its position in the window (int8), [B, H', W', C] each.
+    """Returns the largest entry of each window and its position in the window (int8), [B, H // h, W // w, C] each.
 
-    Of equal entries, the first one counts.
+    ``x`` is [B, H, W, C] and ``window`` is (h, w). Of equal entries, the first one counts.
     """
     parts = _windows(x, window)
     positions = itertools.product(range(window[0]), range(window[1]))
@@ -94,8 +97,9 @@ def max_pool(x: Array, window: tuple[int, int] = (2, 2)) -> Array:
 def choose_convolution(input_shape: Sequence[int], filters: int, window: int) -> str:
     """Returns ``"lax"`` or ``"gemm"``, whichever is faster for a convolution and its gradients on this device.
 
-    The time is measured once on each machine, for two clients with separate kernels [window, window, I, filters] and
-    batches of 10 images. The clients run one after another on a CPU, and at once on other devices, as in ``simulate``.
+    ``"lax"`` is ``jax.lax.conv_general_dilated``, and ``"gemm"`` is ``gemm_convolution``. The time is measured once on
+    each machine, for two clients with separate kernels [window, window, I, filters] and batches of 10 images. The
+    clients run one after another on a CPU, and at once on other devices, as in ``simulate``.
 
     Args:
         input_shape: (H, W, I) of an image with I channels.
@@ -112,7 +116,7 @@ def convolution_called(name: str, input_shape: Sequence[int], filters: int, wind
     """Returns the convolution called ``name``: ``"lax"``, ``"gemm"``, or for ``"auto"`` the faster of these two.
 
     Args:
-        name: Name of the convolution.
+        name: "lax" (``jax.lax.conv_general_dilated``), "gemm" (``gemm_convolution``) or "auto".
         input_shape: Input shape of the costliest layer, as for ``choose_convolution``.
         filters: Output channels of that layer.
         window: Side of its window.
@@ -127,8 +131,8 @@ def convolution_called(name: str, input_shape: Sequence[int], filters: int, wind
 def _measure(shape: tuple[int, ...], filters: int, window: int, mapping: str) -> dict[str, float]:
     """Measures the median seconds of a convolution with its gradients, by ``"lax"`` and by ``"gemm"``.
 
-    ``shape`` is (H, W, channels) of an image. With ``mapping`` "scan" the clients run one after another, with "vmap" at
-    once.
+    Two clients compute it, each with a batch of 10 images and a separate kernel. ``shape`` is (H, W, channels) of an
+    image. With ``mapping`` "scan" the clients run one after another, with "vmap" at once.
     """
     keys = jax.random.split(jax.random.key(0), 2)
     x = jax.random.normal(keys[0], (CLIENTS, BATCH, *shape), jnp.float32)
@@ -198,7 +202,10 @@ def _network(
     first_init = nn.initializers.variance_scaling(1 / filters[0] if of_width else 1.0, "fan_in", "truncated_normal")
 
     def applied(layer: nn.Conv | nn.Dense, x: Array, is_first: bool = False, is_last: bool = False) -> Array:
-        """Applies a layer to ``x``; in muP, scales ``x`` and the output, as if weights and biases had muP's factors."""
+        """Applies ``layer`` to ``x``; in the parameterization muP, also scales ``x`` and the output by constants.
+
+        The constants have the effect of muP's factors of weights and biases.
+        """
         if not of_width:
             return layer(x)
         if is_last:
@@ -249,9 +256,10 @@ def cnn(
     """Builds FedAvg's network: convolutions with relu and max pooling, then dense layers (McMahan et al., 2017).
 
     The default has 5x5 convolutions of 32 and 64 channels, each followed by 2x2 max pooling, a dense layer of 512 and a
-    linear output: 1,663,370 parameters for 28x28x1 images and 10 classes. Convolutions pad to keep the size. ``apply``
-    takes ``x`` [n, ...] of any shape that holds ``input_shape`` numbers for each example. Weights start as in flax
-    (LeCun normal, zero biases), float32. There is no analytic kernel.
+    linear output: 1,663,370 parameters for 28x28x1 images and 10 classes. Convolutions pad to keep the size; they are
+    computed as ``convolution`` says, lax, gemm or auto. ``apply`` takes ``x`` [n, ...] of any shape that holds
+    ``input_shape`` numbers for each example. Weights start as in flax (LeCun normal, zero biases), float32. There is no
+    analytic kernel.
 
     In the ``maximal_update`` parameterization (muP; Yang et al., 2022, table 9) hidden features start as in the
     standard one, and outputs are divided by the root of the last layer's fan-in. One learning rate of SGD then serves

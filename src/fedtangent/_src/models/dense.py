@@ -206,7 +206,7 @@ def sizes_of(input_size: int | Sized, output_size: int | None) -> tuple[int, int
         output_size: Number of outputs; None to take it from the data set.
 
     Raises:
-        ValueError: ``output_size`` is missing although ``input_size`` is not a data set, or is a tuple or list.
+        ValueError: ``output_size`` is a tuple or list, or is None although ``input_size`` is not a data set.
     """
     if isinstance(output_size, tuple | list):
         raise ValueError(f"output_size: got {output_size}, must be a number; widths are named: widths={output_size}")

@@ -1,4 +1,7 @@
-"""Models linear in their weights: linear in the inputs (Local-GD), or in radial basis functions (FE-2024, V-A)."""
+"""Models linear in their weights: linear in the inputs, or in radial basis functions of one number.
+
+The first is from the Local-GD paper (section 2), the second from Fed-ensemble (2024, section V-A).
+"""
 
 from __future__ import annotations
 
@@ -48,11 +51,11 @@ def _gram(
     learning_rates={SQUARED_ERROR: 0.03, CROSS_ENTROPY: 1.0, EXPONENTIAL: 0.03, LOGISTIC: 1.0},
 )
 def linear(input_size: int, output_size: int = 1, sigma: float = 0.0, dtype: DTypeLike = jnp.float32) -> Model:
-    """Builds a model linear in the inputs, ``f(x) = x W``, without a bias, whose kernel is exact (Local-GD, section 2).
+    """Builds a model linear in the inputs, ``f(x) = x W``, without a bias (section 2 of the Local-GD paper).
 
-    Inputs [n, ...] are flattened to [n, d]. ``params["weights"]`` is [d, C] and starts as N(0, sigma^2). Local-GD has C
-    = 1 and starts at W = 0. The kernel is exact at any size, not a limit of infinite width: ``nngp = sigma^2 x1 x2'``
-    and ``ntk = x1 x2'``, [n1, n2] each.
+    Inputs [n, ...] are flattened to [n, d]. ``params["weights"]`` is [d, C] and starts as N(0, sigma^2). The paper
+    has C = 1 and starts at W = 0. The kernel is exact at any size, not a limit of infinite width: ``nngp = sigma^2 x1
+    x2'`` and ``ntk = x1 x2'``, [n1, n2] each.
 
     Args:
         input_size: Numbers d of an example.
@@ -91,11 +94,11 @@ def rbf_linear(
     output_size: int = 1,
     dtype: DTypeLike = jnp.float32,
 ) -> Model:
-    """Builds a linear model of radial basis functions of one number, whose kernel is exact (FE-2024, section V-A).
+    """Builds a linear model of radial basis functions of one number (Fed-ensemble, 2024, section V-A).
 
     It is ``f(x) = sum_p w_p exp(-(x - v_p)^2 / (2 b^2))`` for scalar ``x``. The defaults of ``num_features`` and
-    ``bandwidth`` come from FE-2024, which does not state sigma. ``params["weights"]`` is [num_features, C]. The kernel
-    is exact, not a limit of infinite width. With the vector phi(x) of all basis functions it is ``nngp = sigma^2
+    ``bandwidth`` come from this paper, which does not state sigma. ``params["weights"]`` is [num_features, C]. The
+    kernel is exact, not a limit of infinite width. With the vector phi(x) of all basis functions it is ``nngp = sigma^2
     phi(x1) phi(x2)'`` and ``ntk = phi(x1) phi(x2)'``, [n1, n2] each.
 
     Args:

@@ -1,7 +1,7 @@
 """Conversion of flax networks to models, with a description of their dense and convolutional layers.
 
-A layer counts only if its weights have no other use (such as being tied, transformed, or inside a lifted transformation
-such as ``nn.scan``). So the tangent kernel that is computed layer by layer is exact.
+A layer is described only if its weights have no other use (such as being tied, transformed, or inside a lifted
+transformation such as ``nn.scan``). So the tangent kernel that is computed layer by layer is exact.
 """
 
 from __future__ import annotations
@@ -168,7 +168,7 @@ def flax_structure(apply: Apply) -> LayeredStructure:
 
 
 def _in_their_dtype(params: PyTree, x: AnyArray) -> AnyArray:
-    """Converts ``x`` to the parameters' dtype if it is floating."""
+    """Returns ``x`` in the dtype of ``params`` if ``x`` is floating, and else unchanged."""
     return x.astype(jnp.result_type(*jax.tree.leaves(params))) if jnp.issubdtype(x.dtype, jnp.floating) else x
 
 

@@ -109,7 +109,7 @@ def _direct_to_kernel(x: Array, y: Array, g: Geometry) -> Array:
 
 
 def _shifted(x: Array, g: Geometry) -> list[Array]:
-    """Returns, for each entry of the window, the entries of ``x`` that it multiplies, [B, *output, I] each."""
+    """Returns, for each entry of the window, the entries of ``x`` that are multiplied by it, [B, *output, I] each."""
     padded = lax.pad(x, jnp.zeros((), x.dtype), [(0, 0, 0), *((low, high, 0) for low, high in g.padding), (0, 0, 0)])
     shifted = []
     for offset in itertools.product(*map(range, g.window)):
@@ -175,8 +175,8 @@ class _Map(NamedTuple):
         library: Implementation that is fast on an accelerator.
         product: Implementation by matrix products of patches.
         shape: Computes the shape of the result from the shapes of the operands.
-        folds: For each operand the axis into which ``vmap`` folds a batch axis that only this operand has, and the axis
-            of the result in which the batch then is.
+        folds: A pair of axes for each operand. If only this operand has a batch axis, ``vmap`` folds that axis into the
+            first, an axis of the operand; the batch is then in the second, an axis of the result.
     """
 
     direct: _Bilinear
@@ -212,7 +212,10 @@ _MAPS = {
 
 
 def _is_direct(a: Array, g: Geometry) -> bool:
-    """Returns whether XLA's convolution of ``a`` beats a matrix product on a CPU: for float32 and windows above 1."""
+    """Returns whether XLA's convolution of ``a`` is faster than a matrix product on a CPU.
+
+    This holds for float32 and a window of more than one entry.
+    """
     return a.dtype == jnp.float32 and max(g.window) > 1
 
 

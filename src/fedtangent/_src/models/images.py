@@ -1,9 +1,9 @@
 """Parts that networks of images share: checks of shapes, strides, convolutions and group normalisation.
 
 ``nn.GroupNorm`` (Wu and He, 2018) replaces batch normalisation in all of them. It normalises groups of channels within
-one example, with as many learned numbers. Batch statistics would not suit federated learning: averaged over clients
-whose data differ, they fit no client's data; kept at the clients, they are unknown to the server. The output of one
-example would also depend on the other examples of its batch.
+one example, and has as many learned numbers as batch normalisation. Batch statistics would not suit federated learning:
+averaged over clients whose data differ, they fit no client's data; kept at the clients, they are unknown to the server.
+The output of one example would also depend on the other examples of its batch.
 """
 
 from __future__ import annotations

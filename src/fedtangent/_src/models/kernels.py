@@ -217,7 +217,7 @@ def _blocks(
 
 
 def check_dtype(dtype: DTypeLike, needs_x64: bool) -> None:
-    """Raises ``ValueError`` unless ``dtype`` is floating, and available if ``needs_x64`` (float64 needs 64-bit mode).
+    """Raises ``ValueError`` unless ``dtype`` is floating and, if ``needs_x64``, available in JAX's present mode.
 
     Args:
         dtype: Type of a model's parameters.

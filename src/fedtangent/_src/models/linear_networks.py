@@ -31,7 +31,7 @@ def deep_linear(
     depth: int = 3,
     dtype: DTypeLike = jnp.float32,
 ) -> Model:
-    """Builds a deep linear network, whose kernel is linear in the inputs (DeepLin, eq. (1)).
+    """Builds a deep linear network, whose kernel is linear in the inputs (eq. (1) of the DeepLin paper).
 
     It is ``f(x) = (m^(L-1) C)^(-1/2) W^L .. W^1 x`` with L matrices whose entries are N(0, 1), and no bias. Parameters
     have the structure of ``mlp``'s: ``params[2 l][0]`` is the transpose of ``W^(l + 1)``, [fan_in, fan_out]. ``apply``

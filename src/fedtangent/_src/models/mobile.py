@@ -119,8 +119,9 @@ def mobilenet_v2(
 
     By default it has 2,236,682 parameters for 32x32x3 images and 10 classes, 3,504,872 for 1000. Large images are
     halved by five of the layers, small images by the last of these only (``models.images.strides``). There is no
-    dropout before the output, since a model has no random numbers. GroupNorm replaces batch normalisation (see the
-    module ``models.images``). ``apply`` takes ``x`` [n, ...] of any shape that holds an example's numbers.
+    dropout before the output, since a model has no random numbers. Stage s has ``blocks[s]`` blocks. GroupNorm with
+    ``groups`` groups replaces batch normalisation (see the module ``models.images``). ``apply`` takes ``x`` [n, ...] of
+    any shape that holds an example's numbers.
 
     Args:
         width: Factor of the numbers of channels, which are rounded to multiples of 8; below 1 the last convolution
@@ -211,8 +212,8 @@ def shufflenet_v2(
 
     Half of a unit's channels pass unchanged, then all channels are shuffled. By default it has 1,263,854 parameters for
     32x32x3 images and 10 classes, 2,278,604 for 1000. Large images are halved by five of the layers, small images by
-    the last of these only (``models.images.strides``). GroupNorm replaces batch normalisation (see the module
-    ``models.images``). ``apply`` takes ``x`` [n, ...] of any shape that holds an example's numbers.
+    the last of these only (``models.images.strides``). GroupNorm with ``groups`` groups replaces batch normalisation
+    (see the module ``models.images``). ``apply`` takes ``x`` [n, ...] of any shape that holds an example's numbers.
 
     Args:
         width: Factor of the channels: 0.5, 1, 1.5 or 2, as published.

@@ -22,7 +22,8 @@ MOST = {"width": 4096, "blocks": MOST_LAYERS, "groups": None, "convolution": Non
 def _network(stages: list[tuple[int, int, int]], groups: int, output_size: int, convolution: Convolution) -> nn.Module:
     """Builds the flax module of a residual network.
 
-    ``stages`` has for each stage the channels, the number of blocks, and the stride of the first block.
+    ``stages`` has for each stage the channels, the number of blocks, and the stride of the first block. ``groups`` is
+    the number of groups of each GroupNorm, and ``convolution`` computes the convolutions.
     """
     import flax.linen as nn  # here: it takes longer to import than the rest of the package
 
@@ -64,12 +65,13 @@ def resnet18(
 ) -> Model:
     """Builds a residual network of 18 layers as for CIFAR, with group normalisation (He et al., 2016).
 
-    It has a 3x3 convolution, four stages of basic blocks, a mean over all pixels, and a linear output. (For ImageNet,
-    table 1 of He et al. begins with a 7x7 convolution and a max pooling, both of stride 2.) By default it has
+    It has a 3x3 convolution, stages of ``blocks`` basic blocks, a mean over all pixels, and a linear output. (For
+    ImageNet, table 1 of He et al. begins with a 7x7 convolution and a max pooling, both of stride 2.) By default it has
     11,173,962 parameters for 32x32x3 images and 10 classes. Each stage after the first halves the image; small images
-    are halved by the last stages only (``models.images.strides``). GroupNorm replaces batch normalisation (see the
-    module ``models.images``); the federated ResNet-18 of Reddi et al. (2021) has two groups. Weights start as in He et
-    al. (2015). ``apply`` takes ``x`` [n, ...] of any shape that holds an example's numbers.
+    are halved by the last stages only (``models.images.strides``). GroupNorm with ``groups`` groups replaces batch
+    normalisation (see the module ``models.images``); the federated ResNet-18 of Reddi et al. (2021) has two groups.
+    Convolutions are computed as ``convolution`` says, lax, gemm or auto. Weights start as in He et al. (2015).
+    ``apply`` takes ``x`` [n, ...] of any shape that holds an example's numbers.
 
     Args:
         width: Channels of the first stage, which double from stage to stage.
@@ -88,7 +90,7 @@ def resnet34(
 ) -> Model:
     """Builds a residual network of 34 layers as for CIFAR, with group normalisation (He et al., 2016).
 
-    It is ``resnet18`` with more blocks; by default it has 21,282,122 parameters.
+    It is ``resnet18`` with more blocks, and takes the same arguments; by default it has 21,282,122 parameters.
 
     Args:
         width: Channels of the first stage, which double from stage to stage.

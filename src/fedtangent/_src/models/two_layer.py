@@ -32,14 +32,15 @@ def two_layer_relu(
 ) -> Model:
     """Builds ``f(v; x) = n^{-1/2} sum_r c_r max(v_r' x, 0)`` of n neurons with one output; only v is trained.
 
-    ``init(key)`` draws ``{"v": [n, input_size]}`` (NTK-FL, Assumption 1). ``kernel`` is the one of infinite width:
-    ``ntk`` is eq. (13) of NTK-FL, for any signs c; ``nngp`` is the covariance of the initial f over random v and c.
+    ``init(key)`` draws ``{"v": [n, input_size]}`` (Assumption 1 of the NTK-FL paper). ``kernel`` is the one of infinite
+    width: ``ntk`` is eq. (13) of that paper, for any signs c; ``nngp`` is the covariance of the initial f over random v
+    and c.
 
     Args:
         input_size: Numbers of an example.
         width: Number n of neurons.
         alpha: Standard deviation of v: rows are N(0, alpha^2 I).
-        covariance: Covariance of the rows of v instead, [input_size, input_size].
+        covariance: Covariance of the rows of v, [input_size, input_size]; None for ``alpha^2 I``.
         seed: Seed of the signs c, +1 or -1 with equal probability, which are no parameters (``output_signs``).
         dtype: Type of the parameters.
 
@@ -97,8 +98,8 @@ def arc_cosine(
     """Computes the prior and the tangent kernel of ``two_layer_relu`` at infinite width, [n1, n2] each.
 
     For inputs a of ``x1`` and b of ``x2``, weights v ~ N(0, A A') and the ReLU s, these are ``E[s(v.a) s(v.b)]`` and
-    ``a.b P(v.a >= 0, v.b >= 0)``. The second, eq. (13) of NTK-FL, equals ``a.b (pi - theta) / (2 pi)``, where theta is
-    the angle between A'a and A'b. NumPy arrays are computed in NumPy, JAX arrays in JAX.
+    ``a.b P(v.a >= 0, v.b >= 0)``. The second, eq. (13) of the NTK-FL paper, equals ``a.b (pi - theta) / (2 pi)``, where
+    theta is the angle between A'a and A'b. NumPy arrays are computed in NumPy, JAX arrays in JAX.
 
     Args:
         x1: Inputs [n1, d].

@@ -122,7 +122,7 @@ def _computed(
     Args:
         x: Images of the block, within [0, 1].
         compute: Function from a batch of images to features.
-        first: Number of images in the blocks before.
+        first: Number of images in the blocks before this one.
         total: Number of all images.
         tick: Called with the number of finished images and ``total``.
     """
@@ -189,8 +189,8 @@ def random_convolution(
 def _responses(filters: Array, biases: Array, grid: int, x: Array) -> Array:
     """Computes the features [b, F] of images ``x`` [b, h, w, c] within [0, 1]; see ``random_convolution``.
 
-    ``filters`` are [filter_size, filter_size, c, number]. Their means are subtracted, so that a patch's need not be.
-    ``biases`` [number] are the thresholds b.
+    ``filters`` are [filter_size, filter_size, c, number]. The function subtracts each filter's mean, so that it
+    need not centre the patches. ``biases`` [number] are the thresholds b.
     """
     size = filters[..., 0].size
     centred = filters - filters.mean(axis=(0, 1, 2), keepdims=True)

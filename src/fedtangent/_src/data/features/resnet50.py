@@ -72,7 +72,7 @@ def resnet50_features(
 
 
 def shapes(width: int = 64) -> dict[str, tuple[int, ...]]:
-    """Returns the shapes of ResNet-50's weights by name, without the last layer; ``width`` is conv1's channels."""
+    """Returns the shapes of ResNet-50's weights by name, without the last layer; ``conv1`` has ``width`` channels."""
     by_name: dict[str, tuple[int, ...]] = {}
 
     def layer(convolution: str, normalisation: str, shape: tuple[int, ...]) -> None:

@@ -227,7 +227,7 @@ def _deal_classes(
 
 
 def majority(labels: ArrayLike, num_clients: int, share: float = 0.5, seed: int = 0) -> Partition:
-    """Gives each client a main class with ``share`` of its data (a half for fine-tuning in section 5 of Local-GD).
+    """Gives each client a main class with ``share`` of its data (a half in section 5 of the Local-GD paper).
 
     The main class of client i is number ``i mod C`` of the C classes. All clients hold the same number m of examples:
     ``share * m`` (rounded) of the main class, and the rest evenly from all other classes, to within one (the classes

@@ -24,7 +24,10 @@ class DigitsOptions(ImageOptions):
 
 
 def _load(options: DigitsOptions, data_dir: Path | None, seed: int) -> Dataset:
-    """Loads grey images [n, 8, 8, 1] in [0, 1]; ``seed`` draws the order, and the test set's share of each class."""
+    """Loads grey images [n, 8, 8, 1] in [0, 1]; ``seed`` draws their order, and the test examples of each class.
+
+    ``data_dir`` has no effect, because the images come with scikit-learn.
+    """
     rng, dtype = generator(seed), checks.dtype(options.dtype, "float32", "float64")
     checks.number("test_fraction", options.test_fraction, above=0, below=1)
     pixels, labels = _bundled()

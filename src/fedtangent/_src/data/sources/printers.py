@@ -1,4 +1,4 @@
-"""Regression on six 3-D printers: how strongly a print head vibrates at its speed (section V-I, Table VIII of FE-2024).
+"""Regression on six 3-D printers: how strongly a print head vibrates at its speed (Table VIII of Fed-ensemble, 2024).
 
 ``x`` [n, 7] is the average nominal speed divided by 50, as in the authors' code, and the printer as a one-hot vector.
 ``y`` [n, 1] is ``sqrt(a_x^2 + a_y^2)`` of the root mean squares of the acceleration along two axes; the authors state
@@ -83,7 +83,10 @@ def _archived(directory: Path) -> Found | None:
 
 
 def _examples(data: np.ndarray, where: str) -> Arrays:
-    """Builds the arrays of both splits from ``data`` [printer, speed, row, 3]; raises ``ValueError`` for NaN."""
+    """Builds the arrays of both splits from ``data`` [printer, speed, row, 3]; raises ``ValueError`` for NaN.
+
+    ``where`` names the origin of ``data`` in the error message.
+    """
     checks.finite(f"printers: {where}", data)
     user = np.broadcast_to(np.arange(PRINTERS)[:, None, None], data.shape[:3])
     x = np.concatenate([data[..., :1] / UNIT, np.eye(PRINTERS)[user]], axis=-1)

@@ -67,7 +67,10 @@ def _load(options: RolesOptions, data_dir: Path | None, seed: int) -> Dataset:
 
 
 def _dataset(published: Published, parts: Arrays, characters: str, read_from: Path) -> Dataset:
-    """Builds the ``Dataset`` of the windows of characters in ``parts``, which are uint8 and become int32."""
+    """Builds the ``Dataset`` of the windows and next characters in ``parts``, which are uint8 and become int32.
+
+    ``characters`` is the alphabet; its length is the number of classes. ``read_from`` is the folder of the data.
+    """
     info = SourceInfo(published.homepage, published.licence, str(read_from))
     arrays = {name: np.asarray(array, np.int32) for name, array in parts.items()}
     user_train = arrays.pop("user_train", None)
@@ -184,7 +187,7 @@ def _bytes(text: str) -> np.ndarray:
 
 
 def _read(published: Published, paths: Mapping[str, Path]) -> Arrays:
-    """Reads each role's text to train and to test from TensorFlow Federated's file; line breaks join its snippets."""
+    """Reads each role's training and test text from TensorFlow Federated's file, and joins snippets by line breaks."""
     roles: dict[str, dict[str, list[bytes]]] = {"train": {}, "test": {}}
     for split, snippets in roles.items():
         for row in leaf.rows(published, paths["database"], split, {"snippets": "bytes_list"}):

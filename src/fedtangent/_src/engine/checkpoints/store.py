@@ -363,7 +363,8 @@ def _read(store: Store, path: Path, record: dict[str, Any], like: PyTree) -> Res
 def _content(store: Store, link: Link) -> bytes:
     """Returns the bytes of the segment of the history that ``link`` names.
 
-    The segment is stored twice, and an intact copy replaces a damaged one. ``DamagedError`` is raised if none is.
+    The segment is stored twice, and an intact copy replaces a damaged one. Raises ``DamagedError`` if both are
+    damaged.
     """
     content, damaged = None, []
     for place in (store.folder / history / link.name for history in HISTORIES):
