@@ -13,7 +13,7 @@ Public are the names in ``__init__.pyi`` and in the modules beside it, each list
     channels, faults, graphs, losses, optimizers         further choices
     parts, testing                                       the parts of a user's algorithm, and tests of it
     kernels, theory                                      tangent kernels; one function for each theorem
-    measures, attacks                                    accuracy, uncertainty, privacy, kernels; spying on messages
+    measures, attacks                                    accuracy, uncertainty, privacy, kernels; what messages reveal
     processes, types                                     several machines; records and protocols
 """
 

@@ -127,7 +127,7 @@ def _is_elementwise(equation: core.JaxprEqn) -> bool:
 
 
 def _needed_until(jaxpr: core.Jaxpr, users: dict[core.Var, list[int]]) -> list[int]:
-    """Returns for each equation the index of the last equation at whose time its operands may still be needed.
+    """Returns for each equation the index of the last equation until which its operands must stay in memory.
 
     Usually that is the equation itself. A compiler may compute an elementwise equation again wherever its result is
     used, so its operands are needed until the last use. One further entry is the number of equations, for the program's

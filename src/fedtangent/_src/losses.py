@@ -250,7 +250,8 @@ def divergence(numbers: Iterable[ArrayLike], losses: Sequence[float] | np.ndarra
 
     Args:
         numbers: The last metrics or outputs of the run, which must be finite.
-        losses: Training losses, first to last evaluation; the last may be 100 times the first (``FAR``). () to skip.
+        losses: Training losses, first to last evaluation. A last loss over 100 times the first one (``FAR``) counts as
+            divergence; () skips this test.
     """
     if not all(np.isfinite(number).all() for number in numbers):
         return NOT_FINITE

@@ -33,8 +33,8 @@ def keep(root: str | None = None) -> None:
     """Makes JAX keep compiled programs on disk; a user's own settings of JAX's compilation cache have precedence.
 
     Args:
-        root: Folder of the programs, or "off" to keep none. None: ``programs`` in the folder of all caches; but nothing
-            changes if JAX's cache is set up or switched off, reads badly in this version, or no home folder is known.
+        root: Folder of the programs, or "off" to keep none. None: ``programs`` in the folder of all caches. But nothing
+            changes if JAX's cache is set up or switched off, this JAX has a bug in reading it, or there is no home.
 
     Raises:
         ValueError: ``root`` begins with ``~``, and the home folder is unknown.

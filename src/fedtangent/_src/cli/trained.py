@@ -180,7 +180,7 @@ def ended_as(runs: dict[int, Run], stop_on_divergence: bool) -> Ended:
 
 
 def status(run: Run) -> str:
-    """Returns the status of a run, or "diverged .." if its last metrics are not finite or its loss is far above the first."""
+    """Returns a run's status, or "diverged .." if its last metrics are not finite or its loss is far too large."""
     if run.status != FINISHED:
         return run.status
     last = run.history.evaluations[-1]
