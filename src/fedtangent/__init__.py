@@ -13,7 +13,7 @@ Public are the names in ``__init__.pyi`` and in the modules beside it, each list
     channels, faults, graphs, losses, optimizers         further choices
     parts, testing                                       the parts of a user's algorithm, and tests of it
     kernels, theory                                      tangent kernels; one function for each theorem
-    measures, attacks                                    accuracy, uncertainty, privacy, kernels; what a server reads
+    measures, attacks                                    accuracy, uncertainty, privacy, kernels; what messages reveal
     processes, types                                     several machines; records and protocols
 """
 
@@ -32,10 +32,10 @@ def __dir__() -> list[str]:
 def enable_x64(enabled: bool = True) -> None:
     """Switches JAX to 64-bit types, which theory, the server of NTK-FL and comparisons with theory need.
 
-    Networks are still trained in the dtype of their parameters and data. The command line always switches.
+    Networks are still trained in the dtype of their parameters and data. The command line always uses 64-bit types.
 
     Args:
-        enabled: Whether 64-bit types are on.
+        enabled: False switches back to JAX's 32-bit types.
     """
     import jax
 

@@ -8,22 +8,25 @@ Index of theorems. The papers are FE-2021 and FE-2024 (on Fed-ensemble), NTK-FL,
 the difference between a model's outputs and the targets.
 
 ==========================  ======================================================================================
-``gp_limit``                Theorem 2 of FE-2024 (4.2 and eq. 17 of FE-2021): models trained to convergence are
-                            draws of a Gaussian process with mean ``Theta(x, X) Theta^-1 Y``
+``gp_limit``                Theorem 2 of FE-2024 (Theorem 4.2 and eq. (17) of FE-2021): models trained to convergence
+                            are draws of a Gaussian process with mean ``Theta(x, X) Theta(X, X)^-1 Y``, Theta the
+                            tangent kernel and (X, Y) the training data
 ``covariance_terms``        the covariance of Theorem 2, and of any finite round, term by term
 ``prior_functions``         draws of initial functions of infinite width, for losses without a closed form
-``theorem_1``               Theorem 1 of FE-2024 (4.1 and 9.1 of FE-2021): bounds of the residual and of the weights'
+``theorem_1``               Theorem 1 of FE-2024 (Theorems 4.1, 9.1 of FE-2021): bounds of the residual and the weights'
                             movement, and which of the theorem's assumptions hold on given data
-``corollary_1``             Corollary 1 of FE-2024, eq. (11) (4.1 of FE-2021): variance k(x, x)/K, and at finite rounds
+``corollary_1``             Corollary 1 of FE-2024, eq. (11) (Corollary 4.1 of FE-2021): the variance of the mean of K
+                            models, k(x, x)/K after convergence (k: covariance of one), and at finite rounds
 ``corollary_4_1``           Corollary 4.1 of FE-2021, eq. (5): how often the mean of K models is far from the mean of
                             the Gaussian process
-``decompose_laws``          bias and variance, eq. (10) of FE-2024 and (3) of FE-2021, in closed form, from mean and
-                            covariance under each schedule (``ensemble_law``, ``ensemble_laws``); ``decompose_runs``
-                            measures them from repeated runs
-``evidence_bound``          the lower bound of ln p(D) of a mixture around K models, eq. (2), (6)-(8) of FE-2021 and
-                            (5)-(8) of FE-2024; ``mixture_entropy`` and ``separated_entropy``: its entropy;
-                            ``kl_divergence``: (2), ``mode_objective``: (8) of FE-2021; ``linear_posterior``: the exact
-                            posterior of a linear model
+``decompose_laws``          bias and variance of an ensemble, eq. (10) of FE-2024 and (3) of FE-2021, in closed form,
+                            from mean and covariance under each schedule (``ensemble_law``, ``ensemble_laws``);
+                            ``decompose_runs`` measures them from repeated runs
+``evidence_bound``          a lower bound of ln p(D), D the data, by a Gaussian mixture around K models: eq. (2),
+                            (6)-(8) of FE-2021, (5)-(8) of FE-2024; ``mixture_entropy`` and ``separated_entropy``: the
+                            mixture's entropy; ``kl_divergence``: its divergence from the posterior, eq. (2) of FE-2021;
+                            ``mode_objective``: eq. (8) of FE-2021; ``linear_posterior``: the exact posterior of a
+                            linear model
 ``exponential_product``     Lemma 9.2 of FE-2021, and ``exponential_average`` Lemma 9.3: second-order terms
 ``expansion``               how an age (rounds in which each client trains the model once) changes the residual: eq.
                             (13)-(14) of FE-2021, from ``age_operators``; ``condition_15`` is eq. (15)

@@ -209,7 +209,7 @@ def nearest(value: object, names: Iterable[str]) -> str:
 
 
 def dtype(value: object, *allowed: str) -> np.dtype:
-    """Returns ``value`` as a NumPy dtype; raises ``ValueError`` if its name is not one of ``allowed``."""
+    """Returns ``value`` as a NumPy dtype; raises ``ValueError`` if the dtype's name is not in ``allowed``."""
     try:
         name: object = np.dtype(value).name  # type: ignore[call-overload]
     except TypeError:

@@ -64,7 +64,7 @@ def option(default: object, *, may_differ: bool = False, used_with: str = "", mo
     Args:
         default: Value of the option if the user sets none.
         may_differ: Whether a resumed run may have another value than the run that it continues.
-        used_with: Name of another option; while that has its default value, this option has no effect.
+        used_with: Name of another option. While the other one has its default value, this option has no effect.
         most: Largest number allowed; None: the largest that the package handles, ``MAX_INDEX`` or ``MAX_NUMBER``.
     """
     return dataclasses.field(default=default, metadata={"may_differ": may_differ, "used_with": used_with, "most": most})
@@ -120,7 +120,7 @@ class Entry:
 
     @property
     def written(self) -> str:
-        """Text by which users choose the entry on the command line: here its name."""
+        """Text by which users choose the entry on the command line: its name, unless a subclass adds to it."""
         return self.name
 
     @property

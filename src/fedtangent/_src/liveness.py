@@ -109,7 +109,8 @@ def peak_bytes(jaxpr: core.Jaxpr, loop: bool = False) -> int:
 def _is_fused(jaxpr: core.Jaxpr, i: int, users: list[int]) -> bool:
     """Returns whether compilers fuse equation ``i`` of a program into the only equation that reads its result.
 
-    ``users`` has the indices of the equations that read it; the number of equations stands for the program's output.
+    ``users`` has the indices of the equations that read the result of ``i``, and the number of equations if the program
+    returns that result.
     """
     if not _is_elementwise(jaxpr.eqns[i]) or len(users) != 1 or users[0] == len(jaxpr.eqns):
         return False
@@ -126,10 +127,11 @@ def _is_elementwise(equation: core.JaxprEqn) -> bool:
 
 
 def _needed_until(jaxpr: core.Jaxpr, users: dict[core.Var, list[int]]) -> list[int]:
-    """Returns the index of the last equation that may read the operands of each equation, and of the program's end.
+    """Returns for each equation the index of the last equation until which its operands must stay in memory.
 
-    That is the equation itself, unless it is elementwise: a compiler may compute it again wherever its result is used,
-    so its operands are kept until the last use. ``users`` has the indices of the equations that read each variable.
+    Usually that is the equation itself. A compiler may compute an elementwise equation again wherever its result is
+    used, so its operands are needed until the last use. One further entry is the number of equations, for the program's
+    end. ``users`` has the indices of the equations that read each variable.
     """
     until = list(range(len(jaxpr.eqns) + 1))  # a compiler may recompute an elementwise result wherever it is used
     for i in reversed(range(len(jaxpr.eqns))):

@@ -44,7 +44,7 @@ def masked_mean(per_example: Float[AnyArray, "B"], mask: Bool[AnyArray, "B"]) ->
 def squared_error(
     outputs: Float[AnyArray, "B C"], targets: Num[AnyArray, "B C"], mask: Bool[AnyArray, "B"]
 ) -> Float[Array, ""]:
-    """Computes ``1 / (2 n) sum_j |f(x_j) - y_j|^2`` over the n real examples, a scalar (eq. (9) of FE-2024).
+    """Computes ``1 / (2 n) sum_j |f(x_j) - y_j|^2`` over the n real examples, a scalar (paper FE-2024, eq. (9)).
 
     Args:
         outputs: Outputs f of the network [B, C].
@@ -249,8 +249,9 @@ def divergence(numbers: Iterable[ArrayLike], losses: Sequence[float] | np.ndarra
     """Returns a phrase that says how a run has diverged, such as "numbers are not finite"; "" if it has not.
 
     Args:
-        numbers: The last metrics or outputs of the run.
-        losses: Training losses at the evaluations, from the first to the last.
+        numbers: The last metrics or outputs of the run, which must be finite.
+        losses: Training losses, first to last evaluation. A last loss over 100 times the first one (``FAR``) counts as
+            divergence; () skips this test.
     """
     if not all(np.isfinite(number).all() for number in numbers):
         return NOT_FINITE

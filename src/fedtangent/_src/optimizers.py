@@ -32,7 +32,9 @@ _FACTORS = (1e6, 1e-6)  # large and small, so that a clipping threshold shows
 
 
 def staircase_decay(initial: Rate, factor: float = 0.99, every: int = 10) -> Callable[[Array], Array]:
-    """Returns the schedule ``initial * factor ** floor(round / every)`` of the papers (erratum `fe2024.decay`).
+    """Returns the learning-rate schedule ``initial * factor ** floor(round / every)``.
+
+    It is the decay of the Fed-ensemble papers (erratum `fe2024.decay`).
 
     Args:
         initial: Rate of the first rounds, a number above 0.
@@ -193,8 +195,8 @@ def _answers(optimizer: optax.GradientTransformation, gradients: Array) -> Array
 def _coefficients(optimizer: optax.GradientTransformation) -> np.ndarray:
     """Returns how far an optimiser moves a number in four steps if one gradient is 1 and the other three are 0.
 
-    Entry t of the result [4] is for the gradient of step t. For a linear optimiser it is ``rate a_t`` (see the module's
-    docstring).
+    In entry t of the result [4], the gradient of step t is the 1. For a linear optimiser the entry is ``rate a_t`` (see
+    the module's docstring).
     """
     return np.asarray(jax.vmap(lambda impulse: _answers(optimizer, impulse))(jnp.eye(_STEPS))).sum(axis=1)
 

@@ -1,7 +1,7 @@
 """JAX's compilation cache, which keeps compiled programs on disk between runs, in the package's cache folder.
 
 ``types``, which every module that uses JAX imports, calls ``keep``. JAX creates the folder when it compiles the first
-program. It compiles a program again if it cannot read it or write it.
+program. A program whose file cannot be read or written is compiled again.
 """
 
 from __future__ import annotations
@@ -33,8 +33,11 @@ def keep(root: str | None = None) -> None:
     """Makes JAX keep compiled programs on disk; a user's own settings of JAX's compilation cache have precedence.
 
     Args:
-        root: Folder of the programs, or "off" to keep none; None: ``programs`` in the folder of all caches, unless
-            JAX's cache is set up or switched off.
+        root: Folder of the programs, or "off" to keep none. None: ``programs`` in the folder of all caches. But nothing
+            changes if JAX's cache is set up or switched off, this JAX has a bug in reading it, or there is no home.
+
+    Raises:
+        ValueError: ``root`` begins with ``~``, and the home folder is unknown.
     """
     from jax.experimental.compilation_cache import compilation_cache
 

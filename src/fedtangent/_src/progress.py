@@ -33,7 +33,8 @@ class Steps:
     """Reporter of the steps of some work, which also measures the seconds of each step.
 
     Call the instance with the name of a step when the step begins; this ends the step before. So the seconds of all
-    steps add up to the seconds of the whole work. The name may have the name of the work and a colon before it.
+    steps add up to the seconds of the whole work. If a step's name begins with the work's name and a colon, both are
+    removed from it.
     """
 
     def __init__(self, say: Callable[[str], None], subject: str, first: str) -> None:
@@ -89,7 +90,7 @@ class Lines(Bar):
         return lambda line: print(line, file=file, flush=True) if line else None
 
     def update(self, n: float | None = 1) -> bool | None:
-        """Counts ``n`` more finished units and prints a line, but no line if all work is finished at once."""
+        """Counts ``n`` more finished units and prints a line; prints none if the first update finishes all work."""
         if not self.is_timed and self.total is not None and self.n + (n or 0) >= self.total:
             self.n += n or 0
             return None

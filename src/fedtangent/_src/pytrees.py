@@ -43,7 +43,7 @@ def zeros_like(a: PyTree) -> PyTree:
 
 
 def widest(dtype: DTypeLike) -> DTypeLike:
-    """Returns the dtype in which numbers of ``dtype`` are added up: itself, but float32 for half precision."""
+    """Returns the dtype in which numbers of ``dtype`` are added up: float32 for half precision, else ``dtype``."""
     return jnp.promote_types(dtype, jnp.float32) if jnp.issubdtype(dtype, jnp.floating) else dtype
 
 

@@ -96,9 +96,11 @@ def expanded(name: str, path: str | os.PathLike[str]) -> Path:
 
 
 def cache_directory(directory: str | os.PathLike[str] | None = None) -> Path:
-    """Returns the folder of all caches: ``directory`` if it is not None, else $FEDTANGENT_CACHE, else the user's.
+    """Returns the folder of all caches of this package.
 
-    An unknown home folder raises ``ValueError``.
+    It is ``directory`` if that is not None, else $FEDTANGENT_CACHE if that is set, else ``fedtangent`` in the user's
+    cache folder, such as ``~/.cache``. If the home folder is unknown, a path with ``~`` raises ``ValueError``, and the
+    user's cache folder ``RuntimeError``.
     """
     if directory is not None:
         return expanded("cache_dir", directory)

@@ -3,13 +3,13 @@
 ::
 
     seed -> init      -> one key for each of the K models
-         -> schedule  -> its first state; its cohorts (into which it folds the round)
+         -> schedule  -> first state of the schedule; key of its cohorts, into which the round is folded
          -> train     -> round -> client id -> update, send     the client's random numbers, its message's transport
                                -> SERVER    -> one key a model  the server's random numbers
 
 So a client's random numbers depend only on the seed, the round and its id, and not on the order of the cohort. Client
-ids, rounds and epochs, which are folded into keys, are below 2^31. The constants below name streams of other kinds;
-they start at 2^31, so that the two never meet.
+ids, rounds and epochs, which are folded into keys, are below 2^31. The constants below name streams of other kinds.
+They are at least 2^31, and so never equal an id, a round or an epoch.
 """
 
 from __future__ import annotations

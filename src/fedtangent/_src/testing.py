@@ -83,9 +83,9 @@ def check_laws(recipe: Recipe, *arguments: Any, exempt: Mapping[str, str] | None
 
     Args:
         recipe: The function ``(model, schedule, ..)`` that builds the algorithm.
-        arguments: Its further arguments, in order.
+        arguments: Further arguments of ``recipe``, in order.
         exempt: Laws that the algorithm need not keep, with the reason.
-        options: Its further arguments, by name.
+        options: Further arguments of ``recipe``, by name.
 
     Returns:
         Each law with the measured number. Laws in ``exempt``, and those that cannot be checked, have ``holds`` None.
@@ -149,13 +149,16 @@ class _Case(NamedTuple):
     end: PyTree = None
 
     def build(self, model: Model | None = None, schedule: Schedule | None = None, **changes: Any) -> Algorithm:
-        """Builds the recipe's algorithm for another model or schedule, or with ``changes`` of its options."""
+        """Builds the recipe's algorithm with ``changes`` of its options; None keeps the case's model or schedule."""
         schedule = self.algorithm.schedule if schedule is None else schedule
         model = self.model if model is None else model
         return self.recipe(model, schedule, *self.arguments, **{**self.options, **changes})
 
     def run(self, algorithm: Algorithm | None = None, rounds: int = ROUNDS, **settings: Any) -> PyTree:
-        """Simulates ``rounds`` rounds and returns the state; ``settings`` are further arguments of ``simulate``."""
+        """Simulates ``algorithm``, by default the case's, and returns the state after ``rounds`` rounds.
+
+        ``settings`` are further arguments of ``simulate``.
+        """
         algorithm = self.algorithm if algorithm is None else algorithm
         settings = {"data": self.data, "devices": Devices("scan"), "seed": SEED, **settings}
         return simulate(algorithm, num_rounds=rounds, **settings).state

@@ -1,6 +1,6 @@
 """Results of short timing measurements, kept in memory and in a small file, so that each machine measures once.
 
-The file is ``calibration.json`` in the cache folder ($FEDTANGENT_CACHE, or the user's). It can be removed at any time.
+The file is ``calibration.json`` in the folder of ``cache_directory()``. It can be removed at any time.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ in every call. Axes, always in this order when several are present::
     R  rounds                        P  parameters
     D  candidates of a poll
 
-``T`` (the papers' tau) counts local steps. A client's message is ``server - client`` (a pseudo-gradient), so
+``T`` (tau in the papers) counts local steps. A client's message is ``server - client`` (a pseudo-gradient), so
 that any optax transformation can be the server's optimiser.
 """
 
@@ -160,7 +160,7 @@ class Cohort(NamedTuple):
 
 
 class Slots(NamedTuple):
-    """Slots of a round: all of them (B = S), or the B slots whose messages the aggregate adds together.
+    """Slots of a round: all S slots (B = S), or the B slots whose messages the aggregate adds together.
 
     A slot is one place in a round's cohort, where one client trains one model.
 
@@ -850,8 +850,8 @@ class Gaussian(NamedTuple):
     """Normal distributions of the C outputs at m points; the outputs are independent and share the covariance.
 
     Attributes:
-        mean: Mean of each output at each point.
-        cov: Covariance between the points.
+        mean: Mean of each output at each point, [m, C].
+        cov: Covariance between the points, [m, m].
         jitter: Number that was added to the diagonal of the training points' kernel so that it could be factorised.
     """
 

@@ -53,7 +53,7 @@ class FigureOptions:
     """Format of the figures: png, or for papers pdf or svg."""
 
     def __post_init__(self) -> None:
-        """Raises ``ValueError`` for an unknown format."""
+        """Raises ``ValueError`` if the file format of the figures is unknown."""
         choice("figures", self.figures, FORMATS)
 
     def within(self, folder: Path) -> Figures:
@@ -89,14 +89,14 @@ class VerdictOptions:
 
         Args:
             command: Name of the command.
-            suites: Verdicts of each comparison by its name, or the text of the error that ended it.
-            seconds: Seconds of each comparison.
+            suites: For the name of each comparison its verdicts, or the text of the error that ended it.
+            seconds: Seconds that each comparison took, by its name.
             failures: Descriptions of the failures, a few words each.
             advice: Advice to the user after a failure.
 
         Returns:
-            The outcome. Its exit code is 1 if there are failures, else 2 if a comparison ended with an error, else 3 if
-            ``strict`` and a verdict is undecided, else 0.
+            The outcome. The exit code is 1 if there are failures, else 2 if a comparison ended with an error, else 3 if
+            the option ``--strict`` is on and a verdict is undecided, else 0.
         """
         if self.junit is not None:
             write_junit(self.junit, command, suites, seconds, self.strict)

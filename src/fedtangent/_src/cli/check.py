@@ -53,8 +53,8 @@ class ClaimedRuns(NamedTuple):
         settings: The comparisons with theory to make.
         words: Command line of ``fedtangent compare`` for these comparisons.
         agree: Words that occur in the verdicts that must hold; None for all verdicts.
-        within: Largest allowed distance of the outputs of the widest networks from their prediction, or of the networks
-            of each width; None for any distance.
+        within: Largest allowed distance of networks' outputs from their prediction, relative to how far the prediction
+            moved: one number for the widest networks, or a number for each width. None allows any distance.
     """
 
     settings: list[Setting]

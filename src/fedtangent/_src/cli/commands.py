@@ -2,8 +2,8 @@
 
 A command is a module of this package with ``prepare`` and ``run_job``. The parameters of ``prepare`` are the command's
 groups of options, and a ``Description`` if options describe a run (``Descriptions`` if they may describe several runs).
-A command may have a second form, for a run that the user describes, in ``prepare_run``. It takes the place of
-``prepare`` as soon as the user gives an option that ``prepare`` does not have.
+A command may have a second function ``prepare_run``, for a run that the user describes. This function is called in
+place of ``prepare`` if the user gives an option that ``prepare`` does not have.
 """
 
 from __future__ import annotations

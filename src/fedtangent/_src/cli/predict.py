@@ -137,7 +137,7 @@ def _diverged(forecasts: Sequence[Forecast]) -> list[str]:
 
 
 def _is_far(curve: Curve, loss: str) -> bool:
-    """Tells whether a predicted learning curve has diverged at its last round; ``loss`` is the name of its loss."""
+    """Tells whether a predicted learning curve has diverged at its last round; ``loss`` names its loss metric."""
     return bool(divergence([values[:, -1] for values in curve.values.values()], curve.mean("train", loss)))
 
 

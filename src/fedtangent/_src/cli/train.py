@@ -73,7 +73,7 @@ class TrainJob(NamedTuple):
 
 
 def continues(options: Mapping[str, object]) -> bool:
-    """Tells whether the command has the option ``--resume``, which continues the run in its output folder."""
+    """Tells whether the user set ``--resume``, to continue the run in the output folder."""
     return bool(options["resume"])
 
 
@@ -164,7 +164,10 @@ def _diagnostics(options: TrainOptions, built: Built, seed: int) -> Diagnostics 
 
 
 def _checkpoints(options: TrainOptions, machine: MachineOptions, seed: int, config: Values) -> Checkpoints:
-    """Returns the settings of checkpoints for the run of ``seed``; with ``--seeds`` each run has its own folder."""
+    """Returns the settings of checkpoints for the run of ``seed``; with ``--seeds`` each run has its own folder.
+
+    ``config`` has the option values that a resumed run must share with the run that it continues.
+    """
     assert options.output is not None
     folder = options.output / "checkpoints" / ("" if options.seeds is None else f"seed-{seed}")
     resume = options.resume and has_checkpoint(folder)  # of several runs, some may not have begun
@@ -247,7 +250,10 @@ def _measured(
 
 
 def _measured_on_clients(built: Built, tests: FederatedData, state: PyTree) -> dict[str, float]:
-    """Evaluates every client on its own test examples; returns the mean over clients, and the mean over examples."""
+    """Computes the accuracy of every client's predictions on its own test examples, or the MSE without class labels.
+
+    Returns two means by name: over clients (such as "accuracy"), and over examples ("accuracy_over_examples").
+    """
     if built.examples.train.labels is None:
         name, score = "mse", personal.mse
     else:

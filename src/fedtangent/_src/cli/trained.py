@@ -54,7 +54,7 @@ class RunFiles:
         return f"{self.built.algorithm.name} on {self.built.description.dataset.entry.name}"
 
     def log(self) -> contextlib.AbstractContextManager[Log | None]:
-        """Opens the writer for TensorBoard; yields None if the user did not ask for one or another process writes."""
+        """Opens the writer for TensorBoard; yields None without the option for it, or if another process writes."""
         return tensorboard(self.folder) if self.logs and is_main() else contextlib.nullcontext()
 
     def write(self, log: Log | None, seed: int, row: Measurement) -> None:
@@ -180,7 +180,7 @@ def ended_as(runs: dict[int, Run], stop_on_divergence: bool) -> Ended:
 
 
 def status(run: Run) -> str:
-    """Returns the status of a run: "diverged .." also if its last metrics are not finite or its loss is too large."""
+    """Returns a run's status, or "diverged .." if its last metrics are not finite or its loss is far too large."""
     if run.status != FINISHED:
         return run.status
     last = run.history.evaluations[-1]

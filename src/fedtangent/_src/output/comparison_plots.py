@@ -126,7 +126,8 @@ def _members(ax: Axes, x: np.ndarray, functions: np.ndarray, label: str) -> None
 def width_errors(results: Sequence[Compared], path: Path) -> Path:
     """Draws the relative distance of trained networks to their prediction against the width, on log-log axes.
 
-    A panel has a line with the fitted slope and one with the slope -1/2 of theory.
+    Points are single networks and their geometric means. A panel has a line with the slope -1/2 of theory and, for
+    three or more widths, a line with the fitted slope.
 
     Args:
         results: Comparisons, a panel each.
@@ -167,7 +168,7 @@ def _residuals(results: Sequence[Compared], path: Path) -> Path:
 def _beside(result: Compared, path: Path) -> Path:
     """Draws learning curves of trained networks of every width beside the predicted curve.
 
-    A further panel has each client's residual.
+    A further panel has each client's residual at the last round, predicted and of the widest networks.
     """
     setting, widest = result.setting, result.simulated[-1]
     figure, axes = canvas(2, width=5.2, height=3.9)

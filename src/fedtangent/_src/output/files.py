@@ -33,7 +33,8 @@ Row = dict[str, Any]  # a row of the table in result.json, by column
 class Metric(NamedTuple):
     """One row of metrics.csv: the value of one metric at one evaluation of a run.
 
-    Bytes are totals up to the round. ``seconds`` is the time since the run began, or None if it was not measured.
+    ``uplink_bytes`` and ``downlink_bytes`` are totals up to the round. ``seconds`` is the time since the run
+    began, or None if it was not measured.
     """
 
     round: int

@@ -31,10 +31,10 @@ BEYOND = 2.0  # times the untrained loss, above which a curve is cut off
 def learning_curves(forecasts: Sequence[Forecast], path: Path) -> Path:
     """Draws predicted loss and main metric against the round, with bands from the 5th to the 95th percentile.
 
-    The main metric is the accuracy, or the loss without classes. Percentiles are over initial
-    functions. For one forecast there are training and test curves at its learning rate, and the test curve at the best
-    rate. For several forecasts there is one test curve each, at its best rate. Runs of more than eight rounds get a
-    further panel, in which the vertical axis fits the main metric of the last half of the rounds.
+    The main metric is the accuracy, or the loss if the targets are not classes. Percentiles are over initial functions.
+    One forecast has training and test curves at its learning rate, and the test curve at the best rate. Of several
+    forecasts, each has one test curve, at its best rate. Runs of more than eight rounds get a further panel, in which
+    the vertical axis fits the main metric of the last half of the rounds.
 
     Args:
         forecasts: The forecasts.

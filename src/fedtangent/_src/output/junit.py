@@ -25,8 +25,8 @@ def write_junit(
     Args:
         path: File to write; its folder is created if need be.
         command: Name of the command, which begins the names of all test classes.
-        suites: Verdicts of each comparison by its name, or the text of the error that ended it.
-        seconds: Seconds of each comparison.
+        suites: For the name of each comparison its verdicts, or the text of the error that ended it.
+        seconds: Seconds that each comparison took, by its name.
         strict: Whether an undecided verdict is a failure; otherwise its test case is skipped.
     """
     root = ElementTree.Element("testsuites", name=f"fedtangent {command}")

@@ -84,10 +84,10 @@ class BoundedPanel(NamedTuple):
         title: Title of the panel.
         x: Values of the horizontal axis, [T].
         measured: Curves [T], drawn as lines, or [K, T] for K curves of one name, drawn as points.
-        bounds: Bounds that theory gives, dashed.
+        bounds: Bounds [T] that theory gives, dashed.
         wrong: Wrong bounds [T] or [K, T], which are negative controls, dotted.
         predicted: Exact predictions [K, T] of K curves.
-        x_of_bounds: Values of the horizontal axis for the bounds; None for ``x``.
+        x_of_bounds: Values of the horizontal axis for ``bounds`` and ``wrong``, if they differ from ``x``; else None.
     """
 
     title: str
@@ -168,7 +168,7 @@ def _series(ax: Axes, place: int, label: str, points: Points) -> None:
 
 
 def variance_against_models(panels: Mapping[str, Mapping[str, Points]], title: str, path: Path) -> Path:
-    """Draws variance against the number of models K on log-log axes, with a line of slope -1 in each panel.
+    """Draws an ensemble's variance against its number of models K on log-log axes, with a line of slope -1.
 
     Args:
         panels: For each panel's title its ``Points`` by label.

@@ -38,7 +38,7 @@ class ReportedRun(NamedTuple):
         config: Content of config.json.
         result: Content of result.json, empty if the run has not written it yet.
         last: Rows of the last round in metrics.csv.
-        figures: Content of each figure.
+        figures: Bytes of each figure, by its path.
     """
 
     folder: Path

@@ -200,7 +200,7 @@ def kernel_figure(
     title: str,
     path: Path,
 ) -> Path:
-    """Draws measures of tangent kernels against the round, and their eigenvalues at the first and the last round.
+    """Draws measures of tangent kernels against the round, and the kernels' eigenvalues at the first and last round.
 
     ``measures.kernel_diagnostics`` defines the measures. Lines are means over models and seeds; the band of a panel's
     first metric goes from the smallest to the largest value.

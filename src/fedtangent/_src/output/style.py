@@ -178,9 +178,9 @@ def _look(handle: object) -> str:
 
 
 def _columns(labels: Iterable[str], width: float) -> tuple[dict[str, Any], int]:
-    """Returns the arguments with which matplotlib's legend of these labels fits into a width, and its number of lines.
+    """Lays out a legend of these labels within ``width`` inches.
 
-    ``width`` is in inches.
+    Returns the arguments of matplotlib's ``legend``, and the number of lines that the legend takes.
     """
     lengths = [len(label) for label in labels]
     columns = min(max(int(width / (0.55 + 0.068 * max(lengths))), 1), len(lengths))

@@ -206,7 +206,7 @@ def _paragraphs(verdicts: Sequence[Verdict], title: str) -> Group:
 
 
 def _answer(v: Verdict) -> bool | None:
-    """Returns whether theory holds; None also where it seems to hold, but whether the control fails is undecided."""
+    """Returns whether theory holds; None if this is undecided, or if theory holds but the control is undecided."""
     return v.holds if v.passed is not None else None
 
 
