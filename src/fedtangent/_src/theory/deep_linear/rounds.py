@@ -186,7 +186,10 @@ def residual_terms(initial: Weights, weights: Weights, work: FullBatchWork) -> R
 def _higher_orders(
     now: Products, weights: Weights, after: Weights, x: Float64[np.ndarray, "n d"]
 ) -> Float64[np.ndarray, "n C"]:
-    """Computes ``s E X`` (eq. 10 of DeepLin): what products of two or more layers' changes add to the outputs."""
+    """Computes ``s E X`` (eq. 10 of DeepLin): what products of two or more layers' changes add to the outputs.
+
+    The layers change from ``weights`` to ``after`` in a round; ``now`` has the products of ``weights`` at inputs x.
+    """
     orders = [x]
     for w, to in zip(weights, after, strict=True):
         same, changed = [product @ w.T for product in orders], [product @ (to - w).T for product in orders]

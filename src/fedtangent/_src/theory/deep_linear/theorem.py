@@ -3,8 +3,8 @@
     L(t) <= rho^t L(0),    rho = 1 - eta K lambda_min(P(0)) / (2 N),
 
 where L(t) is the sum of squares after t rounds of N clients, which take K full-batch steps at rate eta on
-``1/2 |f(X_c) - Y_c|^2`` (18). P(0) is the initial tangent kernel. The proof is an induction over three hypotheses: A,
-the bound itself; B, singular values of products of layers stay near their values in the limit; C, no layer moves
+``1/2 |f(X_c) - Y_c|^2`` (eq. 18). P(0) is the initial tangent kernel. The proof is an induction over three hypotheses:
+A, the bound itself; B, singular values of products of layers stay near their values in the limit; C, no layer moves
 farther than R.
 
 Points that the paper leaves open or states otherwise:

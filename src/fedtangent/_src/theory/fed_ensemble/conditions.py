@@ -152,9 +152,10 @@ def _of_the_kernel(problem: Theorem1Data) -> list[Assumption]:
 
 
 def _local_gradient(problem: Theorem1Data, zero: float) -> float:
-    """Computes the largest norm of a client's gradient at a global minimum, relative to the largest at the start.
+    """Computes the largest norm of a client's gradient where training ends, divided by the largest norm at the start.
 
-    Eigenvalues of the kernel up to ``zero`` count as 0.
+    Training ends at a global minimum, where only the residual's part in the kernel's null space is left. Eigenvalues up
+    to ``zero`` count as 0.
     """
     null = problem.vectors[:, problem.eigenvalues <= zero]
     if null.shape[1] == 0:

@@ -235,7 +235,9 @@ def gains(
 def sizes_of_steps(
     kind: Kind, numbers: Numbers, rate: Float[Array, ""], steps: Int[Array, ""]
 ) -> Float[Array, "most_steps"]:
-    """Returns the size of each local step, [most_steps]; 0 after the client's last step.
+    """Returns the sizes of a client's local steps, [most_steps]; 0 after its last step.
+
+    ``most_steps`` is the largest number of local steps of any client.
 
     Args:
         kind, numbers: Static part and numbers of the rule.
@@ -350,7 +352,10 @@ def descent_by_steps(
 def _slope(
     kind: Kind, f: Float[Array, "b D"], targets: Shaped[Array, "b D"] | None, counts: Bool[Array, "b"]
 ) -> Float[Array, "b D"]:
-    """Computes the derivative of a batch's loss by outputs f [b, D]; without ``targets`` f is the residual f - y."""
+    """Computes the derivative of a batch's loss by outputs f [b, D]; without ``targets`` f is the residual f - y.
+
+    ``counts`` is False for the rows that pad the batch.
+    """
     width = kind.rows_per_example
     if targets is None:
         number = jnp.maximum(jnp.sum(counts) / width, 1)

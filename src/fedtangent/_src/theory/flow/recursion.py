@@ -84,7 +84,7 @@ def zero_state(program: Program, columns: int) -> FlowState:
     """Returns the state before the first round, all zeros.
 
     Args:
-        program: Input of the recursion.
+        program: Rule, kernel, clients and rounds.
         columns: Number D of coefficient vectors of each model.
     """
     a = jnp.zeros((program.theta.shape[0], program.num_models, columns))
@@ -99,13 +99,19 @@ def zero_state(program: Program, columns: int) -> FlowState:
 
 @jax.jit
 def shares_of_start(program: Program) -> Float[Array, "rounds K"]:
-    """Computes beta, the share of the initial weights that weight decay leaves, before each round and at the end."""
+    """Computes beta, the share of the initial weights that weight decay leaves, before each round and at the end.
+
+    The result is [R + 1, K], for R rounds of K models.
+    """
     return _decay(program, jnp.ones(program.num_models), jnp.zeros(program.num_models))[0]
 
 
 @jax.jit
 def decay_map(program: Program) -> Float[Array, "s s"]:
-    """Computes the matrix by which a pass over all rounds maps the share of the initial weights, and its momentum."""
+    """Computes the matrix by which a pass over all rounds multiplies one model's share of the initial weights.
+
+    It is [2, 2], and acts on the share and the server's momentum of it; without server momentum it is [1, 1].
+    """
     columns = [_decay(program, jnp.full(1, b), jnp.full(1, 1.0 - b)) for b in (1.0, 0.0)]
     whole = jnp.stack([jnp.stack([betas[-1, 0], memory[0]]) for betas, memory in columns], axis=1)
     return whole if program.kind.has_server_momentum else whole[:1, :1]
@@ -134,7 +140,9 @@ def _decay(
 def path(
     program: Program, starts: Input, beta: Float[Array, "rounds K"], rounds: Int[Array, "E"]
 ) -> Float[Array, "E q K D"]:
-    """Computes the models' coefficients a [q, K, D] after each of ``rounds``, [E, q, K, D].
+    """Computes the models' coefficients after each of ``rounds``, [E, q, K, D].
+
+    A model has D vectors of coefficients; q is the number of rows of the training kernel.
 
     Args:
         program: Rule, kernel, clients and rounds.
@@ -301,7 +309,10 @@ class _Answers(NamedTuple):
 
 
 def _drive(program: Program, starts: Input, beta: Float[Array, "K"], state: FlowState, j: Int[Array, ""]) -> Drive:
-    """Computes the residuals and tilts with which clients start training in round ``j``, on all training points."""
+    """Computes the residuals and tilts with which clients start training in round ``j``, on all training points.
+
+    ``beta`` [K] is the share of the initial weights that is left before the round, ``state`` the state before it.
+    """
     controlled = program.kind.algorithm == "scaffold"
     carried = [state.a, state.memory] if controlled and state.memory is not None else [state.models]
     values = _products(program, jnp.concatenate(carried, axis=2), j)

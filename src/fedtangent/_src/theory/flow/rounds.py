@@ -196,7 +196,9 @@ def rows_needed(
 
 
 def check_once(slots: RunSlots, algorithm: str) -> None:
-    """Raises ``ValueError`` if a client trains one model in two slots of a round; it has one correction to change.
+    """Raises ``ValueError`` if a client trains one model in two slots of a round.
+
+    A client has a single correction for each model, which two slots would both change.
 
     Args:
         slots: Client and model of every slot.

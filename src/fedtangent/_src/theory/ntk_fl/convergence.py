@@ -199,7 +199,7 @@ def ntk_evolved(
 ) -> Float64[np.ndarray, "T n C"]:
     """Computes coefficients a_t of ``f_t(x) = f_0(x) - Theta(x, X) a_t`` after t steps of NTK-FL's server.
 
-    The functions equal ``ntk_evolution``'s, without its matrix [m, n]: each step,
+    The functions are the same as with ``ntk_evolution``, but no matrix B_t [m, n] is built. Each step,
     ``a_{t+1} = a_t + s (f_0(X) - Y - Theta a_t)``, is one product with the kernel of the training points. The functions
     at the test points change by ``-kernels.at_test(a_t)``.
 
@@ -315,7 +315,8 @@ def ntk_theorem_2(
         x, residual, network, delta: As for ``ntk_theorem_1``.
         partition: Examples of each client; every example belongs to exactly one client.
         learning_rate: eta of the theorem. A local step is ``eta / N`` times the sum over the client's examples, so that
-            FedAvg on the client's mean loss with step s has ``eta = s N / N_m``.
+            FedAvg on the client's mean loss with step s has ``eta = s N / N_m``, with N_m of the N examples at the
+            client.
         local_steps: Number tau of local steps.
         radius: R, the largest distance that a neuron moved, including local steps; by default a bound of it.
     """
