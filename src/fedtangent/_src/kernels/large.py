@@ -229,7 +229,7 @@ def _fill(
 
 
 def _around(n: int, columns: slice, side: int) -> list[slice]:
-    """Returns the tiles of the rows before and after the range ``columns``, of ``side`` rows each."""
+    """Divides the rows 0 .. n - 1 outside the range ``columns`` into tiles of at most ``side`` rows."""
     below = [slice(columns.stop + tile.start, columns.stop + tile.stop) for tile in tiles(n - columns.stop, side)]
     return tiles(columns.start, side) + below
 

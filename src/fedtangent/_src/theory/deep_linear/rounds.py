@@ -131,8 +131,8 @@ class ResidualTerms(NamedTuple):
     """Four terms [n, C] whose sum is the server's residual after a round, eq. (17) of DeepLin.
 
     xi is the residual and U the outputs before the round, xi_k and U_k the clients' residuals and outputs before step
-    k. N clients take K steps of size eta. P is the tangent kernel, E the products of two or more layers' changes, and s
-    the network's factor ``Products.scale``.
+    k. N clients take K steps of size eta. P(t, k) is the tangent kernel after t rounds and k local steps, E the
+    products of two or more layers' changes, and s the network's factor ``Products.scale``.
 
     Attributes:
         first: ``(I - eta K/N P(0)) xi``, the residual of the linear model.

@@ -283,6 +283,8 @@ def linear_model(weights: Weights) -> Float64[np.ndarray, "d C"]:
 def stable_learning_rate(work: FullBatchWork, depth: int) -> float:
     """Computes the rate above which a client's descent diverges at infinite width: min_c ``2 d_out / (L |X_c|^2)``.
 
+    X_c are the inputs of client c, and d_out is the number of outputs.
+
     Args:
         work: Full-batch work of the clients; the result is inf if all their inputs X_c are 0.
         depth: Number L of layers.

@@ -63,7 +63,7 @@ class Decomposition(NamedTuple):
 
 
 class EnsembleLaw(NamedTuple):
-    """Mean and variance over initial functions of the average of K models after some rounds of one schedule."""
+    """Mean and variance, over initial functions, of K models' average at m points after some rounds of one schedule."""
 
     mean: Float64[np.ndarray, "m C"]
     variance: Variance  # sum_k k_k(x, x) / K^2

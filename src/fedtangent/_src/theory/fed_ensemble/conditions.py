@@ -24,9 +24,9 @@ SAME_GRADIENT = 1e-8  # of the initial one: half of float64's digits, as a norm 
 class AgePlan(NamedTuple):
     """A run divided into ages of ``rounds_per_age`` rounds, in which every client should train each model once.
 
-    ``examples`` counts the examples of the clients that train each model in each round, ``visits`` how often each
-    client trains each model in each of the A ages. ``weight_error`` is the largest difference of a client's weight from
-    its share of the examples. ``steps`` are local steps of the clients, ``rates`` step sizes of the rounds.
+    ``examples`` [R, K] counts the examples of the clients that train each model in each round, ``visits`` [A, K, N] how
+    often each client trains each model in each of the A ages. ``weight_error`` is the largest difference of a client's
+    weight from its share of the examples. ``steps`` are local steps of the clients, ``rates`` step sizes of the rounds.
     """
 
     rounds_per_age: int

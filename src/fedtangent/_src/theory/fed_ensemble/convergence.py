@@ -309,10 +309,11 @@ def kappa_4(progress: float, c1: float, c2: float, r0: float, examples_per_round
 def linearisation_gap(
     kappa: float, progress: float, lambda_min: float, examples_per_round: float, d4_norm: float = 0.0
 ) -> float:
-    """Bounds the distance of a network's residual from its linearisation's at any time (FE-2021, end of section 9.4).
+    """Bounds the distance between the residuals of a network and of its linearisation, at any time of training.
 
-    The bound is ``kappa_4 / (1 - q)`` with ``q = (1 + p^2 ||D_4||) e^{-p lambda_min(Theta_0) / nbar}`` and p the
-    ``progress``. The result is inf unless q < 1, as the paper requires.
+    Source: FE-2021, end of section 9.4. The bound is ``kappa_4 / (1 - q)`` with
+    ``q = (1 + p^2 ||D_4||) e^{-p lambda_min(Theta_0) / nbar}`` and p the ``progress``. The result is inf unless q < 1,
+    as the paper requires.
 
     Args:
         kappa: Constant kappa_4, from the function ``kappa_4``.
@@ -330,12 +331,13 @@ def linearisation_gap(
 def gap_from_drift(
     progress: ArrayLike, drift: float, r0: float, lambda_min: float, examples_per_round: float
 ) -> Float64[np.ndarray, "..."]:
-    """Bounds to first order the distance of a network's residual g from its linearisation's, by the kernel's change.
+    """Bounds the distance between the residuals of a network and of its linearisation by the change of the kernel.
 
-    With Theta_s the kernel and g_s the residual at time s, and ``t = progress / nbar`` the whole time,
-    ``g_lin - g = int_0^t e^{-Theta_0 (t - s)} (Theta_s - Theta_0) g_s ds`` (the identity that opens section 9.4, over
-    an age and to first order in the step). With lambda for ``lambda_min``, ``||g_s|| <= R_0 e^{-lambda s}`` bounds it
-    by ``R_0 drift t e^{-lambda t}``, which is largest at ``t = 1 / lambda``: ``R_0 drift / (e lambda)``.
+    The bound holds to first order in the step. With Theta_s the kernel and g_s the network's residual at time s, g_lin
+    the residual of the linearisation, and ``t = progress / nbar`` the whole time,
+    ``g_lin - g = int_0^t e^{-Theta_0 (t - s)} (Theta_s - Theta_0) g_s ds`` (the identity that opens section 9.4 of
+    FE-2021, over an age). With lambda for ``lambda_min``, ``||g_s|| <= R_0 e^{-lambda s}`` bounds it by
+    ``R_0 drift t e^{-lambda t}``, which is largest at ``t = 1 / lambda``: ``R_0 drift / (e lambda)``.
 
     Args:
         progress: Sum of eta_0 tau (step size times local steps) over the rounds in which a client has trained the

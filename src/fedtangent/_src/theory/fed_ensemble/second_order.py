@@ -185,7 +185,10 @@ def _round_terms(
     steps: Int[np.ndarray, "N"],
     rate: float,
 ) -> tuple[Operator, Operator, Operator]:
-    """Computes mean, variance and ``-E[A^2 / tau]`` of the operators A_i (see the module) over one round's clients."""
+    """Computes mean, variance and ``-E[A^2 / tau]`` of the operators A_i (see the module) over one round's clients.
+
+    ``client`` and ``weight`` belong to the round's S slots, ``steps`` to all clients; ``rate`` is the step size.
+    """
     n, total = len(theta), weight.sum()
     shares, square, discrete = np.zeros(n), np.zeros((n, n)), np.zeros((n, n))
     for i, p in zip(client[weight > 0], weight[weight > 0] / (total or 1.0), strict=True):
@@ -273,10 +276,10 @@ def condition_15(ages: Sequence[Age], dynamics: str = "gradient_flow") -> Condit
     The condition is ``(1 + tau^2 eta^2 B_1 / 2) e^{-eta tau K lambda_min(Pi)} < 1``.
 
     ``tau^2 eta^2 B_1`` is the largest operator norm, over ``ages``, of twice the ``second_order_terms``.
-    ``eta tau K lambda_min(Pi)`` is the least eigenvalue, over the ages, of the sum of an age's K mean operators. The sum
-    has the eigenvalues of the symmetric ``Theta^1/2 D Theta^1/2``, where D is diagonal with a weight for each example.
-    The least is 0 if Theta is singular or if a client with data is absent from an age; the paper takes the smallest
-    eigenvalue that is not 0.
+    ``eta tau K lambda_min(Pi)`` is the least eigenvalue, over the ages, of the sum of an age's K mean operators. This
+    sum has the eigenvalues of the symmetric matrix ``Theta^1/2 D Theta^1/2``, where D is diagonal with a weight for
+    each example. The least is 0 if Theta is singular or if a client with data is absent from an age; the paper takes
+    the smallest eigenvalue that is not 0.
 
     To leading order (15) holds up to ``eta tau = 2 K lambda_min / ((K lambda_min)^2 + B_1)``, which is returned as a
     factor of the step in use. The paper prints another number (erratum `fe2021.15`). (15) also holds for steps so large

@@ -182,7 +182,7 @@ class Pass:
 
     @in_float64
     def _matrix(self) -> Float64[np.ndarray, "d d"]:
-        """Computes the matrix L [d, d] by which a pass maps the state, in coordinates."""
+        """Computes the matrix L [d, d] by which a pass maps the state, in the coordinates of ``_Frame``."""
         like = zero_state(self.flow.program(self.model, 1), 1)
         size = len(self.frame.reduced(like))
         zeros = np.zeros((len(self.flow.theta), 1, size))
@@ -221,7 +221,7 @@ class Pass:
         return float(self.flow.numbers.homogeneity) != 0 and bool(np.any(squared - shared > OUTSIDE * squared))
 
     def _end(self, residual: np.ndarray, along: np.ndarray, start: FlowState, decayed: bool) -> np.ndarray:
-        """Computes the state after a pass from the state ``start``, in coordinates.
+        """Computes the state after a pass from the state ``start``, in the coordinates of ``_Frame``.
 
         ``residual`` and ``along`` are the initial residual and ``J(X) w_0``. If ``decayed``, weight decay has removed
         all initial weights before the pass, otherwise none.
@@ -253,7 +253,7 @@ def pass_of(flow: Flow, model: int) -> Pass:
 
 
 def largest_stable(flow: Flow, model: int, tolerance: float) -> float:
-    """Computes the largest factor of the step sizes up to which repeated passes do not grow.
+    """Computes the largest factor of the step sizes up to which a model does not grow over repeated passes.
 
     All factors from 0 up to it are stable. It is inf if every factor is stable, 0 if none is (see ``end_of_stable``).
 

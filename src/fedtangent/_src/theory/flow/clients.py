@@ -396,7 +396,8 @@ def _of_gradient_flow(
 ) -> Gains:
     """Computes the factors A, C and kappa of a client's update (``Gains``) under gradient flow.
 
-    The time is the sum of the step sizes; ``x`` is lambda / n_i for each eigenvalue lambda of the kernel block.
+    The flow runs for a time that is the sum of the step sizes; ``x`` is lambda / n_i for each eigenvalue lambda of the
+    kernel block.
     """
     nu = numbers.nu
     time = jnp.sum(sizes_of_steps(kind, numbers, rate, steps)) if kind.weighs_steps else rate * steps

@@ -47,7 +47,7 @@ class FlowState(NamedTuple):
 
     @property
     def models(self) -> Float[Array, "q _ D"]:
-        """The models of this round and earlier ones from which clients may start, the newest first."""
+        """The models of this round and earlier ones from which clients may start, the newest first along axis 1."""
         return self.a if self.past is None else jnp.concatenate([self.a, self.past], axis=1)
 
 
@@ -147,7 +147,7 @@ def path(
     Args:
         program: Rule, kernel, clients and rounds.
         starts: Initial functions at the training points.
-        beta: Share of w_0 before each round and after the last, [R + 1, K].
+        beta: Share of the initial weights w_0 that is left before each round and after the last, [R + 1, K].
         rounds: Numbers of finished rounds [E], increasing. The recursion stops after the last of them.
     """
     start = zero_state(program, starts.residual.shape[2])
@@ -177,7 +177,7 @@ def last_state(program: Program, starts: Input, beta: Float[AnyArray, "rounds K"
     Args:
         program: Rule, kernel, clients and rounds.
         starts: Initial functions at the training points.
-        beta: Share of w_0 before each round and after the last, [R + 1, K].
+        beta: Share of the initial weights w_0 that is left before each round and after the last, [R + 1, K].
         start: State before the first round.
     """
 
@@ -202,7 +202,7 @@ def influence(
     Args:
         program: Rule, kernel, clients and rounds.
         theta_x: Kernel Theta(x, X) of the m points of the prediction, [m, q].
-        beta: Share of w_0 before each round, [R + 1, K].
+        beta: Share of the initial weights w_0 that is left before each round, [R + 1, K].
         active: Whether each round has taken place, [R] bool.
 
     Returns:
@@ -221,7 +221,7 @@ def influences(
     Args:
         program: Rule, kernel, clients and rounds.
         theta_x: Kernel Theta(x, X) of the m points of the prediction, [m, q].
-        beta: Share of w_0, the initial weights, before each round, [R + 1, K].
+        beta: Share of the initial weights w_0 that is left before each round, [R + 1, K].
     """
     active = jnp.ones(len(beta) - 1, bool)
     return _influenced(program, theta_x, beta, active, lambda b: b.transpose(1, 2, 0))[1]
@@ -234,7 +234,8 @@ def _influenced(
     active: Bool[Array, "R"],
     record: Callable[[Array], Kept],
 ) -> tuple[Float[Array, "q K m"], Kept]:
-    """Transposes the rounds from the last to the first, as ``influence`` documents, and returns B [q, K, m].
+    """Transposes the rounds from the last to the first, as ``influence`` documents, and returns B [q, K, m], by which
+    predictions depend on the initial function.
 
     The second result stacks what ``record`` returns for the B before every round.
     """
@@ -275,7 +276,7 @@ def one_round(
     Args:
         program: Rule, kernel, clients and rounds.
         starts: Initial functions at the training points.
-        beta: Share of w_0 that is left before the round, [K].
+        beta: Share of the initial weights w_0 that is left before the round, [K].
         state: State before the round.
         j: Index of the round.
     """
@@ -387,7 +388,10 @@ def _trained(
 
 
 def _with_pull(program: Program, state: FlowState, sums: _Sums) -> Float[Array, "q K D"]:
-    """Adds the parts of the change that do not come from data: weight decay, SCAFFOLD's c, FedAsync's late models."""
+    """Returns the change of each model in a round: the clients' summed updates plus parts that do not come from data.
+
+    These parts are weight decay, SCAFFOLD's c and FedAsync's late models. ``state`` is the state before the round.
+    """
     change, pull = sums.change, sums.pull[None, :, None]
     if sums.starts is not None:
         away = state.models - jnp.tile(state.a, (1, 1 + program.kind.most_delay, 1))

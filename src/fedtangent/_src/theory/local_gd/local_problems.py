@@ -90,7 +90,7 @@ def check_weights(weights: ArrayLike, sizes: Int[np.ndarray, "N"]) -> Float64[np
     """Returns the weight of each node in the average of the local models, [N] with sum 1.
 
     Args:
-        weights: "uniform" (as in Local-GD), "examples", or N numbers.
+        weights: "uniform" (as in Local-GD), "examples" (in proportion to a node's examples), or N numbers.
         sizes: Number of examples of each node [N].
     """
     if isinstance(weights, str):

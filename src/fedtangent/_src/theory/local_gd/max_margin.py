@@ -224,7 +224,7 @@ def parallel_projections(
         num_rounds: Number R of rounds.
         alpha: None, or one number from 0 to 1 for each round, for example from ``halpern``.
         start: Initial model w^0, zeros by default.
-        weights: Weights p_i, "uniform" (as in Local-GD), "examples", or N numbers.
+        weights: Weights p_i, "uniform" (as in Local-GD), "examples" (in proportion to a node's examples), or N numbers.
 
     Raises:
         ValueError: A set is empty, or too thin for float64 to find the point; ``alpha`` or another argument has a wrong

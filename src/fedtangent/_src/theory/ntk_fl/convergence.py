@@ -149,7 +149,7 @@ class NtkTheorem:
 
         Args:
             steps: Numbers of steps or rounds; the result has their shape.
-            eigenvalue: Number that replaces lambda, for a negative control.
+            eigenvalue: Number that replaces lambda, the kernel's least eigenvalue, for a negative control.
         """
         times, fall = np.asarray(steps, np.float64), self._fall(eigenvalue)
         with np.errstate(divide="ignore", invalid="ignore"):  # keeps the digits of a small fall

@@ -195,7 +195,7 @@ def switched_bound(
 def residual_part(
     apart: ArrayLike, *, learning_rate: float, width: int, input_size: int, num_examples: int
 ) -> Float64[np.ndarray, "times"]:
-    """Bounds the part of ``weight_gap_bound``'s distance that Lemma 2 of NTK-FL leaves out, [T + 1].
+    """Bounds the part of the distance in ``weight_gap_bound`` that Lemma 2 of NTK-FL leaves out, [T + 1].
 
     It is ``eta sqrt(n d) / N |sum_{u<t} (r_u - r~_u)|_1``, from residuals r_u of the network and r~_u of its
     linearisation.
