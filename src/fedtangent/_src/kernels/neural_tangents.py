@@ -424,7 +424,7 @@ def _forget() -> None:
 
 
 def _load() -> types.ModuleType:
-    """Imports ``neural_tangents`` through the proxies, once per process; ``ImportError`` for unsupported versions."""
+    """Imports ``neural_tangents`` through the proxies, once; raises ``ImportError`` for unsupported versions."""
     loaded = sys.modules.get(PACKAGE)
     if loaded is not None and hasattr(loaded, _MARK):
         return loaded

@@ -178,7 +178,7 @@ def ensemble_laws(
 
 
 def _side_by_side(cohorts: Sequence[Cohort], num_models: int) -> Cohort:
-    """Joins several schedules of ``num_models`` models each into one schedule, in which each has models of its own."""
+    """Joins schedules of ``num_models`` models each into one schedule, which trains the models of all of them."""
     client, weight = (np.concatenate([np.asarray(c[i]) for c in cohorts], axis=1) for i in (0, 2))
     model = np.concatenate([np.asarray(c.model) + i * num_models for i, c in enumerate(cohorts)], axis=1)
     return Cohort(client, model, weight)  # type: ignore[arg-type]

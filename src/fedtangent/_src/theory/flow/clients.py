@@ -212,7 +212,7 @@ def gains(
 ) -> Gains:
     """Computes the factors of a client's residual and tilt in its update, after ``steps`` full-batch steps.
 
-    The module documents their formulas. For gradient flow the time is the sum of the step sizes.
+    The module documents their formulas. Gradient flow runs for a time that is the sum of the step sizes.
 
     Args:
         kind, numbers: The rule, as ``read_rule`` splits it.

@@ -353,7 +353,7 @@ def clipped_round(
 def _trained(
     program: Program, drive: Drive, state: FlowState, j: Int[Array, ""], clip_norm: Array | float | None = None
 ) -> _Sums:
-    """Trains the clients of round ``j`` from ``drive``, clips updates to the norm ``clip_norm``, and adds them up."""
+    """Trains the clients of round ``j`` from ``drive`` and sums their updates, clipped unless ``clip_norm`` is None."""
     rounds = program.rounds
     change, corrected, pull = jnp.zeros_like(state.a), jnp.zeros_like(state.a), jnp.zeros(program.num_models)
     starts = jnp.zeros(state.models.shape[1]) if program.kind.algorithm == "fed_async" else None

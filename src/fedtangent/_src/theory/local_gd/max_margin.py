@@ -250,7 +250,8 @@ def exponential_models(
     """Computes Local-GD's global model after every round under the exponential loss, [R + 1, d] float64.
 
     Node i minimises ``sum_j exp(-y_ij x_ij' w) + lambda / 2 |w - w^k|^2`` (eq. 12 of Local-GD), exactly or by gradient
-    steps. The minimum is ``w^k + A' b`` with ``b = exp(-A w) / lambda``; Newton's method finds ln b.
+    steps. The minimum is ``w^k + A' b`` with ``b = exp(-A w) / lambda``; A has the node's examples times their labels,
+    and Newton's method finds ln b.
 
     Args:
         sets, num_rounds, alpha, start, weights: As for ``parallel_projections``.

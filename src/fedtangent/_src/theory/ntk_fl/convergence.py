@@ -61,7 +61,8 @@ class TwoLayerStart(NamedTuple):
     Attributes:
         width: Number n of neurons.
         covariance: Covariance of a neuron's weights, [d, d]; or a number times the identity.
-        kernel: Tangent kernel at the start, to compare with Lemma 4's bound; None for no comparison.
+        kernel: Tangent kernel at the start, to compare with the bound of Lemma 4 (``sampling_bound``); None for no
+        comparison.
     """
 
     width: int
@@ -157,7 +158,7 @@ class NtkTheorem:
         return np.asarray(self.constants.residual**2 * decay)
 
     def proof_factor(self) -> float:
-        """Computes the factor of the squared residual that the proof allows in a step (51) or round (76 of NTK-FL)."""
+        """Computes the factor of the squared residual that the proof allows in a step (eq. 51 of NTK-FL) or round (76)."""
         c = self.constants
         growth = _growth(c)
         drift = 2 * drift_bound(self.radius, c.alpha, c.delta, c.width, c.num_examples) / c.num_examples
@@ -177,8 +178,8 @@ def ntk_evolution(kernels: KernelBlocks, step: float, time: int) -> Float[AnyArr
 
     Args:
         kernels: Kernel blocks of n training and m test points.
-        step: s, on ``1/2 |f - y|^2`` (eta / (N C) for the loss averaged over examples and outputs), at most 2 /
-            lambda_max.
+        step: Step size s on ``1/2 |f - y|^2`` (eta / (N C) for the loss averaged over examples and outputs), at most 2
+            / lambda_max.
         time: Number t >= 0 of steps.
 
     Returns:
@@ -206,7 +207,7 @@ def ntk_evolved(
     Args:
         kernels: Kernel blocks, or a large kernel, of n training points.
         residual: f_0(X) - Y, [n, C].
-        step: s, as in ``ntk_evolution``.
+        step: Step size s, as in ``ntk_evolution``.
         times: Numbers of steps t, increasing.
 
     Returns:
@@ -277,7 +278,7 @@ def ntk_theorem_1(
 ) -> NtkTheorem:
     """Computes how fast the squared residual decays by NTK-FL's Theorem 1, and checks the theorem's assumptions.
 
-    Runs on the host in NumPy float64 at a cost of O(N^3).
+    The function runs on the host in NumPy float64 at a cost of O(N^3).
 
     Args:
         x: Pooled inputs [N, d].
