@@ -158,7 +158,7 @@ class NtkTheorem:
         return np.asarray(self.constants.residual**2 * decay)
 
     def proof_factor(self) -> float:
-        """Computes the factor of the squared residual that the proof allows in a step (eq. 51 of NTK-FL) or round (76)."""
+        """Computes the factor of the squared residual by NTK-FL's proof, in a step (eq. 51) or a round (eq. 76)."""
         c = self.constants
         growth = _growth(c)
         drift = 2 * drift_bound(self.radius, c.alpha, c.delta, c.width, c.num_examples) / c.num_examples
@@ -178,8 +178,8 @@ def ntk_evolution(kernels: KernelBlocks, step: float, time: int) -> Float[AnyArr
 
     Args:
         kernels: Kernel blocks of n training and m test points.
-        step: Step size s on ``1/2 |f - y|^2`` (eta / (N C) for the loss averaged over examples and outputs), at most 2
-            / lambda_max.
+        step: Step size s on ``1/2 |f - y|^2`` (eta / (N C) for the loss averaged over examples and outputs), at most
+            ``2 / lambda_max`` with Theta's largest eigenvalue lambda_max.
         time: Number t >= 0 of steps.
 
     Returns:
