@@ -141,7 +141,7 @@ def _cut(rows: PyTree, start: Int[Array, ""], size: int) -> PyTree:
 def _write(
     kernel: Float[Array, "..."], block: Float[AnyArray, "..."], row: Int[Array, ""], column: Int[Array, ""]
 ) -> Float[Array, "..."]:
-    """Returns ``kernel`` [n1, n2] or [n1, C, n2, C] with ``block`` written from example ``row``, ``column`` on."""
+    """Returns ``kernel`` [n1, n2] or [n1, C, n2, C] with ``block`` written at examples ``row`` and ``column`` on."""
     zero = jnp.zeros_like(row)
     return jax.lax.dynamic_update_slice(kernel, block, (row, column) if kernel.ndim == 2 else (row, zero, column, zero))
 

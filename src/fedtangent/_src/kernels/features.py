@@ -71,9 +71,10 @@ class KernelFeatures:
         return jnp.asarray(weights[..., 0] if is_coupled else weights)
 
     def spanned(self, f0: Float[AnyArray, "*K points C"]) -> Float64[np.ndarray, "*K points C"]:
-        """Returns the part of each function that is a combination of the features; for a kernel that outputs share.
+        """Returns the part of each function that is a combination of the features.
 
-        Functions drawn with a singular covariance have rounding errors outside this part.
+        This is only for a kernel that the outputs share. Functions drawn with a singular covariance have rounding
+        errors outside this part.
 
         Args:
             f0: Functions at all points, training points first, [n + m, C], or of K models [K, n + m, C].

@@ -129,9 +129,9 @@ def analytic(model: Model, x1: ArrayLike, x2: ArrayLike | None = None, get: str 
 def known_modes(theta: Float[AnyArray, "n n"]) -> tuple[Float64[np.ndarray, "n"], Float64[np.ndarray, "n n"]]:
     """Computes eigenvalues [n], rising, and eigenvectors [n, n] of a kernel, with zeros in place of rounding errors.
 
-    An eigenvalue that is 0 up to rounding, and its eigenvector, are returned as 0. Functions do not depend on a
-    coefficient along an eigenvector v of eigenvalue 0. But ``Theta(x, X) v`` is 0 only up to the rounding of the
-    kernel's dtype, and training adds to that coefficient for ever.
+    An eigenvalue that is 0 up to rounding, and its eigenvector, are returned as 0. Otherwise an error would grow:
+    training adds to the coefficient along an eigenvector v of eigenvalue 0 for ever, and ``Theta(x, X) v``, which
+    multiplies it in the function, is 0 only up to the rounding of the kernel's dtype.
 
     Args:
         theta: Symmetric positive semidefinite kernel.

@@ -40,8 +40,8 @@ AXIS = "columns"
 class LargeKernel:
     """Tangent kernel of n training and m test points; built by ``large_kernel``.
 
-    ``kernel`` computes it from inputs. ``ntk_train`` [n, p] is the kernel of the training points; columns beyond n are
-    0.
+    ``kernel`` is the function that computes the tangent kernel from inputs. ``ntk_train`` [n, p] is the kernel of the
+    training points; columns beyond n are 0.
     """
 
     kernel: Kernel
@@ -149,7 +149,7 @@ def _tile_product(
 
 @functools.partial(jax.jit, static_argnums=0)
 def _diagonal(kernel_fn: Kernel, x: Shaped[Array, "n ..."]) -> Float[Array, "n"]:
-    """Computes the kernel of each example with itself [n] in float64; float32 loses half its digits there."""
+    """Computes the kernel of each example with itself [n] in float64; in float32 the diagonal loses half its digits."""
 
     def one(example: Shaped[Array, "..."]) -> Float[Array, ""]:
         return kernel_fn(example[None], example[None], get="ntk")[0, 0]
@@ -229,7 +229,7 @@ def _fill(
 
 
 def _around(n: int, columns: slice, side: int) -> list[slice]:
-    """Returns the tiles of the rows before and after the range ``columns``, of ``side`` rows each."""
+    """Divides the rows 0 .. n - 1 outside the range ``columns`` into tiles of at most ``side`` rows."""
     below = [slice(columns.stop + tile.start, columns.stop + tile.stop) for tile in tiles(n - columns.stop, side)]
     return tiles(columns.start, side) + below
 
@@ -273,7 +273,7 @@ def _in_file(
 
 
 def _found(folder: Path, key: str) -> Path | None:
-    """Returns the path of a kernel's file by its ``key``, or None; ``ValueError`` if its content was changed."""
+    """Returns the path of a kernel's file by its ``key``, or None; raises ``ValueError`` if its content was changed."""
     path = next(iter(folder.glob(f"kernel-{key}-*.npy")), None)
     if path is not None:
         status = path.stat()

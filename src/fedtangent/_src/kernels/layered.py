@@ -178,7 +178,8 @@ def _trace(
 ) -> Float[Array, "n1 n2"]:
     """Computes the mean over outputs of the tangent kernel, [n1, n2].
 
-    ``by_gradients`` says for each layer whether to multiply its gradients or to sum over pairs of positions.
+    ``by_gradients`` says for each layer whether to multiply its gradients or to sum over pairs of positions. ``rows1``
+    and ``rows2`` are the forward passes of both sets of examples; without ``rows2`` both are ``rows1``.
     """
 
     def one_output(total: Float[Array, "n1 n2"], k: Int[Array, ""]) -> tuple[Array, list[tuple[Array, Array | None]]]:
@@ -216,7 +217,8 @@ def _full(
 ) -> Float[Array, "n1 C n2 C"]:
     """Computes the tangent kernel of all outputs, [n1, C, n2, C], as the sum over ``layers`` and other parameters.
 
-    ``by_gradients`` says for each layer whether to multiply its gradients or to sum over pairs of positions.
+    ``by_gradients`` says for each layer whether to multiply its gradients or to sum over pairs of positions. ``rows1``
+    and ``rows2`` are the forward passes of both sets of examples; without ``rows2`` both are ``rows1``.
     """
 
     def every_output(rows: _Rows | None) -> tuple[list[Array], Array] | None:

@@ -130,7 +130,7 @@ def _unroll(jaxpr: Jaxpr, consts: Sequence[AnyArray], args: Sequence[_Value], ta
 
 
 def _play(tape: Sequence[_Step], values: dict[_Slot, AnyArray], outputs: Sequence[_Value]) -> list[AnyArray]:
-    """Evaluates the equations on ``tape`` for the given ``values`` of its first slots, and returns ``outputs``."""
+    """Evaluates the equations on ``tape`` and returns ``outputs``; ``values`` has the numbers of the input slots."""
 
     def read(x: _Value) -> AnyArray:
         return values[x] if isinstance(x, _Slot) else x
@@ -250,7 +250,10 @@ def _eigvalsh(matrix: np.ndarray, eigvals: tuple[int, int]) -> np.ndarray:
 
 
 def _flops(fun: _Function, optimize: bool, *args: PyTree, **kwargs: PyTree) -> float:
-    """Returns the floating-point operations of ``fun(*args)``; 0 if JAX's cost analysis reports none."""
+    """Returns the floating-point operations of ``fun(*args)``; 0 if JAX's cost analysis reports none.
+
+    ``optimize`` counts them in the compiled program, otherwise in the program before XLA optimises it.
+    """
     lowered = jax.jit(fun).lower(*args, **kwargs)
     analysis = (lowered.compile() if optimize else lowered).cost_analysis()
     analysis = analysis[0] if isinstance(analysis, list) else analysis
@@ -421,7 +424,7 @@ def _forget() -> None:
 
 
 def _load() -> types.ModuleType:
-    """Imports ``neural_tangents`` through the proxies, once per process; ``ImportError`` for unsupported versions."""
+    """Imports ``neural_tangents`` through the proxies, once; raises ``ImportError`` for unsupported versions."""
     loaded = sys.modules.get(PACKAGE)
     if loaded is not None and hasattr(loaded, _MARK):
         return loaded

@@ -44,7 +44,10 @@ def in_float64(function: Callable[Inputs, Result]) -> Callable[Inputs, Result]:
 
 
 def require_float64(where: str = "") -> None:
-    """Raises ``ValueError`` unless the program has enabled JAX's 64-bit types; ``where`` completes the message."""
+    """Raises ``ValueError`` unless the program has enabled JAX's 64-bit types.
+
+    ``where`` is put into the message behind "must be True", for example " for predict in jit".
+    """
     if jnp.result_type(float) != np.float64:
         raise ValueError(f"jax_enable_x64: got False, must be True{where}; call fedtangent.enable_x64() first")
 
@@ -67,7 +70,10 @@ def check_shape(name: str, value: ArrayLike, shape: tuple[int, ...]) -> None:
 
 
 def check_known(name: str, *values: PyTree) -> None:
-    """Raises ``ValueError`` if a value is traced, so that its number cannot be read."""
+    """Raises ``ValueError`` if one of ``values`` is traced, so that its number cannot be read.
+
+    ``name`` is the argument's name in the message.
+    """
     if not is_concrete(*values):
         raise ValueError(f"{name}: got a traced value, must be known numbers")
 
@@ -292,7 +298,10 @@ ROUNDING = 1e-12  # of inputs that were scaled to norm 1
 
 
 class Assumption(NamedTuple):
-    """One assumption of a theorem; it holds if ``measured relation required``, such as ``0.1 < 2``."""
+    """One assumption of a theorem; it holds if ``measured relation required``, such as ``0.1 < 2``.
+
+    ``statement`` says in words what was measured; ``assumption`` builds the record.
+    """
 
     name: str
     statement: str  # meaning of the measured value

@@ -36,7 +36,7 @@ class Products(NamedTuple):
     """Products of a network's layers below and above each layer, and its outputs, at n inputs, float64.
 
     ``below`` are the inputs A_i [n, fan_in] of each layer i, and ``above`` the products B_i [C, fan_out] of the layers
-    above it. ``scale`` is the network's factor ``(m^(L-1) C)^(-1/2)``, m the hidden width.
+    above it. ``scale`` is the network's factor ``(m^(L-1) C)^(-1/2)``, with L layers of hidden width m.
     """
 
     below: tuple[Float64[np.ndarray, "n _"], ...]  # A_i [n, fan_in], i = 1 .. L; A_1 is X
@@ -90,7 +90,8 @@ def products(weights: Sequence[ArrayLike], x: ArrayLike) -> Products:
 def applied(of: Products, residuals: ArrayLike, local: Products | None = None) -> Float64[np.ndarray, "n C"]:
     """Applies the tangent kernel between a server's and a client's network to residuals: [n, C] (DeepLin, eq. 15).
 
-    It is ``1 / (m^(L-1) C) sum_i A_i A_ic' R B_ic B_i'`` with the products of layers below (A) and above (B) layer i.
+    It is ``1 / (m^(L-1) C) sum_i A_i A_ic' R B_ic B_i'`` with the products of layers below (A) and above (B) layer i. L
+    is the number of layers, m the hidden width.
 
     Args:
         of: Products of the server's network at n examples.

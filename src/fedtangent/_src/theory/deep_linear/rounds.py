@@ -131,8 +131,8 @@ class ResidualTerms(NamedTuple):
     """Four terms [n, C] whose sum is the server's residual after a round, eq. (17) of DeepLin.
 
     xi is the residual and U the outputs before the round, xi_k and U_k the clients' residuals and outputs before step
-    k. N clients take K steps of size eta. P is the tangent kernel, E the products of two or more layers' changes, and s
-    the network's factor ``Products.scale``.
+    k. N clients take K steps of size eta. P(t, k) is the tangent kernel after t rounds and k local steps, E the
+    products of two or more layers' changes, and s the network's factor ``Products.scale``.
 
     Attributes:
         first: ``(I - eta K/N P(0)) xi``, the residual of the linear model.
@@ -186,7 +186,10 @@ def residual_terms(initial: Weights, weights: Weights, work: FullBatchWork) -> R
 def _higher_orders(
     now: Products, weights: Weights, after: Weights, x: Float64[np.ndarray, "n d"]
 ) -> Float64[np.ndarray, "n C"]:
-    """Computes ``s E X`` (eq. 10 of DeepLin): what products of two or more layers' changes add to the outputs."""
+    """Computes ``s E X`` (eq. 10 of DeepLin): what products of two or more layers' changes add to the outputs.
+
+    The layers change from ``weights`` to ``after`` in a round; ``now`` has the products of ``weights`` at inputs x.
+    """
     orders = [x]
     for w, to in zip(weights, after, strict=True):
         same, changed = [product @ w.T for product in orders], [product @ (to - w).T for product in orders]

@@ -3,8 +3,8 @@
     L(t) <= rho^t L(0),    rho = 1 - eta K lambda_min(P(0)) / (2 N),
 
 where L(t) is the sum of squares after t rounds of N clients, which take K full-batch steps at rate eta on
-``1/2 |f(X_c) - Y_c|^2`` (18). P(0) is the initial tangent kernel. The proof is an induction over three hypotheses: A,
-the bound itself; B, singular values of products of layers stay near their values in the limit; C, no layer moves
+``1/2 |f(X_c) - Y_c|^2`` (eq. 18). P(0) is the initial tangent kernel. The proof is an induction over three hypotheses:
+A, the bound itself; B, singular values of products of layers stay near their values in the limit; C, no layer moves
 farther than R.
 
 Points that the paper leaves open or states otherwise:
@@ -282,6 +282,8 @@ def linear_model(weights: Weights) -> Float64[np.ndarray, "d C"]:
 
 def stable_learning_rate(work: FullBatchWork, depth: int) -> float:
     """Computes the rate above which a client's descent diverges at infinite width: min_c ``2 d_out / (L |X_c|^2)``.
+
+    X_c are the inputs of client c, and d_out is the number of outputs.
 
     Args:
         work: Full-batch work of the clients; the result is inf if all their inputs X_c are 0.

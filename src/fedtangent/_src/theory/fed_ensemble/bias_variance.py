@@ -63,18 +63,21 @@ class Decomposition(NamedTuple):
 
 
 class EnsembleLaw(NamedTuple):
-    """Mean and variance over initial functions of the average of K models after some rounds of one schedule."""
+    """Mean and variance, over initial functions, of K models' average at m points after some rounds of one schedule."""
 
     mean: Float64[np.ndarray, "m C"]
     variance: Variance  # sum_k k_k(x, x) / K^2
 
 
 class Corollary1(NamedTuple):
-    """Expected squared distance of an ensemble from the mean of ``gp_limit`` at m test points (FE-2024, Corollary 1).
+    """Expected squared distance of an ensemble of K models from the mean of ``gp_limit`` (FE-2024, Corollary 1).
 
-    ``mean`` is m(x) of ``gp_limit`` and ``limit`` the corollary's value k(x, x) / K after many rounds; if Theta has no
-    inverse in float64, neither exists (None). ``at_round`` is the exact value after a requested number of rounds,
-    ``variance`` the ensemble's variance there.
+    Attributes:
+        mean: Mean m(x) of ``gp_limit`` at m test points; None if the tangent kernel Theta has no inverse in float64.
+        limit: The value k(x, x) / K after many rounds, with the covariance k of ``gp_limit``; None if ``mean`` is None.
+        at_round: Exact value after a requested number of rounds; None without a flow or without a mean.
+        variance: The ensemble's variance after these rounds; None without a flow.
+        assumptions: The corollary's assumptions, and whether each holds.
     """
 
     mean: Float64[np.ndarray, "m C"] | None  # m(x) of Theorem 2; None if Theta has no inverse in float64
@@ -143,10 +146,9 @@ def ensemble_laws(
 ) -> list[tuple[EnsembleLaw, ...]]:
     """Computes ``ensemble_law`` for several schedules and rounds in few passes: for each schedule a tuple over rounds.
 
-    The initial function is ``f0 = G z`` for a factor G of its covariance at all points, with as many columns q as the
-    covariance has numerical rank. The flow moves the columns like initial functions with targets 0, so that one forward
-    pass with C + q outputs serves all rounds. The models of many schedules go through one pass together, as if they
-    were one ensemble.
+    The covariance of the initial function at all points is ``G G'``, with q columns in G. Each column goes through the
+    flow as an initial function with targets 0, beside the C outputs that give the mean. So one forward pass with C + q
+    outputs serves all rounds. The models of many schedules go through one pass together, as if they were one ensemble.
 
     Args:
         kernels, y_train, partition, rule: As for ``federated_flow``, with outputs that share a kernel.
@@ -176,7 +178,7 @@ def ensemble_laws(
 
 
 def _side_by_side(cohorts: Sequence[Cohort], num_models: int) -> Cohort:
-    """Joins several schedules into one, each with separate models."""
+    """Joins schedules of ``num_models`` models each into one schedule, which trains the models of all of them."""
     client, weight = (np.concatenate([np.asarray(c[i]) for c in cohorts], axis=1) for i in (0, 2))
     model = np.concatenate([np.asarray(c.model) + i * num_models for i, c in enumerate(cohorts)], axis=1)
     return Cohort(client, model, weight)  # type: ignore[arg-type]
@@ -216,13 +218,13 @@ def corollary_1(
     """Computes the variance of an ensemble after training to convergence, k(x, x)/K (FE-2024, Corollary 1).
 
     The corollary (eq. 11 of FE-2024, Corollary 4.1 of FE-2021) is
-    ``E (1/K sum_k f_k(x) - m(x))^2 = k(x, x)/K + o(eta_0^2)``. ``gp_limit`` computes m and k, for sufficiently many
-    rounds. With a ``flow`` of K models the result also has the exact left-hand side at round ``r``: there
-    ``sum_k k_k(x, x)/K^2 + (mean - m)^2`` takes the place of ``k(x, x)/K``, with no remainder.
+    ``E (1/K sum_k f_k(x) - m(x))^2 = k(x, x)/K + o(eta_0^2)``. It holds for sufficiently many rounds; eta_0 is the step
+    size, and ``gp_limit`` computes m and k. With a ``flow`` of K models the result also has the exact left-hand side at
+    round ``r``: there ``sum_k k_k(x, x)/K^2 + (mean - m)^2`` takes the place of ``k(x, x)/K``, with no remainder.
 
-    Assumes that Theta has full rank (assumption 1 of FE-2024's Theorem 1; here: an inverse in float64 with at most
-    ``max_relative_jitter``), and a step size below a threshold (checked with a flow only). A singular Theta is reported
-    in ``assumptions``, with ``limit`` None, and does not raise.
+    Assumes that the kernel Theta has full rank (assumption 1 of FE-2024's Theorem 1; here: an inverse in float64 with
+    at most ``max_relative_jitter``), and a step size below a threshold (checked with a flow only). A singular Theta is
+    reported in ``assumptions``, with ``limit`` None, and does not raise.
 
     Args:
         kernels: Kernel blocks with the nngp parts.
@@ -262,8 +264,12 @@ def _combined(
 ) -> Decomposition:
     """Computes the decomposition from the means of S groups of runs and the variances ``within`` the groups.
 
-    ``share`` is 1 / J for means of J runs: this share of the variance within a group is part of the variance of its
-    mean.
+    Args:
+        means: Mean prediction of each group at m points.
+        within: Variance inside each group, averaged over points and outputs.
+        share: 1 / J for means of J runs: this share of ``within`` is part of the variance of a group's mean.
+        expected: Expected targets.
+        noise: Variance of the targets.
     """
 
     def terms(means: np.ndarray, within: np.ndarray) -> np.ndarray:
@@ -280,7 +286,10 @@ def _combined(
 
 
 def _jackknife(statistic: Callable[[np.ndarray], np.ndarray], count: int) -> np.ndarray:
-    """Computes standard errors of a statistic of ``count`` independent groups by the jackknife; nan for two groups."""
+    """Computes standard errors of a statistic of ``count`` independent groups by the jackknife; nan for two groups.
+
+    ``statistic`` takes the indices of the groups to use and returns one or several numbers.
+    """
     if count < 3:
         return np.full_like(statistic(np.arange(count)), np.nan)
     left_out = np.stack([statistic(np.delete(np.arange(count), i)) for i in range(count)])

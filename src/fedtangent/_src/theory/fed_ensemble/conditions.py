@@ -24,9 +24,9 @@ SAME_GRADIENT = 1e-8  # of the initial one: half of float64's digits, as a norm 
 class AgePlan(NamedTuple):
     """A run divided into ages of ``rounds_per_age`` rounds, in which every client should train each model once.
 
-    ``examples`` counts the examples of the clients that train each model in each round, ``visits`` how often each
-    client trains each model in each of the A ages. ``weight_error`` is the largest difference of a client's weight from
-    its share of the examples. ``steps`` are local steps of the clients, ``rates`` step sizes of the rounds.
+    ``examples`` [R, K] counts the examples of the clients that train each model in each round, ``visits`` [A, K, N] how
+    often each client trains each model in each of the A ages. ``weight_error`` is the largest difference of a client's
+    weight from its share of the examples. ``steps`` are local steps of the clients, ``rates`` step sizes of the rounds.
     """
 
     rounds_per_age: int
@@ -152,9 +152,10 @@ def _of_the_kernel(problem: Theorem1Data) -> list[Assumption]:
 
 
 def _local_gradient(problem: Theorem1Data, zero: float) -> float:
-    """Computes the largest norm of a client's gradient at a global minimum, relative to the largest at the start.
+    """Computes the largest norm of a client's gradient where training ends, divided by the largest norm at the start.
 
-    Eigenvalues of the kernel up to ``zero`` count as 0.
+    Training ends at a global minimum, where only the residual's part in the kernel's null space is left. Eigenvalues up
+    to ``zero`` count as 0.
     """
     null = problem.vectors[:, problem.eigenvalues <= zero]
     if null.shape[1] == 0:

@@ -54,7 +54,7 @@ class Constants(NamedTuple):
         lambda_min, lambda_max: Least and largest eigenvalue of the kernel Theta.
         examples_per_round, least_examples_per_round: Largest and smallest nbar, the number of examples of the clients
             that train one model in a round.
-        client_norms: C_i, the root of the trace of Theta_ii; 0 for a client that never trains.
+        client_norms: C_i, the root of the trace of client i's block Theta_ii; 0 for a client that never trains.
         c1: C_1, a bound of the network's Hessian times l^-1/2; 0 for a model linear in its weights.
         c2: C_2, the sum of the C_i.
         r0: R_0, the norm of each model's initial residual.
@@ -81,7 +81,7 @@ class Curvature(NamedTuple):
     """Constants of FE-2021's Theorem 9.1 that limit the step, by default of a linear model and a residual of norm 1.
 
     Attributes:
-        c2: C_2, the sum of the clients' norms C_i, each the root of the trace of Theta_ii.
+        c2: C_2, the sum of the clients' norms C_i, each the root of the trace of a client's block of Theta.
         c1: C_1, a bound of the network's Hessian times l^-1/2; 0 for a linear model.
         r0: R_0, the norm of the initial residual.
         width: Width l of the network.
@@ -172,7 +172,8 @@ class Theorem1:
         """Computes the bound of the weights' movement ``||w(t) - w(0)||`` after each age, [A + 1, K] (FE-2021, eq. 18).
 
         In an age every client trains each model once. The bound is ``R_0 (1 + kappa_2) C_2 width^-1/2`` times a factor
-        that depends on ``form``, with t the number of ages and ``u = eta_0 tau lambda_m / nbar`` (see the module).
+        that depends on ``form``, with t the number of ages and ``u = eta_0 tau lambda_m / nbar``: step size eta_0, tau
+        local steps, least eigenvalue lambda_m of Theta, nbar examples in a round.
 
         Args:
             form: "summed", the result of the proof: the geometric sum of the movements of all ages,
@@ -225,7 +226,8 @@ def theorem_1(
 ) -> Theorem1:
     """Computes constants and bounds of Theorem 1 of FE-2024 (4.1 and 9.1 of FE-2021) and checks its assumptions.
 
-    Runs on the host in NumPy float64 at a cost of O(n^3).
+    The theorem bounds the norm of the training residual, which decays exponentially, and the movement of the weights.
+    The function runs on the host in NumPy float64 at a cost of O(n^3).
 
     Args:
         kernels, y_train, partition, cohorts, num_models: As for ``federated_flow``, with outputs that share a kernel.
@@ -307,13 +309,14 @@ def kappa_4(progress: float, c1: float, c2: float, r0: float, examples_per_round
 def linearisation_gap(
     kappa: float, progress: float, lambda_min: float, examples_per_round: float, d4_norm: float = 0.0
 ) -> float:
-    """Bounds the distance of a network's residual from its linearisation's at any time (FE-2021, end of section 9.4).
+    """Bounds the distance between the residuals of a network and of its linearisation, at any time of training.
 
-    The bound is ``kappa_4 / (1 - q)`` with ``q = (1 + p^2 ||D_4||) e^{-p lambda_min(Theta_0) / nbar}`` and p the
-    ``progress``. The result is inf unless q < 1, as the paper requires.
+    Source: FE-2021, end of section 9.4. The bound is ``kappa_4 / (1 - q)`` with
+    ``q = (1 + p^2 ||D_4||) e^{-p lambda_min(Theta_0) / nbar}`` and p the ``progress``. The result is inf unless q < 1,
+    as the paper requires.
 
     Args:
-        kappa: kappa_4.
+        kappa: Constant kappa_4, from the function ``kappa_4``.
         progress: Step size eta_0 times tau local steps.
         lambda_min: Least eigenvalue of the initial kernel Theta_0.
         examples_per_round: nbar, as for ``kappa_4``.
@@ -328,15 +331,17 @@ def linearisation_gap(
 def gap_from_drift(
     progress: ArrayLike, drift: float, r0: float, lambda_min: float, examples_per_round: float
 ) -> Float64[np.ndarray, "..."]:
-    """Bounds to first order the distance of a network's residual g from its linearisation's, by the kernel's change.
+    """Bounds the distance between the residuals of a network and of its linearisation by the change of the kernel.
 
-    With Theta_s the kernel and g_s the residual at time s, and ``t = progress / nbar`` in all,
-    ``g_lin - g = int_0^t e^{-Theta_0 (t - s)} (Theta_s - Theta_0) g_s ds`` (the identity that opens section 9.4, over
-    an age and to first order in the step). ``||g_s|| <= R_0 e^{-lambda s}`` bounds it by ``R_0 drift t e^{-lambda t}``,
-    which is largest at ``t = 1 / lambda``: ``R_0 drift / (e lambda)``.
+    The bound holds to first order in the step. With Theta_s the kernel and g_s the network's residual at time s, g_lin
+    the residual of the linearisation, and ``t = progress / nbar`` the whole time,
+    ``g_lin - g = int_0^t e^{-Theta_0 (t - s)} (Theta_s - Theta_0) g_s ds`` (the identity that opens section 9.4 of
+    FE-2021, over an age). With lambda for ``lambda_min``, ``||g_s|| <= R_0 e^{-lambda s}`` bounds it by
+    ``R_0 drift t e^{-lambda t}``, which is largest at ``t = 1 / lambda``: ``R_0 drift / (e lambda)``.
 
     Args:
-        progress: Sum over rounds or ages of eta_0 tau times the visits of each client, a number or an array.
+        progress: Sum of eta_0 tau (step size times local steps) over the rounds in which a client has trained the
+            model; a number or an array.
         drift: Bound of ``||Theta_s - Theta_0||`` in operator norm.
         r0: Norm R_0 of the initial residual.
         lambda_min: Least eigenvalue of the kernel during training (of Theta_0, minus the drift).

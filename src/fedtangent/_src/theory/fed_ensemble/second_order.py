@@ -185,7 +185,10 @@ def _round_terms(
     steps: Int[np.ndarray, "N"],
     rate: float,
 ) -> tuple[Operator, Operator, Operator]:
-    """Computes mean, variance and ``-E[A^2 / tau]`` of the operators A_i (see the module) over one round's clients."""
+    """Computes mean, variance and ``-E[A^2 / tau]`` of the operators A_i (see the module) over one round's clients.
+
+    ``client`` and ``weight`` belong to the round's S slots, ``steps`` to all clients; ``rate`` is the step size.
+    """
     n, total = len(theta), weight.sum()
     shares, square, discrete = np.zeros(n), np.zeros((n, n)), np.zeros((n, n))
     for i, p in zip(client[weight > 0], weight[weight > 0] / (total or 1.0), strict=True):
@@ -257,8 +260,8 @@ def operator_u(age: Age, dynamics: str = "gradient_flow") -> Operator:
     """Computes U of eq. (14) of FE-2021, the map of one age on the residual, [n, n].
 
     With mean E_l and variance Var_l of round l's operators it is
-    ``(1 + 1/2 (sum_l Var_l + sum_{i>j} [E_i, E_j])) e^{-sum_l E_l}``. The left side of eq. (14) should be
-    ``f_{w((t+1) K tau)}`` (erratum `fe2021.14`).
+    ``(1 + 1/2 (sum_l Var_l + sum_{i>j} [E_i, E_j])) e^{-sum_l E_l}``. The left side of eq. (14) is printed with a wrong
+    time (erratum `fe2021.14`); U is not affected.
 
     Args:
         age: Operators of the age, the rounds in which every client trains the model once.
@@ -272,13 +275,15 @@ def condition_15(ages: Sequence[Age], dynamics: str = "gradient_flow") -> Condit
 
     The condition is ``(1 + tau^2 eta^2 B_1 / 2) e^{-eta tau K lambda_min(Pi)} < 1``.
 
-    ``tau^2 eta^2 B_1`` is the largest operator norm, over ``ages``, of twice the ``second_order_terms``; lambda_min is
-    the least eigenvalue, over the ages, of an age's summed operators. These have the eigenvalues of the symmetric
-    ``Theta^1/2 D Theta^1/2``, with least eigenvalue 0 if Theta is singular or if a client with data is absent from an
-    age; the paper takes the smallest eigenvalue that is not 0. To leading order (15) holds up to
-    ``eta tau = 2 K lambda / ((K lambda)^2 + B_1)``, which is returned as a factor of the step in use. The paper prints
-    another number (erratum `fe2021.15`). (15) also holds for steps so large that the exponential dominates again; there
-    the second-order terms mean nothing, so require a factor above 1 too.
+    ``tau^2 eta^2 B_1`` is the largest operator norm, over ``ages``, of twice the ``second_order_terms``.
+    ``eta tau K lambda_min(Pi)`` is the least eigenvalue, over the ages, of the sum of an age's K mean operators. This
+    sum has the eigenvalues of the symmetric matrix ``Theta^1/2 D Theta^1/2``, where D is diagonal with a weight for
+    each example. The least is 0 if Theta is singular or if a client with data is absent from an age; the paper takes
+    the smallest eigenvalue that is not 0.
+
+    To leading order (15) holds up to ``eta tau = 2 K lambda_min / ((K lambda_min)^2 + B_1)``, which is returned as a
+    factor of the step in use. The paper prints another number (erratum `fe2021.15`). (15) also holds for steps so large
+    that the exponential dominates again; there the second-order terms mean nothing, so require a factor above 1 too.
 
     Args:
         ages: Operators of one or more ages, rounds in which every client trains the model once.

@@ -30,7 +30,7 @@ LogDensity: TypeAlias = Callable[[Float[Array, "d"]], Float[Array, ""]]  # of al
 
 
 class GaussianMixture(NamedTuple):
-    """The mixture ``1/K sum_k N(w_k, sigma^2 I)`` over the weights of a model."""
+    """The mixture ``1/K sum_k N(w_k, sigma^2 I)`` over a model's weights; ``centres`` are w_k, ``scale`` is sigma."""
 
     centres: Float[AnyArray, "K d"]  # w_k
     scale: float | Float[Array, ""]  # sigma
@@ -70,7 +70,7 @@ def evidence_bound(
 ) -> EvidenceBound:
     """Estimates the evidence lower bound of ln p(D) for a Gaussian mixture of K models' weights.
 
-    Its maximum is the minimum of the mixture's KL divergence from the posterior, (2) of FE-2021 and (5) of FE-2024.
+    Its maximum is the minimum of the mixture's KL divergence from the posterior, eq. (2) of FE-2021 and (5) of FE-2024.
     Draws come in pairs ``w_k + sigma e`` and ``w_k - sigma e``, in which the first-order term of the papers' Taylor
     expansion cancels. The prior is ``N(0, prior_scale^2 I)``. The results have the dtype of the centres.
 
@@ -97,8 +97,8 @@ def kl_divergence(
 ) -> Estimate:
     """Estimates the divergence ``KL[q || p(w | D)]`` of a mixture q from the posterior.
 
-    It is ``E_q[ln q(w) - ln p(w | D)]``, (2) and (6) of FE-2021, (5) of FE-2024. The sum over k that follows in both
-    papers leaves out ln p(w) - ln p(D) (erratum `fe2021.6`).
+    It is ``E_q[ln q(w) - ln p(w | D)]``, eq. (2) and (6) of FE-2021, (5) of FE-2024. The sum over k that follows in
+    both papers leaves out ln p(w) - ln p(D) (erratum `fe2021.6`).
 
     Args:
         log_posterior: Function from weights [d] to ln p(w | D), normalised and traceable by JAX.
@@ -122,8 +122,8 @@ def mixture_entropy(mixture: GaussianMixture, num_samples: int = 100, seed: int 
 def separated_entropy(mixture: GaussianMixture) -> Float[Array, ""]:
     """Computes a mixture's entropy as if its components did not overlap, ``d/2 (1 + ln(2 pi sigma^2)) + ln K``.
 
-    Sources: (7) of FE-2021, (6) of FE-2024. Where components overlap, the entropy is up to ln K smaller, so with this
-    entropy the "lower bound" can exceed ln p(D) (errata `fe2024.6` and `fe2021.7`).
+    Sources: eq. (7) of FE-2021, (6) of FE-2024. Where components overlap, the entropy is up to ln K smaller, so with
+    this entropy the "lower bound" can exceed ln p(D) (errata `fe2024.6` and `fe2021.7`).
 
     Args:
         mixture: Centres [K, d] and scale.

@@ -72,7 +72,7 @@ class _Frame(NamedTuple):
         return np.concatenate(parts)
 
     def lifted(self, like: FlowState, coordinates: Float64[np.ndarray, "d D"]) -> FlowState:
-        """Returns the state of one model from ``coordinates``, with the parts that ``like`` has."""
+        """Returns the state of one model from ``coordinates``, with the parts (such as momentum) of ``like``."""
         rank, columns = self.up.shape[1], coordinates.shape[1]
         models, shared, rest, corrections = like.models.shape[1], [], coordinates, []
         for _ in range(models if like.memory is None else models + 1):
@@ -182,7 +182,7 @@ class Pass:
 
     @in_float64
     def _matrix(self) -> Float64[np.ndarray, "d d"]:
-        """Computes the matrix L [d, d] by which a pass maps the state, in coordinates."""
+        """Computes the matrix L [d, d] by which a pass maps the state, in the coordinates of ``_Frame``."""
         like = zero_state(self.flow.program(self.model, 1), 1)
         size = len(self.frame.reduced(like))
         zeros = np.zeros((len(self.flow.theta), 1, size))
@@ -192,8 +192,11 @@ class Pass:
     def _drives(self, decayed: bool) -> tuple[Float64[np.ndarray, "d q"], Float64[np.ndarray, "d q"]]:
         """Computes how the initial residual of q rows drives the state: the part of a pass without ``L s``, [d, q].
 
-        Each column belongs to one unit residual. The second result is the same for unit values of ``J(X) w_0``, the
-        Jacobian times the initial weights; 0 unless ``decayed``, that is, unless weight decay has removed w_0.
+        Column i of the first result belongs to a residual of 1 in row i. Column i of the second result belongs to a
+        value of 1 in row i of ``J(X) w_0``, the Jacobian times the initial weights; it is 0 unless ``decayed``.
+
+        Args:
+            decayed: Whether weight decay has removed the initial weights w_0 before the pass.
         """
         eye = np.eye(len(self.flow.theta))[:, None, :]
         zeros = np.zeros_like(eye)
@@ -218,7 +221,7 @@ class Pass:
         return float(self.flow.numbers.homogeneity) != 0 and bool(np.any(squared - shared > OUTSIDE * squared))
 
     def _end(self, residual: np.ndarray, along: np.ndarray, start: FlowState, decayed: bool) -> np.ndarray:
-        """Computes the state after a pass from the state ``start``, in coordinates.
+        """Computes the state after a pass from the state ``start``, in the coordinates of ``_Frame``.
 
         ``residual`` and ``along`` are the initial residual and ``J(X) w_0``. If ``decayed``, weight decay has removed
         all initial weights before the pass, otherwise none.
@@ -250,7 +253,7 @@ def pass_of(flow: Flow, model: int) -> Pass:
 
 
 def largest_stable(flow: Flow, model: int, tolerance: float) -> float:
-    """Computes the largest factor of the step sizes up to which repeated passes do not grow.
+    """Computes the largest factor of the step sizes up to which a model does not grow over repeated passes.
 
     All factors from 0 up to it are stable. It is inf if every factor is stable, 0 if none is (see ``end_of_stable``).
 
@@ -278,11 +281,11 @@ def largest_stable(flow: Flow, model: int, tolerance: float) -> float:
 
 @in_float64
 def factors_to_search(flow: Flow) -> tuple[float, float]:
-    """Returns a factor of the step sizes from which to search for the largest stable one, and an upper end of factors.
+    """Returns the ends of the interval of factors of the step sizes that is searched for the largest stable factor.
 
-    The search begins at the least of the clients' bounds (``stability``), or at inf if no client has one. For rules
-    without such bounds it begins where no step of the server reaches beyond a minimum. FedNova with a proximal term is
-    not defined above the upper end, where its normaliser is 0; for other rules the end is inf.
+    At the first end the step sizes are stable: the largest is the least of the clients' bounds (``stability``), or inf
+    if no client has one. For rules without such bounds they are so small that no step of the server goes beyond a
+    minimum. The second end is inf, except for FedNova with a proximal term, whose normaliser is 0 there.
 
     Args:
         flow: Flow with known (not traced) numbers and ``KernelBlocks``.
@@ -421,7 +424,10 @@ def _unbounded_rule(kind: Kind) -> str:
 
 
 def _stiffness(flow: Flow, i: int) -> float:
-    """Computes the largest eigenvalue of client i's kernel block over n_i; with minibatches the largest of a batch."""
+    """Computes the largest eigenvalue of client i's kernel block, divided by its number of examples n_i.
+
+    With minibatches it is the largest over the client's batches, of the batch's kernel block divided by the batch size.
+    """
     clients, batches = flow.clients, flow.rounds.batches
     if batches is None:
         return float(clients.largest_eigenvalue[i] / np.asarray(flow.partition.sizes)[i])

@@ -212,7 +212,7 @@ def gains(
 ) -> Gains:
     """Computes the factors of a client's residual and tilt in its update, after ``steps`` full-batch steps.
 
-    The module documents their formulas. For gradient flow the time is the sum of the step sizes.
+    The module documents their formulas. Gradient flow runs for a time that is the sum of the step sizes.
 
     Args:
         kind, numbers: The rule, as ``read_rule`` splits it.
@@ -235,7 +235,9 @@ def gains(
 def sizes_of_steps(
     kind: Kind, numbers: Numbers, rate: Float[Array, ""], steps: Int[Array, ""]
 ) -> Float[Array, "most_steps"]:
-    """Returns the size of each local step, [most_steps]; 0 after the client's last step.
+    """Returns the sizes of a client's local steps, [most_steps]; 0 after its last step.
+
+    ``most_steps`` is the largest number of local steps of any client.
 
     Args:
         kind, numbers: Static part and numbers of the rule.
@@ -350,7 +352,10 @@ def descent_by_steps(
 def _slope(
     kind: Kind, f: Float[Array, "b D"], targets: Shaped[Array, "b D"] | None, counts: Bool[Array, "b"]
 ) -> Float[Array, "b D"]:
-    """Computes the derivative of a batch's loss by outputs f [b, D]; without ``targets`` f is the residual f - y."""
+    """Computes the derivative of a batch's loss by outputs f [b, D]; without ``targets`` f is the residual f - y.
+
+    ``counts`` is False for the rows that pad the batch.
+    """
     width = kind.rows_per_example
     if targets is None:
         number = jnp.maximum(jnp.sum(counts) / width, 1)
@@ -391,7 +396,8 @@ def _of_gradient_flow(
 ) -> Gains:
     """Computes the factors A, C and kappa of a client's update (``Gains``) under gradient flow.
 
-    The time is the sum of the step sizes; ``x`` is lambda / n_i for each eigenvalue lambda of the kernel block.
+    The flow runs for a time that is the sum of the step sizes; ``x`` is lambda / n_i for each eigenvalue lambda of the
+    kernel block.
     """
     nu = numbers.nu
     time = jnp.sum(sizes_of_steps(kind, numbers, rate, steps)) if kind.weighs_steps else rate * steps

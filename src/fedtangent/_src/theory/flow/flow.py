@@ -337,10 +337,10 @@ class Flow:
         of ``M -> E[L M L']`` is at most 1. Random delays are independent between clients and rounds; each of the flow's
         rounds takes place with the same probability, independently of the others.
 
-        Take a mode that a round without delay multiplies by ``1 - g x`` at server rate g, and a constant delay of s
-        rounds. Its growth z per round solves ``z^(s+1) - z^s + g x = 0`` with "fed_buff", with the largest stable rate
-        ``2 sin(pi / (2 (2 s + 1))) / x``; and to ``z^(s+1) - (1 - g) z^s - g (1 - x) = 0`` with "fed_async", with all g
-        from 0 to 1 stable for x from 0 to 2.
+        For example, take a mode that a round without delay multiplies by ``1 - g x`` at server rate g, and let all
+        answers be s rounds late. With "fed_buff" the mode's growth z per round solves ``z^(s+1) - z^s + g x = 0``, and
+        the largest stable rate is ``2 sin(pi / (2 (2 s + 1))) / x``. With "fed_async" z solves
+        ``z^(s+1) - (1 - g) z^s - g (1 - x) = 0``, and all g from 0 to 1 are stable for x from 0 to 2.
 
         Args:
             delays: Probabilities of the delays 0 to D of every client [D + 1], or of each client [N, D + 1]. The rule's
@@ -399,7 +399,7 @@ class Flow:
         return rows_needed(self.partition, self.slots, self.num_models, self.kind.rows_per_example, len(self.theta))
 
     def program(self, model: int | None, columns: int) -> Program:
-        """Builds the input of the compiled recursion for one model, or for all models with ``model=None``.
+        """Builds the ``Program`` (rule, kernel, rounds) for one model, or for all models with ``model=None``.
 
         Args:
             model: Index of one model, or None for all.

@@ -156,7 +156,10 @@ def _in_one_program(
 
 @jax.jit
 def _paths(program: Program, train: Input, request: _Request) -> Float[Array, "q E distinct K D"]:
-    """Computes the coefficients a of ``f_r(x) = f_0(x) - Theta(x, X) a`` of each run after each distinct round."""
+    """Computes the coefficients a of ``f_r(x) = f_0(x) - Theta(x, X) a`` of each run.
+
+    The rounds r are ``request.distinct``, the requested rounds without repetition.
+    """
 
     def one(start: Input) -> Array:
         if request.targets is not None:  # the recursion reads residuals

@@ -53,7 +53,7 @@ def private_flow(
 ) -> PrivateFlow:
     """Builds the prediction of a run of DP-FedAvg (McMahan et al., 2018) from the flow of the same run without privacy.
 
-    Every update is clipped to length ``clip_norm``; the server moves by their sum over m plus Gaussian noise of
+    Every update is clipped to length ``clip_norm``; the server moves by their sum divided by m, plus Gaussian noise of
     standard deviation ``noise_multiplier * clip_norm / m`` in every weight. The model is linear in its weights, as for
     every flow. A network's outputs are quadratic in the noise too: this part is of the order of the noise's square,
     whatever the width, because noise moves every weight.
@@ -257,7 +257,7 @@ class PrivateFlow:
     def _starts(
         self, f0_train: ArrayLike | None, f0_test: ArrayLike | None
     ) -> tuple[Float64[np.ndarray, "n C"], Float64[np.ndarray, "m C"]]:
-        """Checks the initial functions at the training and test points and returns them; zeros in place of None."""
+        """Checks the initial functions at the n training and m test points and returns them; zeros in place of None."""
         zeros = functions.zero_functions(self.flow, 0)
         values = [z if f is None else real_array("f0", f) for z, f in zip(zeros, (f0_train, f0_test), strict=True)]
         for name, value, zero in zip(("f0_train", "f0_test"), values, zeros, strict=True):

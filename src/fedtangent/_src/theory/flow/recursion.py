@@ -47,7 +47,7 @@ class FlowState(NamedTuple):
 
     @property
     def models(self) -> Float[Array, "q _ D"]:
-        """The models of this round and earlier ones from which clients may start, the newest first."""
+        """The models of this round and earlier ones from which clients may start, the newest first along axis 1."""
         return self.a if self.past is None else jnp.concatenate([self.a, self.past], axis=1)
 
 
@@ -84,7 +84,7 @@ def zero_state(program: Program, columns: int) -> FlowState:
     """Returns the state before the first round, all zeros.
 
     Args:
-        program: Input of the recursion.
+        program: Rule, kernel, clients and rounds.
         columns: Number D of coefficient vectors of each model.
     """
     a = jnp.zeros((program.theta.shape[0], program.num_models, columns))
@@ -99,13 +99,19 @@ def zero_state(program: Program, columns: int) -> FlowState:
 
 @jax.jit
 def shares_of_start(program: Program) -> Float[Array, "rounds K"]:
-    """Computes beta, the share of the initial weights that weight decay leaves, before each round and at the end."""
+    """Computes beta, the share of the initial weights that weight decay leaves, before each round and at the end.
+
+    The result is [R + 1, K], for R rounds of K models.
+    """
     return _decay(program, jnp.ones(program.num_models), jnp.zeros(program.num_models))[0]
 
 
 @jax.jit
 def decay_map(program: Program) -> Float[Array, "s s"]:
-    """Computes the matrix by which a pass over all rounds maps the share of the initial weights, and its momentum."""
+    """Computes the matrix by which a pass over all rounds multiplies one model's share of the initial weights.
+
+    It is [2, 2], and acts on the share and the server's momentum of it; without server momentum it is [1, 1].
+    """
     columns = [_decay(program, jnp.full(1, b), jnp.full(1, 1.0 - b)) for b in (1.0, 0.0)]
     whole = jnp.stack([jnp.stack([betas[-1, 0], memory[0]]) for betas, memory in columns], axis=1)
     return whole if program.kind.has_server_momentum else whole[:1, :1]
@@ -134,12 +140,14 @@ def _decay(
 def path(
     program: Program, starts: Input, beta: Float[Array, "rounds K"], rounds: Int[Array, "E"]
 ) -> Float[Array, "E q K D"]:
-    """Computes the models' coefficients a [q, K, D] after each of ``rounds``, [E, q, K, D].
+    """Computes the models' coefficients after each of ``rounds``, [E, q, K, D].
+
+    A model has D vectors of coefficients; q is the number of rows of the training kernel.
 
     Args:
         program: Rule, kernel, clients and rounds.
         starts: Initial functions at the training points.
-        beta: Share of w_0 before each round and after the last, [R + 1, K].
+        beta: Share of the initial weights w_0 that is left before each round and after the last, [R + 1, K].
         rounds: Numbers of finished rounds [E], increasing. The recursion stops after the last of them.
     """
     start = zero_state(program, starts.residual.shape[2])
@@ -169,7 +177,7 @@ def last_state(program: Program, starts: Input, beta: Float[AnyArray, "rounds K"
     Args:
         program: Rule, kernel, clients and rounds.
         starts: Initial functions at the training points.
-        beta: Share of w_0 before each round and after the last, [R + 1, K].
+        beta: Share of the initial weights w_0 that is left before each round and after the last, [R + 1, K].
         start: State before the first round.
     """
 
@@ -194,7 +202,7 @@ def influence(
     Args:
         program: Rule, kernel, clients and rounds.
         theta_x: Kernel Theta(x, X) of the m points of the prediction, [m, q].
-        beta: Share of w_0 before each round, [R + 1, K].
+        beta: Share of the initial weights w_0 that is left before each round, [R + 1, K].
         active: Whether each round has taken place, [R] bool.
 
     Returns:
@@ -213,7 +221,7 @@ def influences(
     Args:
         program: Rule, kernel, clients and rounds.
         theta_x: Kernel Theta(x, X) of the m points of the prediction, [m, q].
-        beta: Share of w_0, the initial weights, before each round, [R + 1, K].
+        beta: Share of the initial weights w_0 that is left before each round, [R + 1, K].
     """
     active = jnp.ones(len(beta) - 1, bool)
     return _influenced(program, theta_x, beta, active, lambda b: b.transpose(1, 2, 0))[1]
@@ -226,7 +234,8 @@ def _influenced(
     active: Bool[Array, "R"],
     record: Callable[[Array], Kept],
 ) -> tuple[Float[Array, "q K m"], Kept]:
-    """Transposes the rounds from the last to the first, as ``influence`` documents, and returns B [q, K, m].
+    """Transposes the rounds from the last to the first, as ``influence`` documents, and returns B [q, K, m], by which
+    predictions depend on the initial function.
 
     The second result stacks what ``record`` returns for the B before every round.
     """
@@ -267,7 +276,7 @@ def one_round(
     Args:
         program: Rule, kernel, clients and rounds.
         starts: Initial functions at the training points.
-        beta: Share of w_0 that is left before the round, [K].
+        beta: Share of the initial weights w_0 that is left before the round, [K].
         state: State before the round.
         j: Index of the round.
     """
@@ -301,7 +310,10 @@ class _Answers(NamedTuple):
 
 
 def _drive(program: Program, starts: Input, beta: Float[Array, "K"], state: FlowState, j: Int[Array, ""]) -> Drive:
-    """Computes the residuals and tilts with which clients start training in round ``j``, on all training points."""
+    """Computes the residuals and tilts with which clients start training in round ``j``, on all training points.
+
+    ``beta`` [K] is the share of the initial weights that is left before the round, ``state`` the state before it.
+    """
     controlled = program.kind.algorithm == "scaffold"
     carried = [state.a, state.memory] if controlled and state.memory is not None else [state.models]
     values = _products(program, jnp.concatenate(carried, axis=2), j)
@@ -341,7 +353,7 @@ def clipped_round(
 def _trained(
     program: Program, drive: Drive, state: FlowState, j: Int[Array, ""], clip_norm: Array | float | None = None
 ) -> _Sums:
-    """Trains the clients of round ``j`` from ``drive``, clips updates to the norm ``clip_norm``, and adds them up."""
+    """Trains the clients of round ``j`` from ``drive`` and sums their updates, clipped unless ``clip_norm`` is None."""
     rounds = program.rounds
     change, corrected, pull = jnp.zeros_like(state.a), jnp.zeros_like(state.a), jnp.zeros(program.num_models)
     starts = jnp.zeros(state.models.shape[1]) if program.kind.algorithm == "fed_async" else None
@@ -376,7 +388,10 @@ def _trained(
 
 
 def _with_pull(program: Program, state: FlowState, sums: _Sums) -> Float[Array, "q K D"]:
-    """Adds the parts of the change that do not come from data: weight decay, SCAFFOLD's c, FedAsync's late models."""
+    """Returns the change of each model in a round: the clients' summed updates plus parts that do not come from data.
+
+    These parts are weight decay, SCAFFOLD's c and FedAsync's late models. ``state`` is the state before the round.
+    """
     change, pull = sums.change, sums.pull[None, :, None]
     if sums.starts is not None:
         away = state.models - jnp.tile(state.a, (1, 1 + program.kind.most_delay, 1))

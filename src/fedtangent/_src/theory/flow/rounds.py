@@ -178,7 +178,7 @@ def rows_needed(
         slots: Client and model of every slot.
         num_models: Number K of models.
         rows_per_example: Kernel rows of an example.
-        num_rows: Number of kernel rows; entries of at least this number are padding.
+        num_rows: Number of kernel rows. Where a model needs fewer than E rows, numbers of ``num_rows`` or more pad.
     """
     client, model, present = slots
     rows_of = [client_rows(partition, i, rows_per_example) for i in range(partition.num_clients)]
@@ -196,7 +196,9 @@ def rows_needed(
 
 
 def check_once(slots: RunSlots, algorithm: str) -> None:
-    """Raises ``ValueError`` if a client trains one model in two slots of a round; it has one correction to change.
+    """Raises ``ValueError`` if a client trains one model in two slots of a round.
+
+    A client has a single correction for each model, which two slots would both change.
 
     Args:
         slots: Client and model of every slot.

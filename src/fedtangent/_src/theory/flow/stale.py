@@ -46,8 +46,8 @@ class Answers(NamedTuple):
             rate: Server rate g.
 
         Returns:
-            The expected matrix, and matrices d such that random delays add ``sum d M d'`` to the newest model's second
-            moment, where M is the second moment of all models.
+            The expected matrix, and matrices E such that random delays add ``sum E M E'`` to the newest model's second
+            moment, where M is the second moment of all D + 1 models.
         """
         slots, size, ages = *self.moves.shape[:2], len(self.weights)
         towards, blocks = self.shares[:, None, None] * np.eye(size), np.zeros((slots, ages, size, ages, size))
@@ -107,7 +107,10 @@ def _answers(flow: Flow, law: Float64[np.ndarray, "N ages"], r: int, model: int)
 
 
 def _growth(rounds: list[Answers], rate: float) -> float:
-    """Computes by iteration the factor by which a round at this rate multiplies the models' second moments."""
+    """Computes by iteration the factor by which a round multiplies the models' second moments at this server rate.
+
+    The round is drawn from ``rounds``, each with the same probability.
+    """
     maps = [answers.maps(rate) for answers in rounds]
     moment, growth = np.eye(len(maps[0][0])), 0.0
     for _ in range(ITERATIONS):

@@ -72,8 +72,8 @@ def predicted_loss(
 class BestRate(NamedTuple):
     """The step size with the least predicted loss.
 
-    ``slope`` is ``d loss / d log rate`` there, 0 inside the interval; ``at_edge`` says whether the best rate is an end
-    of it. ``rates`` and ``losses`` list all evaluations of the loss.
+    ``slope`` is ``d loss / d log rate`` there: 0 inside the interval, NaN if the loss has no derivative. ``at_edge``
+    says whether the best rate is an end of the interval. ``rates`` and ``losses`` list all evaluations of the loss.
     """
 
     rate: float
@@ -166,7 +166,10 @@ def _descend(look: _Look, grid: list[_Tried], place: int, tolerance: float) -> N
 
 
 def _narrow(look: _Look, grid: list[_Tried], place: int, tolerance: float) -> None:
-    """Minimises the loss without a derivative between the neighbours of ``grid[place]``; arguments of ``_descend``."""
+    """Minimises the loss without a derivative between the two neighbours of ``grid[place]``.
+
+    ``_descend`` explains the arguments.
+    """
     ends = grid[max(place - 1, 0)].log, grid[min(place + 1, len(grid) - 1)].log
     most = max(point.value for point in grid if np.isfinite(point.value))  # parabolas need numbers
     scipy.optimize.minimize_scalar(

@@ -90,7 +90,7 @@ def check_weights(weights: ArrayLike, sizes: Int[np.ndarray, "N"]) -> Float64[np
     """Returns the weight of each node in the average of the local models, [N] with sum 1.
 
     Args:
-        weights: "uniform" (as in Local-GD), "examples", or N numbers.
+        weights: "uniform" (as in Local-GD), "examples" (in proportion to a node's examples), or N numbers.
         sizes: Number of examples of each node [N].
     """
     if isinstance(weights, str):
@@ -122,7 +122,7 @@ def projected(gram: Gram, across: Vector, mask: Mask, parameters: tuple[Array, .
     """Solves a node's problem by projecting w onto its feasible set (eq. 13 of Local-GD).
 
     It solves ``min_{b >= 0} 1/2 b' A A' b - b' (1 - A w)`` by a primal-dual interior-point method with Mehrotra's
-    predictor (Nocedal and Wright, 2006, algorithm 16.4).
+    predictor (Nocedal and Wright, 2006, algorithm 16.4), and returns b and a bound of the error of ``A' b``.
 
     Args:
         gram, across, mask: ``A A'`` [n, n], ``A w`` [n] and the rows that are examples [n], as in the module.
@@ -134,8 +134,8 @@ def projected(gram: Gram, across: Vector, mask: Mask, parameters: tuple[Array, .
 def weak(gram: Gram, across: Vector, mask: Mask, parameters: tuple[Array, ...]) -> tuple[Vector, Float[Array, ""]]:
     """Minimises a node's exponential loss with a weak proximal term exactly (eq. 12 of Local-GD).
 
-    Newton's method solves ``ln b = level - A w - A A' b``. The error is the largest residual of this equation, relative
-    to its largest right-hand side.
+    Newton's method solves ``ln b = level - A w - A A' b``. The function returns b and its error, the largest residual
+    of this equation, relative to its largest right-hand side.
 
     Args:
         gram, across, mask: ``A A'`` [n, n], ``A w`` [n] and the rows that are examples [n], as in the module.
@@ -182,7 +182,8 @@ def weak(gram: Gram, across: Vector, mask: Mask, parameters: tuple[Array, ...]) 
 def descended(gram: Gram, across: Vector, mask: Mask, parameters: tuple[Array, ...]) -> tuple[Vector, Float[Array, ""]]:
     """Minimises a node's exponential loss with a proximal term by gradient steps from b = 0.
 
-    These are eq. (12) and algorithm 2 of Local-GD. The returned error is 0, or NaN if the steps diverge.
+    These are eq. (12) and algorithm 2 of Local-GD. The function returns b, and an error of 0, or NaN if the steps
+    diverge.
 
     Args:
         gram, across, mask: ``A A'`` [n, n], ``A w`` [n] and the rows that are examples [n], as in the module.
@@ -252,7 +253,7 @@ def _interior_point(g: Gram, h: Vector) -> tuple[Vector, Vector]:
         factor = jax.scipy.linalg.cho_factor(g + jnp.diag(z / b + RIDGE), lower=True)
 
         def direction(product: Array) -> tuple[Array, Array]:
-            """Computes the changes of b and z that lead to ``slope = z`` and ``b z = product``, both to first order."""
+            """Computes the changes of b and z after which ``g b - h = z`` and, to first order, ``b z = product``."""
             db = jax.scipy.linalg.cho_solve(factor, -off + product / b - z)
             return db, (product - z * db) / b - z
 

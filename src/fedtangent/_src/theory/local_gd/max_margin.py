@@ -224,7 +224,7 @@ def parallel_projections(
         num_rounds: Number R of rounds.
         alpha: None, or one number from 0 to 1 for each round, for example from ``halpern``.
         start: Initial model w^0, zeros by default.
-        weights: Weights p_i, "uniform" (as in Local-GD), "examples", or N numbers.
+        weights: Weights p_i, "uniform" (as in Local-GD), "examples" (in proportion to a node's examples), or N numbers.
 
     Raises:
         ValueError: A set is empty, or too thin for float64 to find the point; ``alpha`` or another argument has a wrong
@@ -250,7 +250,8 @@ def exponential_models(
     """Computes Local-GD's global model after every round under the exponential loss, [R + 1, d] float64.
 
     Node i minimises ``sum_j exp(-y_ij x_ij' w) + lambda / 2 |w - w^k|^2`` (eq. 12 of Local-GD), exactly or by gradient
-    steps. The minimum is ``w^k + A' b`` with ``b = exp(-A w) / lambda``; Newton's method finds ln b.
+    steps. The minimum is ``w^k + A' b`` with ``b = exp(-A w) / lambda``; A has the node's examples times their labels,
+    and Newton's method finds ln b.
 
     Args:
         sets, num_rounds, alpha, start, weights: As for ``parallel_projections``.

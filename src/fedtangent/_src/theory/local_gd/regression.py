@@ -56,7 +56,8 @@ def local_regression(
         learning_rate, local_steps: Step size eta and number L of steps of every node. Without both, local work goes on
             until convergence, as in eq. (4) of Local-GD; a node whose X_i has not full rank then takes the
             pseudo-inverse (see ``deficient``).
-        weights: Weights of the nodes in the mean, "uniform" (as in Local-GD), "examples", or N numbers.
+        weights: Weights of the nodes in the mean, "uniform" (as in Local-GD), "examples" (in proportion to a node's
+        examples), or N numbers.
         loss: "squared_error", ``1/(2 n_i) |y_i - X_i w|^2``; or "squared_error_sum", without 1 / n_i (erratum
             `local_gd.loss`).
 

@@ -61,7 +61,8 @@ class TwoLayerStart(NamedTuple):
     Attributes:
         width: Number n of neurons.
         covariance: Covariance of a neuron's weights, [d, d]; or a number times the identity.
-        kernel: Tangent kernel at the start, to compare with Lemma 4's bound; None for no comparison.
+        kernel: Tangent kernel at the start, to compare with the bound of Lemma 4 (``sampling_bound``); None for no
+        comparison.
     """
 
     width: int
@@ -149,7 +150,7 @@ class NtkTheorem:
 
         Args:
             steps: Numbers of steps or rounds; the result has their shape.
-            eigenvalue: Number that replaces lambda, for a negative control.
+            eigenvalue: Number that replaces lambda, the kernel's least eigenvalue, for a negative control.
         """
         times, fall = np.asarray(steps, np.float64), self._fall(eigenvalue)
         with np.errstate(divide="ignore", invalid="ignore"):  # keeps the digits of a small fall
@@ -157,7 +158,7 @@ class NtkTheorem:
         return np.asarray(self.constants.residual**2 * decay)
 
     def proof_factor(self) -> float:
-        """Computes the factor of the squared residual that the proof allows in a step (51) or round (76 of NTK-FL)."""
+        """Computes the factor of the squared residual by NTK-FL's proof, in a step (eq. 51) or a round (eq. 76)."""
         c = self.constants
         growth = _growth(c)
         drift = 2 * drift_bound(self.radius, c.alpha, c.delta, c.width, c.num_examples) / c.num_examples
@@ -177,8 +178,8 @@ def ntk_evolution(kernels: KernelBlocks, step: float, time: int) -> Float[AnyArr
 
     Args:
         kernels: Kernel blocks of n training and m test points.
-        step: s, on ``1/2 |f - y|^2`` (eta / (N C) for the loss averaged over examples and outputs), at most 2 /
-            lambda_max.
+        step: Step size s on ``1/2 |f - y|^2`` (eta / (N C) for the loss averaged over examples and outputs), at most
+            ``2 / lambda_max`` with Theta's largest eigenvalue lambda_max.
         time: Number t >= 0 of steps.
 
     Returns:
@@ -199,14 +200,14 @@ def ntk_evolved(
 ) -> Float64[np.ndarray, "T n C"]:
     """Computes coefficients a_t of ``f_t(x) = f_0(x) - Theta(x, X) a_t`` after t steps of NTK-FL's server.
 
-    The functions equal ``ntk_evolution``'s, without its matrix [m, n]: each step,
+    The functions are the same as with ``ntk_evolution``, but no matrix B_t [m, n] is built. Each step,
     ``a_{t+1} = a_t + s (f_0(X) - Y - Theta a_t)``, is one product with the kernel of the training points. The functions
     at the test points change by ``-kernels.at_test(a_t)``.
 
     Args:
         kernels: Kernel blocks, or a large kernel, of n training points.
         residual: f_0(X) - Y, [n, C].
-        step: s, as in ``ntk_evolution``.
+        step: Step size s, as in ``ntk_evolution``.
         times: Numbers of steps t, increasing.
 
     Returns:
@@ -277,7 +278,7 @@ def ntk_theorem_1(
 ) -> NtkTheorem:
     """Computes how fast the squared residual decays by NTK-FL's Theorem 1, and checks the theorem's assumptions.
 
-    Runs on the host in NumPy float64 at a cost of O(N^3).
+    The function runs on the host in NumPy float64 at a cost of O(N^3).
 
     Args:
         x: Pooled inputs [N, d].
@@ -315,7 +316,8 @@ def ntk_theorem_2(
         x, residual, network, delta: As for ``ntk_theorem_1``.
         partition: Examples of each client; every example belongs to exactly one client.
         learning_rate: eta of the theorem. A local step is ``eta / N`` times the sum over the client's examples, so that
-            FedAvg on the client's mean loss with step s has ``eta = s N / N_m``.
+            FedAvg on the client's mean loss with step s has ``eta = s N / N_m``, with N_m of the N examples at the
+            client.
         local_steps: Number tau of local steps.
         radius: R, the largest distance that a neuron moved, including local steps; by default a bound of it.
     """

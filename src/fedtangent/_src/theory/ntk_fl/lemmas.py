@@ -106,8 +106,8 @@ def drift_bound(
         delta: Probability with which the bound may fail.
         width, num_examples: Number n of neurons and number N of examples.
         form: "printed", the paper's lemma: ``2 sqrt(2 / pi) N R / (delta alpha)``. "union": N times that, by Markov's
-            inequality for the sum over entries. "concentration": ``2 N / n`` times Lemma 1's bound, because an entry of
-            the kernel changes by at most ``(|S_i| + |S_j|) / n``, S_i the neurons that switch at example i.
+            inequality for the sum over entries. "concentration": ``2 N / n`` times ``undecided_bound``, because an
+            entry of the kernel changes by at most ``(|S_i| + |S_j|) / n``, S_i the neurons that switch at example i.
     """
     _check_lemma(radius, alpha, delta, width, num_examples, form)
     return 2 * num_examples * undecided_bound(radius, alpha, delta, width, num_examples, form) / width
@@ -153,9 +153,9 @@ def weight_gap_bound(
     alpha: float = 1.0,
     delta: float = 0.05,
 ) -> Float64[np.ndarray, "times"]:
-    """Bounds the distance of NTK-FL's weights from gradient descent's after 0 to T steps (NTK-FL, Lemma 2).
+    """Bounds the distance between the weights of NTK-FL and of gradient descent after 0 to T steps, [T + 1].
 
-    The distance is the sum of the absolute differences of all weights.
+    Source: Lemma 2 of NTK-FL. The distance is the sum of the absolute differences of all weights.
 
     Args:
         gamma: Numbers [T] above ``|f_u(x_i) - y_i|`` for every i, u = 0 .. T - 1.
@@ -174,10 +174,10 @@ def weight_gap_bound(
 def switched_bound(
     gamma: ArrayLike, switched: ArrayLike, *, learning_rate: float, width: int, input_size: int, num_examples: int
 ) -> Float64[np.ndarray, "times"]:
-    """Bounds the distance of NTK-FL's weights from gradient descent's after 0 to T steps, [T + 1] (NTK-FL, eq. 25d).
+    """Bounds the distance between the weights of NTK-FL and of gradient descent after 0 to T steps, [T + 1].
 
-    It is Lemma 2 with the neurons that did switch in place of Lemma 1's bound of their number:
-    ``eta sqrt(d) / (N sqrt(n)) sum_{u=1}^{t-1} gamma_u sum_i |S_i(u)|``, S_i(u) being the neurons whose ReLU is
+    Source: eq. (25d) of NTK-FL. It is Lemma 2 with the neurons that did switch in place of Lemma 1's bound of their
+    number: ``eta sqrt(d) / (N sqrt(n)) sum_{u=1}^{t-1} gamma_u sum_i |S_i(u)|``, S_i(u) being the neurons whose ReLU is
     switched at example i and step u against the start.
 
     Args:
@@ -195,7 +195,7 @@ def switched_bound(
 def residual_part(
     apart: ArrayLike, *, learning_rate: float, width: int, input_size: int, num_examples: int
 ) -> Float64[np.ndarray, "times"]:
-    """Bounds the part of ``weight_gap_bound``'s distance that Lemma 2 of NTK-FL leaves out, [T + 1].
+    """Bounds the part of the distance in ``weight_gap_bound`` that Lemma 2 of NTK-FL leaves out, [T + 1].
 
     It is ``eta sqrt(n d) / N |sum_{u<t} (r_u - r~_u)|_1``, from residuals r_u of the network and r~_u of its
     linearisation.
@@ -222,7 +222,7 @@ def figure_bound(gamma: ArrayLike) -> Float64[np.ndarray, "times"]:
 
 
 def _per_step(learning_rate: float, width: int, input_size: int) -> float:
-    """Computes ``eta sqrt(d / n)``, the factor of Lemma 2's bounds from step size, width and input dimension."""
+    """Computes ``eta sqrt(d / n)``, the factor of the bounds of NTK-FL's Lemma 2, for input dimension d and width n."""
     number("learning_rate", learning_rate, above=0)
     number("width", width, above=0)
     number("input_size", input_size, above=0)
