@@ -251,7 +251,7 @@ DEFAULT = TopologySettings()
 SMALL = with_changes(
     DEFAULT,
     "num_clients=9 num_rounds=6 tuning_rounds=3 width=50 local_steps=20 learning_rates=0.1,0.3,1.0",
-    "tangent_rates=0.1,0.3 times=100,400,1400 num_train=270 num_validation=100",
+    "times=100,400,1400 num_train=270 num_validation=100",
 )
 SCALES = {"digits": by_scale(SMALL, DEFAULT)}
 ENTRIES = (experiment(__name__, run, SCALES, ("thompson2025",), check=_check, least_seeds=2),)
