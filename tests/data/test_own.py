@@ -110,7 +110,7 @@ BAD = {
         "users_test: got <U1, must be of one kind with users, int64",
     ),
     "half a test": ({"x": X, "y": Y, "x_test": X}, "must have x_test and y_test, or neither"),
-    "users of a test only": ({"x": X, "y": Y, "x_test": X, "y_test": Y, "users_test": Y}, "must have x_test"),
+    "users of a test only": ({"x": X, "y": Y, "x_test": X, "y_test": Y, "users_test": Y}, "must have users and x_test"),
     "users short": ({"x": X, "y": Y, "users": Y[:-1]}, r"users: got int64 \(19,\) .* one an example"),
     "other shapes": (
         {"x": X, "y": Y, "x_test": X[:, :2], "y_test": Y},

@@ -416,7 +416,7 @@ def test_what_a_broadcast_holds_besides_the_parameters_is_charged_again() -> Non
         (lambda: ft.local_only(two_layer(), WORST, 0.1), "polls clients about the global models, but local_only"),
         (
             lambda: ft.scaffold(two_layer(), ft.schedules.gradient_norm_sampling(6, 2), 0.1),
-            "schedule: has inverse probabilities as weights, but scaffold has a special server",
+            "which the server of scaffold cannot use: choose another schedule",
         ),
         (
             lambda: ft.ntk_fl(two_layer(), ft.schedules.gradient_norm_sampling(6, 2), 0.1),

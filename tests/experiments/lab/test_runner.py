@@ -197,7 +197,7 @@ REFUSED = [
         "reference_rounds: got 2, must be num_rounds, ",
     ),
     ("ntk_fl.fig5", "digits", "methods=fed_avg", "methods: got fed_avg, must include ntk_fl"),
-    ("ntk_fl.fig6", "digits", "dimensions=8,65", "projected: got 65, larger than the 64 inputs"),
+    ("ntk_fl.fig6", "digits", "dimensions=8,65", "projected: got 65, must be at most 64"),
     ("ntk_fl.table1", "digits", "methods=fed_avg", "methods: got fed_avg, must have fed_avg and one of "),
     ("ntk_fl.fig8", "digits", "activation=erf", "activation: got 'erf', allowed for lenet are sigmoid, relu"),
     ("ntk_fl.fig8", "digits", "num_images=1000", "at most 359"),

@@ -209,7 +209,7 @@ def test_projection_is_one_matrix_for_all() -> None:
     matrix = np.linalg.lstsq(np.asarray(held.data.x), np.asarray(small.data.x), rcond=None)[0]
     test = held.splits["test"].x
     np.testing.assert_allclose(np.asarray(test) @ matrix, small.splits["test"].x, atol=1e-3)
-    with pytest.raises(ValueError, match="projected: got 65, larger than the 64 inputs"):
+    with pytest.raises(ValueError, match="projected: got 65, must be at most 64"):
         projected(held, 65)
 
 

@@ -204,7 +204,8 @@ class Forecast(NamedTuple):
         best: Curve at the best rate; at the run's rate if none was searched.
         rates: Result of the search for rates; None without a search.
         uplink_bytes, downlink_bytes: Bytes from the start to each evaluated round.
-        limit: Test metrics after infinitely many rounds, only for a run that misses its target; None if unknown.
+        limit: Test metrics of the mean of the models after infinitely many rounds, if there is a target that ``best``
+            does not reach; else None, as for a limit that theory does not know.
         fastest: Curve at the tried rate that reaches the target in the fewest rounds; None without one.
     """
 

@@ -195,9 +195,10 @@ class Source(NamedTuple):
 def source(
     of: Federation, path: Path, change: Float64[np.ndarray, "q q"], begin: int, end: int, travelled: float
 ) -> Source:
-    """Computes the gap that the kernel's change in one interval between evaluations adds, to first order.
+    """Computes to first order what the kernel's change in rounds ``begin`` to ``end`` adds to the prediction's error.
 
-    ``residual_ledger`` explains how these gaps enter the tolerance.
+    The error is the distance between the network's outputs and the predicted ones. ``residual_ledger`` explains how
+    these contributions enter the tolerance.
 
     Args:
         of: Targets, clients, cohorts and rule of the run.

@@ -172,7 +172,7 @@ def _described(begin: bytes, size: int, name: str) -> Header:
         raise ValueError(f"{name} holds Python objects, must be numbers or strings")
     num_bytes = size - file.tell()
     if min(shape, default=0) < 0 or dtype.itemsize == 0 or math.prod(shape) * dtype.itemsize != num_bytes:
-        raise ValueError(f"{name} says that it is {dtype} {shape}, and has {num_bytes} bytes")
+        raise ValueError(f"{name} is damaged: it has {num_bytes} bytes after a header for {dtype} {shape}")
     return Header(shape, dtype)
 
 

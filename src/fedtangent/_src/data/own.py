@@ -163,10 +163,10 @@ def _load(name: str, path: Path, options: OwnOptions, data_dir: Path | None, see
     unknown = arrays.keys() - {key + end for key in KEYS for end in SPLITS.values()}
     if unknown:
         raise ValueError(f"dataset: {name} has {', '.join(sorted(unknown))}, allowed are x, y, users, and with _test")
-    if ("x_test" in arrays) != ("y_test" in arrays) or (
-        "users_test" in arrays and not {"users", "x_test"} <= arrays.keys()
-    ):
+    if ("x_test" in arrays) != ("y_test" in arrays):
         raise ValueError(f"dataset: {name} has {', '.join(arrays)}, must have x_test and y_test, or neither")
+    if "users_test" in arrays and not {"users", "x_test"} <= arrays.keys():
+        raise ValueError(f"dataset: {name} has {', '.join(arrays)}, must have users and x_test beside users_test")
     first_x, num_users = arrays["x"], len(np.unique(arrays.get("users", ())))
     kind = _kind(name, first_x, options.input_kind)
     for end in SPLITS.values():

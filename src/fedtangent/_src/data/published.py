@@ -77,9 +77,10 @@ def files_of(dataset: str) -> dict[str, PublishedFile]:
 
 
 def located(published: Published, directory: Path) -> tuple[dict[str, Path], list[str]]:
-    """Finds the original files of a data set in the user's folder or in its subfolders whose names begin with ``stem``.
+    """Finds the original files of a data set in the user's folder, or in subfolders that are named after the data set.
 
-    A file that may also be unpacked is found without ``.gz`` too.
+    The names of these subfolders begin with ``published.stem``, or with the data set's name if that is empty. A
+    file that may also be unpacked is found without ``.gz`` too.
 
     Args:
         published: The data set.

@@ -182,7 +182,7 @@ def _at_server(described: Description, loaded: data.Dataset, clients: Partition)
     if "shared" in how.entry.needs:
         share = checks.number("shared_fraction", how.options.shared_fraction, above=0, below=1)
         if loaded.num_classes == 0:
-            raise ValueError(f"dataset: got {loaded.name!r}, must have classes, by which {how.entry.name} draws")
+            raise ValueError(f"dataset: got {loaded.name!r}, must be a classification data set")
         number = max(1, round(share * len(loaded.x_train)))
         shared = sharing.class_balanced(loaded.y_train, number, run.seed, "shared_fraction")
         return sharing.with_shared(clients, shared), {"shared": shared}

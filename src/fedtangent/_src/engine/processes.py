@@ -87,8 +87,8 @@ def start(coordinator: str | None = None, num_processes: int | None = None, proc
         raise ValueError(f"distributed: cannot start: {error}") from error
 
 
-def use_cores(number: int = 0) -> None:
-    """Makes ``number`` cores (0: all that this process may use) separate devices if there is no accelerator.
+def use_cores(host_devices: int = 0) -> None:
+    """Makes ``host_devices`` cores (0: all that this process may use) separate devices if there is no accelerator.
 
     XLA runs a small network on one core; as devices, several cores train different clients (``sharded``). The function
     does nothing if a device was already used, or if XLA_FLAGS sets a number of host devices.
@@ -97,12 +97,12 @@ def use_cores(number: int = 0) -> None:
         ValueError: A negative number, or more than there are cores.
     """
     cores = usable_cores()
-    if not 0 <= number <= cores:
-        raise ValueError(f"host_devices: got {number}, must be from 0 (all) to {cores}, the cores of this machine")
+    if not 0 <= host_devices <= cores:
+        raise ValueError(f"host_devices: got {host_devices}, must be from 0 (all) to {cores}, the usable cores")
     if "xla_force_host_platform_device_count" in os.environ.get("XLA_FLAGS", ""):
         return
     try:
-        jax.config.update("jax_num_cpu_devices", number or cores)
+        jax.config.update("jax_num_cpu_devices", host_devices or cores)
     except RuntimeError:  # devices are in use already
         return
 

@@ -175,10 +175,10 @@ def calibration_error(bins: Reliability) -> Float[Array, ""]:
 def expected_calibration_error(
     members: Float[AnyArray, "K n C"], labels: Int[AnyArray, "n"], num_bins: int = 15
 ) -> Float[Array, ""]:
-    """Computes the expected calibration error (ECE), [], from 0 to 1 (Guo et al., 2017, equation 3).
+    """Computes an ensemble's expected calibration error (ECE), [], from 0 to 1 (Guo et al., 2017, equation 3).
 
-    With n examples a perfectly calibrated ensemble has a positive ECE, of the order of ``sqrt(B / n)``: compare ECEs at
-    equal n and B.
+    The mean of the K models' class probabilities is judged. With n examples a perfectly calibrated ensemble has a
+    positive ECE, of the order of ``sqrt(B / n)``: compare ECEs at equal n and B.
 
     Args:
         members: Logits [K, n, C].

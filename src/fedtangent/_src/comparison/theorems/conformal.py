@@ -110,13 +110,13 @@ def _trained(
 
 
 def sine_pool(seed: int) -> tuple[Pool, Float64[np.ndarray, "n 1"]]:
-    """Trains an ensemble on noisy sine data, and draws a pool of new examples of every client.
+    """Trains an ensemble on noisy sine data, and returns its outputs at new examples of every client.
 
     Args:
         seed: Seed of data and training.
 
     Returns:
-        The pool, and the random noise [n, 1] that its targets contain.
+        The pool (outputs, targets and clients of the new examples), and the random noise [n, 1] in its targets.
     """
     rng, num_clients = np.random.default_rng(seed), len(NOISE)
 

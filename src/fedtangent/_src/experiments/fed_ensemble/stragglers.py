@@ -37,19 +37,22 @@ class Waited(NamedTuple):
     """Times and accuracies of one method on all seeds, for one way to close a round.
 
     Attributes:
+        classes: Classes of each client.
         slowness: How strongly a client's time rises with its mean label.
         way: The way to close a round, such as "the first 100 of 130".
+        entrant: The method.
+        rate: The clients' learning rate.
         seconds: Time of each of R rounds, in units of a client's mean time, [seeds, R].
         accuracy: Test accuracy at the start and after each round, [seeds, R + 1].
     """
 
     classes: int
     slowness: float
-    way: str  # of ``_ways``
+    way: str
     entrant: Entrant
     rate: float
-    seconds: np.ndarray  # [seeds, R] of each round, in units of a client's mean time
-    accuracy: np.ndarray  # [seeds, R + 1] on the test set, after each round
+    seconds: np.ndarray
+    accuracy: np.ndarray
 
 
 def _ways(settings: StragglerSettings) -> dict[str, tuple[int, int]]:
@@ -76,7 +79,7 @@ def check(study: Study) -> None:
     """Raises ``ValueError`` unless ``slowness`` is 0, fewer answers are kept than asked for, and settings are valid."""
     settings = study.settings
     if settings.slowness != 0:
-        raise ValueError(f"slowness: got {settings.slowness:g}, must be 0: this experiment varies slowness by slow")
+        raise ValueError(f"slowness: got {settings.slowness:g}, must be 0: the option slow has its values")
     if not 1 <= settings.keep_first < settings.clients_per_round:
         most = settings.clients_per_round - 1
         raise ValueError(f"keep_first: got {settings.keep_first}, must be from 1 to {most}, fewer than asked")

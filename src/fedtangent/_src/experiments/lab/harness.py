@@ -94,12 +94,13 @@ class Record(NamedTuple):
         metrics: Values [E, ...] by name, such as "test.accuracy".
         sent: Bytes sent until each evaluation, up and down, [E, 2].
         status: 0, or why a round of NTK-FL failed: 1 if every number of steps diverged, 2 without examples, [R].
+        seconds: Wall time of the run.
     """
 
-    rounds: np.ndarray  # [E], from 0
-    metrics: dict[str, np.ndarray]  # "split.score" -> [E, ...]
-    sent: np.ndarray  # [E, 2] int64, bytes sent until then, up and down
-    status: np.ndarray  # [R] int32, of NTK-FL: 0 fine, 1 every candidate diverged, 2 no examples
+    rounds: np.ndarray
+    metrics: dict[str, np.ndarray]
+    sent: np.ndarray
+    status: np.ndarray
     seconds: float
 
     @property

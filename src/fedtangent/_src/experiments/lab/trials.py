@@ -252,7 +252,7 @@ def projected(trial: Trial, dimension: int) -> Trial:
     """
     size = trial.data.x.shape[1]
     if dimension > size:
-        raise ValueError(f"projected: got {dimension}, larger than the {size} inputs, must be at most that")
+        raise ValueError(f"projected: got {dimension}, must be at most {size}, the numbers of an input")
     matrix = ft.data.projection_matrix(size, dimension, trial.seed, dtype=np.float32)
     splits = {part: split._replace(x=jnp.asarray(np.asarray(split.x) @ matrix)) for part, split in trial.splits.items()}
     projected_data = trial.data._replace(x=jnp.asarray(np.asarray(trial.data.x) @ matrix))

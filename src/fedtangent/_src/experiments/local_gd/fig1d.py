@@ -118,7 +118,7 @@ def _classified(settings: ExponentialSettings, problem: Problem, *, simulate: bo
 
 
 def tried(settings: ExponentialSettings, problem: Problem, *, simulate: bool) -> Classified | None:
-    """Computes all models of a classification problem (``Classified``); None if one diverges at this learning rate.
+    """Computes Local-GD, Modified Local-GD, the centralised model and the SVM of a problem; None if a model diverges.
 
     Args:
         settings: Settings.

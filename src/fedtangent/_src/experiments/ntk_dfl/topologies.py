@@ -147,26 +147,22 @@ def measure(algorithm: Algorithm, state: PyTree, splits: EvaluationSets) -> dict
 
 
 class Ends(NamedTuple):
-    """Final accuracy, and rounds and MiB to the target accuracy, of one method on one graph, [seeds] each.
+    """Final accuracy, and rounds and MiB to the target accuracy, of one method on one graph, [seeds] each."""
 
-    If a run never reaches the target, ``rounds`` is one more than all its rounds, and ``mib`` is infinite.
-    ``accuracy`` is of the network of mean weights, ``of_clients`` the mean accuracy of the clients' own models.
-    ``within_bytes`` is the accuracy after as many bytes as gossip averaging sent in all its rounds.
-    """
-
-    accuracy: np.ndarray  # after the last round
-    of_clients: np.ndarray  # mean accuracy of the clients' own models
+    accuracy: np.ndarray  # of the network of mean weights, after the last round
+    of_clients: np.ndarray  # mean accuracy of the clients' own models, after the last round
     rounds: np.ndarray  # to the target; one more than all rounds if never
-    mib: np.ndarray  # until then, infinite if never
-    within_bytes: np.ndarray  # accuracy after as many bytes as gossip averaging sent in all rounds
+    mib: np.ndarray  # MiB sent until then, infinite if never
+    within_bytes: np.ndarray  # accuracy after as many bytes as gossip averaging sent in all its rounds
 
 
 def ends(records: Sequence[Record], others: Sequence[Record], target: float) -> Ends:
-    """Computes final accuracy, and rounds and bytes to the target accuracy, for one method on one graph.
+    """Computes a method's results on one graph: final accuracies, cost of reaching the target, accuracy at equal bytes.
 
     Args:
         records: Runs of this method, one for each seed.
-        others: Runs of gossip averaging on the same graph, for the same seeds.
+        others: Runs of gossip averaging on the same graph, for the same seeds; the bytes that it sends in all its
+            rounds are the budget of ``within_bytes``.
         target: Test accuracy to reach.
     """
     rows = []

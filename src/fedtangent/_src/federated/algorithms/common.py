@@ -188,7 +188,10 @@ def train_and_average(
     instance("averaging", averaging, Averaging)
     instance("schedule", schedule, Schedule)
     if schedule.poll is not None and schedule.poll.inverse_weights and replaced.server is not None:
-        raise ValueError(f"schedule: has inverse probabilities as weights, but {name} has a special server")
+        raise ValueError(
+            "schedule: got one that divides messages by their probabilities (gradient_norm_sampling), "
+            f"which the server of {name} cannot use: choose another schedule"
+        )
     server = _server(name, averaging, replaced.server)
     loss, descent = get_loss(training.loss), local_descent(training)
     train = local_training(training.model, loss, descent, training.work, **replaced.local)

@@ -451,7 +451,11 @@ class _Layout:
         return message
 
     def _parameters(self, function: Recipe) -> list[tuple[str, Record | None]]:
-        """Returns the name of each of the recipe's parameters, with its default if that is a record, else with None."""
+        """Returns those parameters of a recipe that become command-line options: names with default values.
+
+        A default that is no record of options is returned as None. The model, the schedule, ``base``, ``**options`` and
+        the parameters for Python users only are left out.
+        """
         parameters = [p for p in _parameters_of(function).values() if p.name not in ("model", "schedule")]
         return [
             (p.name, p.default if isinstance(p.default, Record) else None)
@@ -594,7 +598,7 @@ def entry_of_function(name: str, function: Recipe) -> AlgorithmEntry:
 
 
 def _take_optimizer(name: str, arguments: dict[str, Any]) -> None:
-    """Replaces the learning rate in a recipe's ``arguments`` by an optax optimiser at this rate.
+    """Replaces an optimiser's name and the learning rate in a recipe's ``arguments`` by an optax optimiser.
 
     ``name`` is "client_optimizer" or "optimizer". ``arguments[name]`` is the name of an optimiser, such as "adam",
     which the optimiser replaces. For "sgd" the rate stays, and ``arguments[name]`` is removed.

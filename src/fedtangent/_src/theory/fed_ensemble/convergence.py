@@ -331,13 +331,13 @@ def linearisation_gap(
 def gap_from_drift(
     progress: ArrayLike, drift: float, r0: float, lambda_min: float, examples_per_round: float
 ) -> Float64[np.ndarray, "..."]:
-    """Bounds the distance between the residuals of a network and of its linearisation by the change of the kernel.
+    """Bounds the distance between the residuals of a network and of its linearisation at the times ``progress``.
 
-    The bound holds to first order in the step. With Theta_s the kernel and g_s the network's residual at time s, g_lin
-    the residual of the linearisation, and ``t = progress / nbar`` the whole time,
-    ``g_lin - g = int_0^t e^{-Theta_0 (t - s)} (Theta_s - Theta_0) g_s ds`` (the identity that opens section 9.4 of
-    FE-2021, over an age). With lambda for ``lambda_min``, ``||g_s|| <= R_0 e^{-lambda s}`` bounds it by
-    ``R_0 drift t e^{-lambda t}``, which is largest at ``t = 1 / lambda``: ``R_0 drift / (e lambda)``.
+    The bound grows with the change of the kernel, and holds to first order in the step. With Theta_s the kernel and
+    g_s the network's residual at time s, g_lin the residual of the linearisation, and ``t = progress / nbar`` the
+    whole time, ``g_lin - g = int_0^t e^{-Theta_0 (t - s)} (Theta_s - Theta_0) g_s ds`` (the identity that opens
+    section 9.4 of FE-2021, over an age). With lambda for ``lambda_min``, ``||g_s|| <= R_0 e^{-lambda s}`` bounds it
+    by ``R_0 drift t e^{-lambda t}``, which is largest at ``t = 1 / lambda``: ``R_0 drift / (e lambda)``.
 
     Args:
         progress: Sum of eta_0 tau (step size times local steps) over the rounds in which a client has trained the
