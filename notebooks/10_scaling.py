@@ -59,9 +59,9 @@ ax.set_xlabel("client updates a second")
 plt.show()
 
 # %% [markdown]
-# Dividing so little work among devices gains next to nothing. `auto` measures the mappings only for runs of more than a
-# few seconds. This run is shorter, so its bar is that of the default mapping, lowered by the hundredths of a second in
-# which `auto` looks at the round.
+# Dividing so little work among devices gains next to nothing. `auto` measures all mappings only for runs of 20 s or
+# more. This run is shorter, so its bar is that of the default mapping, lowered by the hundredths of a second in which
+# `auto` looks at the round.
 #
 # ## They are one run, to rounding
 
