@@ -19,8 +19,8 @@
 #
 # 1. trains such networks on fifty clients that each hold two points of a noisy sine,
 # 2. computes what theory predicts for the very same clients, schedule, step size and initialisation: the *federated
-#    kernel flow*, exact at every round, which needs no limit,
-# 3. moves networks from the same initialisations by NTK-FL's kernel evolution instead, and
+#    kernel flow*, which holds at every round, not only after many,
+# 3. trains networks from the same initialisations by NTK-FL instead, and
 # 4. asks whether they agree, and by how much.
 
 # %%
@@ -106,8 +106,8 @@ start, trained = np.stack(start, 1), np.stack(trained, 1)  # [K, draws, n + m, 1
 # %% [markdown]
 # ## NTK-FL from the same initialisations
 #
-# One round: clients send Jacobians, the server evolves the kernel of the pooled data and picks the number of steps by
-# training loss. (The simulator never forms the Jacobians; the ledger is charged for them all the same.)
+# One round: clients send Jacobians; the server trains the model with the kernel of the pooled data, and picks the
+# number of steps by training loss. (The simulator never forms the Jacobians, but counts their bytes.)
 
 # %%
 ntk_fl = ft.ntk_fl(
@@ -166,8 +166,8 @@ print(f"variance over networks / predicted: {variance_ratio.mean():.3f}")
 
 # %% [markdown]
 # A negative control: the flow of a federation from which one client is missing, the one whose absence changes the
-# prediction most. The networks must be farther from it than from the right one, and they are. (A client of two points
-# is little: the two errors are of one size. Wider networks tell them apart more clearly.)
+# prediction most. The networks must be farther from it than from the right one, and they are. (One client of two points
+# changes little, so the two errors are close. Wider networks tell them apart more clearly.)
 
 
 # %%

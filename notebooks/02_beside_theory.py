@@ -18,7 +18,8 @@
 #
 # `ft.simulate`, `ft.predict` and `ft.compare` take the same algorithm, data and clients. `compare` trains networks of
 # several widths, and the federated kernel flow predicts the same run, with its cohorts, its minibatches and each
-# network's own initial function, without training anything. What is left between the two is what a finite width does.
+# network's own initial function, without training anything. The difference that remains is the effect of the finite
+# width.
 
 # %%
 import matplotlib.pyplot as plt
@@ -29,9 +30,9 @@ import fedtangent as ft
 ft.enable_x64()
 
 # %% [markdown]
-# ## Data of one's own
+# ## Your own data
 #
-# Two classes that no line parts, on six clients of unequal label shares.
+# Two classes that no linear classifier separates, on six clients with unequal label shares.
 
 # %%
 rng = np.random.default_rng(0)
@@ -44,8 +45,7 @@ print(clients)
 # %% [markdown]
 # ## The comparison
 #
-# FedProx, of which every client takes part in every round. `widths` and `draws` say which networks are trained, and how
-# many of each.
+# FedProx, with all clients in every round. `widths` and `draws` say which networks are trained, and how many of each.
 
 # %%
 WIDTHS = (64, 256, 1024)
@@ -56,7 +56,7 @@ for gap, width in zip(found.gaps, WIDTHS, strict=True):
     print(f"width {width:4d}: relative error to the flow after the last round {gap.error[-1].mean():.3f}")
 
 # %% [markdown]
-# The learning curve of the widest networks, and dashed what theory predicts for them, each from its own start:
+# The learning curve of the widest networks, and dashed the prediction for them, each from its own start:
 
 # %%
 found.history
@@ -64,10 +64,10 @@ found.history
 # %% [markdown]
 # ## Verdicts, each with a wrong theory
 #
-# A verdict compares a measured number, in brackets the interval that it leaves open, with a predicted one and its
-# margin: it holds if the whole interval lies within the margin. Beside it stands a theory that is wrong on purpose, put
-# through the same check: where that passes too, nothing is shown. With fewer networks the intervals would be too long
-# and the verdicts undecided: sixty of each width take a minute or two, most of it to compile.
+# A verdict compares a measured number, with its interval in brackets, with the predicted number and its margin: it
+# holds if the whole interval lies within the margin. A theory that is wrong on purpose is put through the same check:
+# if it passes too, the verdict shows nothing. With fewer networks the intervals would be too long and the verdicts
+# undecided: sixty of each width take a minute or two, most of it to compile.
 
 # %%
 for verdict in found.verdicts:
@@ -99,8 +99,8 @@ plt.show()
 # %% [markdown]
 # ## Theory alone
 #
-# What a run will do is known before it: its learning curve, the largest stable rate, the best one. Nothing is trained
-# here.
+# Theory predicts a run before it starts: its learning curve, the largest stable rate and the best rate. No network is
+# trained here.
 
 # %%
 forecast = ft.predict(fed_prox, data, clients, num_rounds=10, seed=0)
@@ -114,8 +114,9 @@ forecast.history
 # %% [markdown]
 # ## To play with
 #
-# How wide must a network be to end within `WITHIN` of theory? The line through the errors above says so; beyond the
-# widths that were trained it is a guess. `RATE`, `MU` and `STEPS` are of another run, which theory predicts.
+# How wide must a network be to end within `WITHIN` of theory? The line through the errors above gives the answer, a
+# guess beyond the widths that were trained. `RATE`, `MU` and `STEPS` are settings of another run, which theory
+# predicts.
 
 # %%
 WITHIN = 0.02

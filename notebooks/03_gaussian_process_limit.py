@@ -14,11 +14,11 @@
 # %% [markdown]
 # # How many models does an ensemble need?
 #
-# The error of an ensemble's mean falls as 1 / K, and theory says from where.
+# The error of an ensemble's mean falls as 1 / K, and theory says from which value.
 #
 # Theorem 2 of Fed-ensemble: wide networks that are trained long enough are independent draws of a Gaussian process,
 # with mean $m(x) = \Theta(x, X) \Theta^{-1} Y$ and a covariance $k$ that the kernels give. An ensemble of $K$ of them
-# estimates the mean with a variance of $k(x, x) / K$ (Corollary 1), and says by its spread how little the data tell.
+# estimates the mean with a variance of $k(x, x) / K$ (Corollary 1), and its spread says how uncertain a prediction is.
 
 # %%
 import jax.numpy as jnp
@@ -32,7 +32,7 @@ ft.enable_x64()
 # %% [markdown]
 # ## A problem whose kernel can be inverted
 #
-# A linear model of radial basis functions is exactly the kernel regime: its flow and its limit hold to rounding.
+# A linear model of radial basis functions is exactly in the kernel regime: its flow and its limit hold to rounding.
 
 # %%
 rng = np.random.default_rng(1)
@@ -72,8 +72,8 @@ plt.show()
 # %% [markdown]
 # ## Do they scatter as the limit says?
 #
-# The mean over points of (trained - mean)^2 / k(x, x) has to be one, within two of the standard errors shown.
-# With the variance of the networks at the start in place of k(x, x), which is a wrong theory, it is another number.
+# The mean over points of (trained - mean)^2 / k(x, x) has to be one, within two of the standard errors shown. The
+# negative control divides by the variance of the networks at the start in place of k(x, x), and gives another number.
 
 # %%
 inside = deviation > 1e-3
@@ -104,11 +104,11 @@ plt.show()
 # %% [markdown]
 # ## Where the limit is not reached
 #
-# Networks with a kernel that is singular to rounding never get there in a run of finite length. `Flow` says where
-# they are instead: exact at every round, without an inverse (notebooks 01 and 04). `ft.theory.gp_limit` adds to such a
-# kernel the least jitter with which it can be inverted, and reports it (`limit.jitter`); it refuses one that needs
-# more than `max_relative_jitter`. Below, the kernel of a smooth network at 32 points of an interval: its condition
-# number is beyond what float64 holds, so it takes jitter, and without any it is refused.
+# Networks with a kernel that is singular to rounding never get there in a run of finite length. `Flow` says where they
+# are instead: exact at every round, without an inverse (notebooks 01 and 04). `ft.theory.gp_limit` adds to such a
+# kernel the least jitter with which it can be inverted, and reports it (`limit.jitter`); it refuses one that needs more
+# than `max_relative_jitter`. The example is the kernel of a smooth network at 32 points of an interval: its condition
+# number is beyond what float64 resolves, so it needs jitter, and is refused without any.
 
 # %%
 x, x_test = np.linspace(-1, 1, 32)[:, None], np.linspace(-1.3, 1.3, 80)[:, None]
@@ -124,8 +124,8 @@ except ft.kernels.SingularKernelError as error:
 # %% [markdown]
 # ## To play with
 #
-# Where must the next example lie? `POINT` is added to the sixteen of the first problem (its value is not needed), and
-# `MODELS` is how many models are averaged: the standard deviation of their mean, before and after.
+# Where should the next example lie? `POINT` is added to the sixteen examples of the first problem (its target is not
+# needed), and `MODELS` models are averaged. The figure has the standard deviation of their mean, before and after.
 
 # %%
 POINT, MODELS = 1.2, 5

@@ -81,7 +81,7 @@ show({f"local steps: {steps}": losses(steps=steps) for steps in (1, 5, 20, 100)}
 # %% [markdown]
 # ## Participation
 #
-# With few clients a round the curve is that of one drawn schedule: theory follows the very cohorts.
+# With few clients a round the curve depends on the cohorts that were drawn: theory follows exactly these.
 
 # %%
 show({f"{per_round} of 6 clients": losses(per_round=per_round) for per_round in (1, 2, 4, 6)}, "FedAvg: participation")
@@ -89,8 +89,8 @@ show({f"{per_round} of 6 clients": losses(per_round=per_round) for per_round in 
 # %% [markdown]
 # ## Corrections
 #
-# SCAFFOLD takes the drift out that local steps bring. The best rate of each is found through the flow itself, which
-# is differentiable.
+# SCAFFOLD takes out the client drift that local steps bring. The best rate of each algorithm is found through the flow
+# itself, which is differentiable.
 
 # %%
 clients = ft.partition.dirichlet(parts, num_clients=6, alpha=0.1, seed=0)
@@ -110,8 +110,8 @@ for name in ("fed_avg", "scaffold"):
 # ## Which rate is stable?
 #
 # Above the largest stable rate a mode of the residual grows from round to round. With one local step a round is a step
-# on the mean of all losses. With many, every client's own steps have to be stable, and clients are curved more steeply
-# than their mean.
+# on the mean of all losses. With many, every client's own steps have to be stable, and some client's loss is curved
+# more steeply than the mean.
 
 # %%
 for steps in (1, 5, 20, 100):

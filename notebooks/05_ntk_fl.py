@@ -14,10 +14,10 @@
 # %% [markdown]
 # # Is a round of Jacobians worth its bytes, and what does it give away?
 #
-# NTK-FL's clients send the Jacobian of the network at every example; the server evolves the tangent kernel of the
-# pooled data, and so takes many steps of gradient descent in one round. It pays in bytes: CP-NTK-FL sends fewer rows
-# and sparse Jacobians, shuffled, and can project the inputs (not done here). What can still be read from these messages
-# is asked at the end.
+# NTK-FL's clients send the Jacobian of the network at every example; the server trains the model with the tangent
+# kernel of the pooled data, and so takes many steps of gradient descent in one round. It pays in bytes: CP-NTK-FL sends
+# fewer rows and sparse Jacobians, shuffled, and can project the inputs (not done here). The second half shows what can
+# still be read from these messages.
 
 # %%
 import jax
@@ -85,8 +85,8 @@ for name, (accuracy, mib) in curves.items():
 #
 # ## What is read from a message
 #
-# A dense first layer is read in closed form: the gradient of its weights is an outer product with the input. Sparsity
-# does not hide it.
+# The input of a dense first layer is read in closed form: the gradient of its weights is an outer product with the
+# input. Sparsity does not hide it.
 
 # %%
 image = digits.x_test[:1]

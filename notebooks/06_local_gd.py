@@ -17,7 +17,7 @@
 # A linear model with more dimensions than examples has many solutions. Which one does federated training find? For
 # regression every round is known in closed form: the global model tends to the centralised minimum-norm solution. For
 # separable classification a round is a projection onto every node's feasible set: plain averaging ends somewhere in
-# their intersection, and drawn back to the start at the right pace it ends at the support vector machine.
+# their intersection; if it is drawn back to the start at the right pace, it ends at the support vector machine.
 
 # %%
 import matplotlib.pyplot as plt
@@ -79,8 +79,8 @@ print(ft.theory.local_theorem_1(run))
 # %% [markdown]
 # ## To play with
 #
-# The same in other sizes: regression with `EXAMPLES` on each of `NODES` nodes, in `DIMENSIONS` (more than there are
-# examples). How many rounds are needed, and how does that grow with the number of nodes?
+# The same in other sizes: regression with `EXAMPLES` examples on each of `NODES` nodes, in `DIMENSIONS` dimensions
+# (more than there are examples). How many rounds are needed, and how does that grow with the number of nodes?
 
 # %%
 NODES, EXAMPLES, DIMENSIONS = 5, 20, 400

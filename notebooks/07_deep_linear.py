@@ -14,9 +14,9 @@
 # %% [markdown]
 # # How fast must a deep linear network converge, and how fast does it?
 #
-# FedAvg on a network without activations is the smallest model that is not convex, and whose rate can be proved: the
-# loss decays by a factor rho a round where the network is wide. The theorem's conditions can be looked at on one's
-# own data; the same run at infinite width has a closed form; and the residual of a round parts into four terms.
+# FedAvg on a network without activations is the simplest problem that is not convex and whose rate can be proved: if
+# the network is wide, the loss falls at least by a factor rho a round. The theorem's conditions can be checked on your
+# own data; the same run at infinite width has a closed form; and the residual of a round is a sum of four terms.
 
 # %%
 import matplotlib.pyplot as plt
@@ -76,7 +76,7 @@ ax.legend()
 plt.show()
 
 # %% [markdown]
-# The bound is kept, and not tight: at infinite width a round loses about four times as much.
+# The bound holds, but is not tight: at infinite width a round removes about four times as much of the loss.
 
 # %%
 print(f"of the loss a round leaves {theorem.constants.rate():.4f} (bound), {theorem.linear_rate:.4f} (infinite width)")
@@ -84,8 +84,8 @@ print(f"of the loss a round leaves {theorem.constants.rate():.4f} (bound), {theo
 # %% [markdown]
 # ## The four terms of a round's residual (eq. 17)
 #
-# The linear model's own; that the kernel has moved; that clients have drifted; products of several layers' changes.
-# Each as a share of the whole, at the first round, of one random start for each width.
+# They come from the linear model, the change of the kernel, the drift of clients, and products of several layers'
+# changes. Each is shown as a share of the whole, in the first round, from one random start for each width.
 
 # %%
 for width in (50, 200, 800):

@@ -54,8 +54,8 @@ logits = {
 # %% [markdown]
 # ## Accuracy and calibration, on classes that clients know
 #
-# A point is a bin of predictions, as large as their number. Above the line a model is better than it says: both are,
-# and the ensemble more so, so that its calibration error (ECE) is the larger one here.
+# A point is a bin of predictions, its area their number. Above the line a model is more accurate than it says: both
+# are, and the ensemble more so, so that its calibration error (ECE) is the larger one here.
 
 # %%
 figure, axes = plt.subplots(1, 2, figsize=(8, 3.4), sharey=True, layout="constrained")
@@ -77,7 +77,7 @@ plt.show()
 # ## What nobody has seen
 #
 # Digits 8 and 9: the entropy of the prediction, and the part of it that is lack of knowledge (mutual information),
-# which a single network does not have.
+# which is 0 for a single network.
 
 # %%
 figure, axes = plt.subplots(1, 2, figsize=(8, 3.2), layout="constrained")
@@ -94,8 +94,8 @@ plt.show()
 # %% [markdown]
 # ## To play with
 #
-# How many models does it take? `MODELS` of the ten, and the share of unseen digits among the `FLAGGED` predictions of
-# which they know least. By chance it would be the share of unseen digits in the test set.
+# How many models does it take? The output is the share of unseen digits among the `FLAGGED` predictions of which
+# `MODELS` of the ten models know least. By chance it would be the share of unseen digits in the test set.
 
 # %%
 MODELS, FLAGGED = 3, 50

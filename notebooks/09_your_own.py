@@ -15,7 +15,7 @@
 # # Is my own server rule better than FedAvg? An algorithm, model and data of your own
 #
 # An algorithm is a composition of small pure functions; the engine maps it over clients, counts its bytes and writes
-# its checkpoints. Here a new server rule, a new network and one's own arrays are put together and compared, seed by
+# its checkpoints. Here a new server rule, with a new network and arrays of your own, is compared with FedAvg, seed by
 # seed.
 
 # %%
@@ -136,9 +136,10 @@ ax.legend()
 plt.show()
 
 # %% [markdown]
-# As a file `mine.py` it is an option of the command line: `fedtangent train --algorithm mine:fed_exp --epsilon 0.01`.
-# Mappings, faults, checkpoints and counted bytes come with it. The tests of the laws that every algorithm keeps run for
-# it once it is registered: docs/guides/own_algorithm.md says how, and how to test it before.
+# In a file `mine.py` the algorithm is available on the command line:
+# `fedtangent train --algorithm mine:fed_exp --epsilon 0.01`. Mappings, faults, checkpoints and counted bytes come with
+# it. The tests of the laws that every algorithm keeps run for it once it is registered: docs/guides/own_algorithm.md
+# says how, and how to test it before.
 
 # %% [markdown]
 # ## To play with

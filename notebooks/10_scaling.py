@@ -14,7 +14,7 @@
 # %% [markdown]
 # # How fast is a round on my machine, and how are its clients laid out?
 #
-# A round is one compiled program. How its clients are laid onto the devices is a choice of its own, which changes the
+# A round is one compiled program. How its clients are laid onto the devices is a separate choice, which changes the
 # speed and not the result.
 
 # %%
@@ -59,9 +59,9 @@ ax.set_xlabel("client updates a second")
 plt.show()
 
 # %% [markdown]
-# To share so small a work among devices brings next to nothing. `auto` measures the mappings for runs of more than a
-# few seconds only; this one takes less, so that its bar is that of a mapping chosen unmeasured, and of the hundredths
-# of a second in which it looks at the round.
+# Dividing so little work among devices gains next to nothing. `auto` measures all mappings only for runs of 20 s or
+# more. This run is shorter, so its bar is that of the default mapping, lowered by the hundredths of a second in which
+# `auto` looks at the round.
 #
 # ## They are one run, to rounding
 
@@ -100,9 +100,9 @@ for difference in ft.measures.differences(found, "accuracy", baseline={"rate": 0
     print(f"{difference.config}: {difference.mean:+.3f} [{difference.low:+.3f}, {difference.high:+.3f}]")
 
 # %% [markdown]
-# ## What a run will take, before it runs
+# ## How much memory a run will need
 #
-# A run that does not fit is refused with the largest chunk that would.
+# A run that does not fit is refused before it starts, and the message names the largest chunk that would fit.
 
 # %%
 print(ft.processes.resolve_mapping(algorithm, held, 20, "vmap"))

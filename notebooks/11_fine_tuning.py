@@ -46,9 +46,9 @@ print(f"accuracy on digits 0 to 4: {pre_trained.history.curves()['test.accuracy'
 # %% [markdown]
 # ## Three models of the same function
 #
-# Each is a model like any other, whose parameters are the trained ones only: those travel, and theirs is the tangent
-# kernel. `select` is searched for in a parameter's path; here the last layer is number 4, after two layers and their
-# activations. LoRA adds to each matrix a product of two thin ones, of which one starts at zero.
+# Each is a model like any other, whose parameters are the trained ones only: only these are sent, and the tangent
+# kernel is with respect to them. `select` is searched for in a parameter's path; here the last layer is number 4, after
+# two layers and their activations. LoRA adds to each matrix a product of two thin ones, of which one starts at zero.
 
 # %%
 parts = {
@@ -106,8 +106,8 @@ plt.show()
 #
 # ## The best learning rate, before anything is trained
 #
-# Networks are trained at many rates, and their loss after the last round stands over the predicted one. For the squared
-# error, `predict` and `compare` take labels as centred one-hot vectors, and so does the sweep here.
+# Networks are trained at many rates, and the figure shows their loss after the last round with the predicted loss. For
+# the squared error, `predict` and `compare` take labels as centred one-hot vectors, and so does the sweep here.
 
 # %%
 targets, targets_test = (ft.data.classification_targets(labels, 5, centred=True) for labels in (y, y_test))
@@ -145,7 +145,7 @@ plt.show()
 
 # %% [markdown]
 # Curves end where runs diverge. Here the whole network and LoRA still train at rates at which their linearisation
-# diverges, and the best rate is among these: a kernel that stays as it is cannot know it.
+# diverges, and the best rate is among these: theory with a fixed kernel cannot predict this.
 # `fedtangent experiment fine_tuning.regime` does this for five seeds and for LoRA of several ranks:
 # docs/experiments/fine_tuning.md has the numbers.
 
