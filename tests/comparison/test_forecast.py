@@ -224,7 +224,7 @@ def test_a_target_is_reached_at_the_first_round_beyond_it() -> None:
 def test_a_target_that_is_never_reached_says_where_the_run_leads() -> None:
     found = foretold(planned(4, target=1.0, client_learning_rate=0.01, num_rounds=2))
     at_end = found.given.mean("test", found.plan.loss)[-1]
-    assert repr(found).startswith(f"Forecast(fed_avg, test loss after round 2: {at_end:.4g} at the rate 0.01 (stable: ")
+    assert repr(found).startswith(f"Forecast(fed_avg, test loss after round 2: {at_end:.4g} at the rate 0.01 (stable; ")
     reached = found.reached(1.0, found.best)
     assert reached.round is None and reached.uplink_bytes is None
     assert reached.nearest == found.best.mean("test", "accuracy")[1:].max()  # of a start nothing is said
