@@ -383,8 +383,8 @@ class Flow:
         """Raises ``ValueError`` unless the loss is the squared error; the message says that ``quantity`` needs it."""
         if not self.kind.is_linear:
             raise ValueError(
-                f"loss: got {self.kind.loss!r}, must be 'squared_error' for the {quantity}: under another loss the run "
-                "from one initial function is known (predict), and can be averaged over drawn initial functions"
+                f"loss: got {self.kind.loss!r}, must be 'squared_error' for the {quantity}; under other losses call "
+                "predict for drawn initial functions, and average"
             )
 
     @property
@@ -491,7 +491,7 @@ def finite_functions(values: Float[AnyArray, "*shape"]) -> Float[AnyArray, "*sha
     on_host = np.asarray(values)
     if not np.isfinite(on_host).all():
         raise FloatingPointError(
-            "learning_rate: got one at which the run is not stable: its functions are beyond float64; "
-            "Flow.largest_stable_learning_rate() is the largest stable one"
+            "learning_rate: got one at which the run diverges beyond float64, must be at most "
+            "Flow.largest_stable_learning_rate()"
         )
     return on_host
