@@ -190,7 +190,7 @@ def test_bad_input(runs):
         "num_models: got 0": lambda: corollary_1(blocks, y, 0),
         "num_models: got 4, must be that of the flow": lambda: corollary_1(blocks, y, 4, run.flow()),
         r"cohorts: got \[\], must be": lambda: ensemble_laws(blocks, y, partition, [], rule, (1,), K),
-        "kernels: got None among": lambda: ensemble_laws(
+        "kernels: got None as nngp_train": lambda: ensemble_laws(
             blocks._replace(nngp_test=None), y, partition, [run.cohorts], rule, (1,), K
         ),
         "cohorts: got .*, must be one or more of one shape": lambda: ensemble_laws(

@@ -124,7 +124,7 @@ def _last(path: Path) -> list[dict[str, str]]:
             rows = [row for row in csv.DictReader(file) if (row.get("round") or "").isdecimal()]
         latest = max((int(row["round"]) for row in rows), default=0)
     except (ValueError, csv.Error) as error:
-        raise ValueError(f"runs: {path} is not a table as runs write it: {error}") from error
+        raise ValueError(f"runs: {path} is not the table of a run") from error
     return [row for row in rows if int(row["round"]) == latest]
 
 

@@ -168,7 +168,7 @@ def validate(partition: Partition, num_examples: int, exact: bool = False, name:
     if wrong.any():
         at = int(np.argmax(wrong))
         client = int(np.searchsorted(offsets, at, side="right")) - 1
-        raise ValueError(f"{name}: got example {indices[at]} for client {client}, must be from 0 to {num_examples - 1}")
+        raise ValueError(f"{name}: got {indices[at]} for client {client}, must be from 0 to {num_examples - 1}")
     if exact and ((counts := np.bincount(indices, minlength=num_examples)) != 1).any():
         at = int(np.argmax(counts != 1))
         raise ValueError(

@@ -491,7 +491,7 @@ def finite_functions(values: Float[AnyArray, "*shape"]) -> Float[AnyArray, "*sha
     on_host = np.asarray(values)
     if not np.isfinite(on_host).all():
         raise FloatingPointError(
-            "learning_rate: got one at which the run diverges beyond float64, must be at most "
-            "Flow.largest_stable_learning_rate()"
+            "learning_rate: got one at which the run is not stable: its functions are beyond float64; "
+            "Flow.largest_stable_learning_rate() is the largest stable one"
         )
     return on_host
