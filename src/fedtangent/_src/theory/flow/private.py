@@ -259,8 +259,8 @@ class PrivateFlow:
     ) -> tuple[Float64[np.ndarray, "n C"], Float64[np.ndarray, "m C"]]:
         """Checks the initial functions at the n training and m test points and returns them; zeros in place of None."""
         zeros = functions.zero_functions(self.flow, 0)
-        starts, values = {"f0_train": f0_train, "f0_test": f0_test}, []
-        for (name, start), zero in zip(starts.items(), zeros, strict=True):
+        values: list[np.ndarray] = []
+        for (name, start), zero in zip({"f0_train": f0_train, "f0_test": f0_test}.items(), zeros, strict=True):
             values.append(zero if start is None else real_array(name, start))
             checks.check_shape(name, values[-1], zero.shape)
             finite(name, values[-1])
