@@ -345,7 +345,11 @@ READERS = {
     ),
     "a text": Reader(
         published("tiny_shakespeare", "text", {CUT: lambda folder: b"To be", SHAPE: lambda folder: b""}),
-        {CUT: "tiny_shakespeare: got uint8 (4,) in ", SHAPE: "tiny_shakespeare: got uint8 (0,) in ", **USUAL},
+        {
+            CUT: "tiny_shakespeare: got uint8 (4,) to train in ",
+            SHAPE: "tiny_shakespeare: got uint8 (0,) to train in ",
+            **USUAL,
+        },
         {OBJECTS: "every byte is a character", LABELS: "every byte is a character"} | NOBODYS,
     ),
 }
