@@ -255,10 +255,10 @@ READERS = {
         uploaded,
         {
             CUT: "train3.png cannot be read: ",
-            SHAPE: "got ['a', 'b'] in ",
+            SHAPE: "got the columns ['a', 'b'] and ",
             OBJECTS: "train3.png cannot be read: ",
             LABELS: "'-1'] in line 2 of ",
-            NO_EXAMPLES: "test.csv, must be lines of client_id",
+            NO_EXAMPLES: "test.csv, must begin with client_id",
         },
         UNPUBLISHED | UNWRITTEN,
     ),
@@ -288,7 +288,7 @@ READERS = {
         letters,
         {
             CUT: "gzip.zip cannot be read: ",
-            SHAPE: "got (9, 28, 27) and (9,) in ",
+            SHAPE: "got images (9, 28, 27) and labels (9,) to train in ",
             OBJECTS: "not an idx file of unsigned bytes",
             LABELS: "labels: got 47 at position 7",
             **USUAL,
@@ -345,7 +345,11 @@ READERS = {
     ),
     "a text": Reader(
         published("tiny_shakespeare", "text", {CUT: lambda folder: b"To be", SHAPE: lambda folder: b""}),
-        {CUT: "tiny_shakespeare: got uint8 (4,) in ", SHAPE: "tiny_shakespeare: got uint8 (0,) in ", **USUAL},
+        {
+            CUT: "tiny_shakespeare: got uint8 (4,) to train in ",
+            SHAPE: "tiny_shakespeare: got uint8 (0,) to train in ",
+            **USUAL,
+        },
         {OBJECTS: "every byte is a character", LABELS: "every byte is a character"} | NOBODYS,
     ),
 }

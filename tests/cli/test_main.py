@@ -214,7 +214,7 @@ def test_a_second_run_needs_another_folder_or_leave_to_overwrite(run: Callable, 
     )
     assert (out / "metrics.csv").read_bytes() == before
     other = run("train", *SMALL, "--seed", "1", "--resume")
-    assert other.code == 2 and "holds another run, different are seed (0 there, 1 here)" in other.err
+    assert other.code == 2 and "holds a run with other options, seed (0 there, 1 here)" in other.err
     assert run("check-theory", "--output", out).err.startswith(
         f"fedtangent: error: output: {out} holds a run of fedtangent train"
     )

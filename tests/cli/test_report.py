@@ -110,7 +110,7 @@ def test_what_is_refused(run: Callable, folder: Path) -> None:
         (["odd"], "runs: cannot read odd/metrics.csv: Is a directory"),
         (["none"], "runs: got none, must be a folder"),
         ([], "runs: got results, must be the folder of a run"),
-        (["a", "empty"], "runs: got empty, must be the folder of a run, or have some below it"),
+        (["a", "empty"], "runs: got empty, must be the folder of a run, or have folders of runs in it"),
         (["bad"], "runs: bad/config.json cannot be read: Expecting property name"),
         (["a", "--output", "a"], "output: got a, which is one of the runs"),
         (["a", "--output", "a", "--overwrite"], "output: got a, which is one of the runs"),

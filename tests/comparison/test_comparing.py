@@ -226,7 +226,7 @@ def test_refuses_models_without_a_limit(given: dict[str, Any], said: str) -> Non
 def test_refuses_one_class() -> None:
     (x, y, a, b), clients = own_data()
     one = fed_avg(mlp(3, 1, (8,)), all_clients(4), 0.1, loss="cross_entropy")
-    with pytest.raises(ValueError, match="loss: got cross_entropy, must be squared_error for a single class"):
+    with pytest.raises(ValueError, match="loss: got cross_entropy, must be squared_error if there is one class only"):
         compare(one, (x, 0 * y, a, 0 * b), clients, num_rounds=2)
 
 

@@ -84,7 +84,7 @@ def test_a_loss_of_ones_own_in_both():
     side = compare(algorithm, (x, y, x, y), held, num_rounds=5, widths=(16, 32, 64), draws=5)
     assert [v.passed for v in side.verdicts if "linear" in v.statement] == [True]
     labels = (x, np.arange(12) % 2, x, np.arange(12) % 2)
-    with pytest.raises(ValueError, match="loss: got the function 'huber like', must be a name for class labels"):
+    with pytest.raises(ValueError, match="loss: got the function 'huber like' for class labels, must be the name"):
         compare(algorithm, labels, held, num_rounds=5)
 
 

@@ -47,7 +47,7 @@ def test_femnist_keeps_digits_and_their_writers(tmp_path: Path) -> None:
     assert list(load("femnist_digits", data_dir=tmp_path).user_test) == [1, 2]
     femnist(tmp_path, test_offsets=np.array([0, 0, 3, 3]))  # the first and the last writer have none to test
     assert list(load("femnist_digits", data_dir=tmp_path).user_test) == [1, 1]
-    with pytest.raises(ValueError, match=r"got \[3, 2\] writers to train and to test"):
+    with pytest.raises(ValueError, match="got 3 writers to train and 2 to test"):
         femnist(tmp_path, test_offsets=np.array([0, 2, 3]))
         load("femnist_digits", data_dir=tmp_path)
     held = femnist(tmp_path)

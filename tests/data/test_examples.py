@@ -95,7 +95,7 @@ def test_theory_gets_the_numbers_that_networks_are_trained_on(loss: str) -> None
         same(few[1], y[rows], np.float64)
     assert (found.in_float64()[0] != X).any()  # control: they are rounded
     alone = run_examples((X, LABELS * 0), CLIENTS, "cross_entropy")
-    assert refusal(alone.in_float64) == "loss: got cross_entropy, must be squared_error for a single class"
+    assert refusal(alone.in_float64) == "loss: got cross_entropy, must be squared_error if there is one class only"
 
 
 def test_metrics_of_more_than_ten_thousand_training_examples_are_of_a_random_sample_that_is_named() -> None:
@@ -254,14 +254,14 @@ def test_clients_may_share_examples_and_leave_some_to_nobody() -> None:
 @pytest.mark.parametrize(
     ("clients", "message"),
     [
-        ([[0, 1, 1], [2]], "clients: got example 1 2 times for client 0, must list an example of a client once"),
+        ([[0, 1, 1], [2]], "clients: got example 1 2 times for client 0, must list each example of a client once"),
         (
             Partition(np.array([0, 3, 2, 3]), np.array([0, 1, 4])),
-            "clients: got example 3 2 times for client 1, must list an example of a client once",
+            "clients: got example 3 2 times for client 1, must list each example of a client once",
         ),
         ([[0], [], [4, 12]], "clients: got 12 for client 2, must be from 0 to 11"),
         ([[0], [-1]], "clients: got -1 for client 1, must be from 0 to 11"),
-        ([[], []], "clients: got 2 without any example, must hold at least one"),
+        ([[], []], "clients: got 2 empty clients, must have at least one example"),
         ([], "clients: got [], must be a Partition or lists of indices, one or more"),
         (None, "clients: got None, must be a Partition or lists of indices, one or more"),
         ([["a"], [1]], "clients: got ['a'] for client 0, must be a list of whole numbers"),

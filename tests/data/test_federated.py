@@ -60,7 +60,7 @@ def test_dtypes(x64):
     else:
         with pytest.raises(
             ValueError,
-            match=r"dtype: got float64, must be float32 without fedtangent\.enable_x64",
+            match=r"dtype: got float64, must be float32, or call fedtangent\.enable_x64",
         ):
             federated_data(single, Y, PARTITION, dtype=np.float64)
 

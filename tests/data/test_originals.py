@@ -216,7 +216,7 @@ def test_femnist_in_leafs_own_format(tmp_path: Path) -> None:
     digits = load("femnist_digits", tmp_path)
     assert digits.y_train.tolist() == [3, 9] and digits.y_test.tolist() == [0]
     for harm, says in {
-        "shade": "must be images of 784 shades, in 255ths",
+        "shade": "multiples of 1 / 255",
         "dark": "must be shades from 0 to 1",
     }.items():
         own = {
@@ -228,14 +228,16 @@ def test_femnist_in_leafs_own_format(tmp_path: Path) -> None:
             load("femnist", tmp_path)
         assert "\n" not in str(caught.value)
     leaf(folder, test={"a": (image[3:], [61, 10])})
-    with pytest.raises(ValueError, match=f"femnist_digits: got none of 10 classes to test in {folder}, must be "):
+    with pytest.raises(
+        ValueError, match=f"femnist_digits: got no example of its 10 classes to test in {folder}, must be "
+    ):
         load("femnist_digits", tmp_path)
     for text, says in (
         ("{", "cannot be read"),
         ('{"users": [], "user_data": {}}', "got no user in "),
         (json.dumps({"users": ["a"] * 2, "user_data": {"a": {"x": image[3:], "y": [1, 2]}}}), "got user 'a' again in "),
-        ("[]", "has not the form"),
-        ('{"users": ["a"]}', "has not the form"),
+        ("[]", "is no file of LEAF"),
+        ('{"users": ["a"]}', "is no file of LEAF"),
     ):
         (folder / "test" / "all_data_0_test.json").write_text(text)
         with pytest.raises(ValueError, match=says):
@@ -312,7 +314,7 @@ def test_shakespeare_in_leafs_own_formats(tmp_path: Path) -> None:
     shown = text.replace("\t", " ")
     assert "".join(CHARACTERS[i] for i in found.x_test[0]) == shown[cut : cut + 80]
     assert CHARACTERS[found.y_test[0]] == shown[cut + 80]
-    with pytest.raises(ValueError, match="with more than 80 characters to test on"):
+    with pytest.raises(ValueError, match="with more than 80 characters both to train and to test"):
         load("shakespeare", tmp_path, test_fraction=0.01)
     other = tmp_path / "other"
     windows = [text[i : i + 80] for i in range(5)], [text[i + 80] for i in range(5)]

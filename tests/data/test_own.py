@@ -84,7 +84,7 @@ def test_users_train_and_test(tmp_path: Path, users: np.ndarray) -> None:
 
 BAD = {
     "no x": ({"y": Y}, "has no x; it has y"),
-    "lengths": ({"x": X, "y": Y[:-1]}, r"x and y: got float32 \(20, 3\) and \(19,\) .* must go together"),
+    "lengths": ({"x": X, "y": Y[:-1]}, r"x and y: got shapes \(20, 3\) and \(19,\) .* must have as many rows"),
     "scalar": ({"x": np.float32(1), "y": Y}, r"x: got float32 \(\)"),
     "objects": ({"x": np.array([[{}]] * 20, object), "y": Y}, "x.npy holds Python objects"),
     "object targets": ({"x": X, "y": np.array([None] * 20, object)}, "y.npy holds Python objects"),
@@ -92,7 +92,7 @@ BAD = {
     "one axis": ({"x": X[:, 0], "y": Y}, r"x: got float32 \(20,\)"),
     "not finite": ({"x": X * np.nan, "y": Y}, "x: got nan at entry .* must be finite"),
     "negative classes": ({"x": X, "y": Y - 1}, "y: got -1 at position 0"),
-    "empty": ({"x": X[:0], "y": Y[:0]}, "must leave some to test on"),
+    "empty": ({"x": X[:0], "y": Y[:0]}, "x: got 0 rows, must be 2 or more"),
     "no tokens": ({"x": X, "y": Y}, {"input_kind": "tokens"}, "input_kind: got tokens, must be vector for x float32"),
     "no images": ({"x": X, "y": Y}, {"input_kind": "image"}, "input_kind: got image, must be vector for x float32"),
     "no kind": ({"x": X, "y": Y}, {"input_kind": "text"}, "input_kind: got 'text', allowed are image, tokens, vector"),
@@ -100,24 +100,27 @@ BAD = {
     "scaled tokens": (
         {"x": Y[:, None], "y": Y},
         {"input_kind": "tokens", "input_scale": 2.0},
-        "input_scale: got 2.0, must be none for tokens",
+        "input_scale: got 2.0, must be left out for tokens",
     ),
     "no scale": ({"x": X, "y": Y}, {"input_scale": 0.0}, "input_scale: got 0.0, must be above 0"),
     "no classes": ({"x": X, "y": X[:, 0]}, {"target_kind": "classes"}, "target_kind: got classes, must be numbers"),
     "a column": ({"x": X, "y": Y[:, None]}, r"becomes \[n\] by y.ravel\(\)"),
     "users of two kinds": (
         {"x": X, "y": Y, "users": Y, "x_test": X[:3], "y_test": Y[:3], "users_test": ["2", "1", "0"]},
-        "users_test: got <U1, must be of one kind with users, int64",
+        "users_test: got <U1, must be of the kind of users, int64",
     ),
     "half a test": ({"x": X, "y": Y, "x_test": X}, "must have x_test and y_test, or neither"),
     "users of a test only": ({"x": X, "y": Y, "x_test": X, "y_test": Y, "users_test": Y}, "must have users and x_test"),
-    "users short": ({"x": X, "y": Y, "users": Y[:-1]}, r"users: got int64 \(19,\) .* one an example"),
+    "users short": ({"x": X, "y": Y, "users": Y[:-1]}, r"users: got int64 \(19,\) .* one for each example"),
     "other shapes": (
         {"x": X, "y": Y, "x_test": X[:, :2], "y_test": Y},
-        "x_test and y_test: got float32",
+        r"x_test: got float32 \(20, 2\) .* of x, float32 \(20, 3\)",
     ),
-    "other targets": ({"x": X, "y": X, "x_test": X, "y_test": X[:, :2]}, "y_test: got targets of shapes"),
-    "another array": ({"x": X, "y": Y, "z": Y}, "has z, allowed are x, y, users, and with _test"),
+    "other targets": (
+        {"x": X, "y": X, "x_test": X, "y_test": X[:, :2]},
+        "y_test: got 2 numbers in each row in .* must be 3, as y has",
+    ),
+    "another array": ({"x": X, "y": Y, "z": Y}, "has z, allowed are x, y, users, x_test, y_test, users_test"),
 }
 
 

@@ -70,8 +70,8 @@ def test_the_number_given_is_rounded_and_at_least_one(fraction: float, number: i
 @pytest.mark.parametrize(
     ("arguments", "named"),
     [
-        (([[1, 2]],), r"shared: got shape \(.*t64, must be one index or more in a 1-D array"),
-        (([],), r"shared: got shape \(.*t64, must be one index or more in a 1-D array"),
+        (([[1, 2]],), r"shared: got shape \(.*t64, must be whole numbers \[n\], n >= 1"),
+        (([],), r"shared: got shape \(.*t64, must be whole numbers \[n\], n >= 1"),
         (([2, 2],), "each once"),
         (([1], 0.0), r"fraction: got 0\.0, must be above 0 and at most 1"),
         (([1], 1.01), r"fraction: got 1\.01, must be above 0 and at most 1"),

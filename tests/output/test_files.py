@@ -109,7 +109,7 @@ def test_an_output_folder_is_made_or_refused_in_one_line(tmp_path: Path) -> None
         files.output_folder(tmp_path / "file")
     for make in (lambda path: path.write_text(""), lambda path: path.symlink_to(tmp_path / "nowhere")):
         make(folder / "figures")  # where figures are to go, when the work is done
-        with pytest.raises(ValueError, match=r"output: got .*b, in which figures is no folder: name another"):
+        with pytest.raises(ValueError, match=r"output: got .*b, in which figures is not a folder: name another"):
             files.output_folder(folder)
         (folder / "figures").unlink()
 
@@ -121,7 +121,7 @@ def test_a_folder_that_holds_a_run_is_taken_only_by_what_goes_on_with_it(tmp_pat
     files.check_free(tmp_path, "train", options, goes_on=True, can_go_on=True)
     for command, more, goes_on, says in (
         ("train", {}, False, "holds a run: name another folder, --resume to continue it or --overwrite to replace it"),
-        ("train", {"seed": 1}, True, r"holds another run, different are seed \(0 there, 1 here\)"),
+        ("train", {"seed": 1}, True, r"holds a run with other options, seed \(0 there, 1 here\)"),
         ("compare", {}, True, "holds a run of fedtangent train: name another folder"),
     ):
         with pytest.raises(ValueError, match=says):

@@ -189,8 +189,8 @@ def test_bad_input(runs):
         r"expected: got shape \(4, 2\)": lambda: decompose_laws([EnsembleLaw(ones[0], ones[0, :, 0])], ones[0, :4]),
         "num_models: got 0": lambda: corollary_1(blocks, y, 0),
         "num_models: got 4, must be that of the flow": lambda: corollary_1(blocks, y, 4, run.flow()),
-        r"cohorts: got \[\], must be": lambda: ensemble_laws(blocks, y, partition, [], rule, (1,), K),
-        "kernels: got None among": lambda: ensemble_laws(
+        r"cohorts: got shapes \[\], must be": lambda: ensemble_laws(blocks, y, partition, [], rule, (1,), K),
+        "kernels: got None as nngp_train": lambda: ensemble_laws(
             blocks._replace(nngp_test=None), y, partition, [run.cohorts], rule, (1,), K
         ),
         "cohorts: got .*, must be one or more of one shape": lambda: ensemble_laws(

@@ -237,7 +237,7 @@ def test_a_step_changes_balancedness_to_second_order_and_a_round_of_many_to_firs
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"y": np.ones((13, 3))}, "y: got 13 rows, must be 14, as x"),
+        ({"y": np.ones((13, 3))}, "y: got 13 rows, must be 14, as x has"),
         ({"y": np.ones(14)}, r"y: got shape \(14,\), must be \[n, C\]"),
         ({"x": np.full((14, 6), np.inf)}, "x: got inf"),
         ({"partition": partition.of([np.arange(14), np.arange(0)])}, "partition: got client 1 without examples"),
@@ -262,13 +262,13 @@ def test_a_theorem_for_what_diverges_or_does_not_fit_is_refused():
         ValueError, match=f"learning_rate: got .*, at which local descent diverges, must be at most {limit:.4g}"
     ):
         theory.deep_linear_theorem(weights, work._replace(learning_rate=1.01 * limit))
-    with pytest.raises(ValueError, match="weights: got 3 outputs, must be 2, as y"):
+    with pytest.raises(ValueError, match="weights: got 3 outputs, must be 2, as y has"):
         theory.deep_linear_theorem(weights, work._replace(y=y[:, :2]))
     with pytest.raises(ValueError, match="delta: got 0"):
         theory.deep_linear_theorem(weights, work, 0.0)
     with pytest.raises(ValueError, match="learning_rate: got 10, at which local descent diverges"):
         theory.residual_terms(weights, weights, work._replace(learning_rate=10.0, local_steps=8))
-    with pytest.raises(ValueError, match="weights: got 3 outputs, must be 2, as y"):
+    with pytest.raises(ValueError, match="weights: got 3 outputs, must be 2, as y has"):
         theory.residual_terms(weights, weights, work._replace(y=y[:, :2]))
     with pytest.raises(ValueError, match="depth: got 0"):
         theory.deep_linear_limit(work, 0)

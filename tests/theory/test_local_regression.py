@@ -204,8 +204,11 @@ def test_a_node_of_lower_rank_takes_the_pseudo_inverse(problem):
         ({"loss": "logistic"}, "loss: got 'logistic', allowed are squared_error, squared_error_sum"),
         ({"weights": "none"}, "weights: got 'none', allowed are uniform, examples"),
         ({"weights": (1, 2)}, r"weights: got shape \(2,\), must be \(3,\)"),
-        ({"weights": (1, -1, 2)}, "weights: the least is -1, must be at least 0"),
-        ({"x": np.ones((12, 5))}, "x: got 5 dimensions and 5 examples at node 0, must be fewer examples than dim"),
+        ({"weights": (1, -1, 2)}, "weights: got -1 as the least, must be at least 0"),
+        (
+            {"x": np.ones((12, 5))},
+            "x: got 5 dimensions and 5 examples at node 0, must have more dimensions than examples",
+        ),
     ],
 )
 def test_bad_input_is_refused(problem, changes, message):

@@ -387,18 +387,18 @@ BAD = {
         {"delays": 1},
         "delays: given for algorithm 'fed_avg', .* except for fed_async, fed_buff",
     ),
-    "delays below 0": ({"algorithm": "fed_buff", "delays": -1}, "delays: got -1, must be one whole number from 0 to 0"),
+    "delays below 0": ({"algorithm": "fed_buff", "delays": -1}, "delays: got -1, must be whole numbers from 0 to 0"),
     "delays beyond": (
         {"algorithm": "fed_buff", "delays": 2, "delay_weights": [1.0, 0.5]},
-        "delays: got 2, must be one whole number from 0 to 1, which delay_weights end with, or one per slot",
+        "delays: got 2, must be whole numbers from 0 to 1, where delay_weights end: one for all slots, or",
     ),
     "delays of slots": (
         {"algorithm": "fed_async", "delays": np.ones(3, int)},
-        r"delays: got array\(\[1, 1, 1\]\), must be one whole number .*, or one per slot \[10, 6\]",
+        r"delays: got array\(\[1, 1, 1\]\), must be whole numbers .*, or one per slot \[10, 6\]",
     ),
     "delay_weights": (
         {"algorithm": "fed_async", "delay_weights": [-1.0]},
-        r"delay_weights: got \[-1.0\], must be at least 0",
+        r"delay_weights: got \[-1.0\], must be \[D \+ 1\], finite and at least 0",
     ),
     "decay of late models": ({"algorithm": "fed_buff", "weight_decay": 0.1}, "weight_decay: given for .*'fed_buff'"),
     "normaliser": ({"algorithm": "fed_nova", "mu": 40.0}, "mu: got 40, must be below 1 / .the largest step"),
@@ -448,7 +448,7 @@ def test_stability_counts_the_rule(maker):
     assert run.flow(step_weights=2 * np.ones(4)).stability().max_stable_learning_rate == pytest.approx(plain / 2)
     assert run.flow(dynamics="gradient_flow").stability().max_stable_learning_rate == np.inf
     assert run.flow(batches=order_of(run)).stability().max_stable_learning_rate < plain
-    with pytest.raises(ValueError, match="rule: got scaffold, must be plain fed_avg here"):
+    with pytest.raises(ValueError, match="rule: got scaffold, must be plain fed_avg"):
         run.flow(algorithm="scaffold").stability()
 
 
@@ -554,7 +554,7 @@ def test_odd_questions_are_refused_in_one_line(maker):
     f0, f0_test = np.zeros((2, 24, 2)), np.zeros((2, 5, 2))
     with pytest.raises(ValueError, match="along_train: got one of along_train and along_test"):
         flow.predict(f0, f0_test, 1, along_train=f0)
-    with pytest.raises(ValueError, match="along_train: got one, must be None without weight_decay"):
+    with pytest.raises(ValueError, match="along_train: got an array, must be None without weight_decay"):
         run.flow().predict_train(f0, 1, along_train=f0)
     with pytest.raises(ValueError, match=r"f0_train: got .*, must be a real number"):
         flow.predict_train(f0.astype(str), 1)

@@ -90,5 +90,5 @@ def test_bad_arguments_of_the_loss(maker):
         predicted_loss(flow, np.zeros((4, 2)))
     with pytest.raises(ValueError, match=r"mixing: got shape \(2,\), must be \(1,\)"):
         predicted_loss(flow, np.zeros((5, 2)), mixing=np.ones(2))
-    with pytest.raises(ValueError, match=r"loss: got no finite one for learning rates from 1\.0 to 2\.0"):
+    with pytest.raises(ValueError, match=r"loss: got no finite number at learning rates from 1\.0 to 2\.0"):
         best_learning_rate(lambda rate: rate * jnp.nan, 1.0, 2.0)

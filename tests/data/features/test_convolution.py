@@ -166,7 +166,7 @@ def test_mistakes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ValueError, match="dataset: got digits of kind vector, must be of kind image"):
         with_features(load("digits", flatten=True, num_train=2, num_test=2), random_convolution)
     names = iter("ab")
-    with pytest.raises(ValueError, match="features: got a and b, must be the same of train and test"):
+    with pytest.raises(ValueError, match="features: got 'a' of training and 'b' of test images, must be of one kind"):
         with_features(load("digits", num_train=2, num_test=2), lambda x: Features(np.zeros((len(x), 1)), next(names)))
     if os.getuid() != 0:
         (tmp_path / "read_only").mkdir(mode=0o500)

@@ -210,10 +210,10 @@ def changed(tensors: dict[str, np.ndarray], path: Path) -> str:
 def test_files_that_are_refused(path: Path, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"weights: got .*nowhere, must be a file, such as the one at https://hugg"):
         resnet50_features(IMAGES, tmp_path / "nowhere")
-    with pytest.raises(ValueError, match=rf"weights: got .*model.* with sha256 {DIGEST}, must be the file of 5d061a3c"):
+    with pytest.raises(ValueError, match=rf"weights: got .*model.* with sha256 {DIGEST}, must have sha256 5d061a3c"):
         resnet50_features(IMAGES, path)
     path.write_bytes(CONTENT[:-1])
-    with pytest.raises(ValueError, match=f"bytes with sha256 .*, must be the file of {DIGEST}"):
+    with pytest.raises(ValueError, match=rf"bytes\) with sha256 .*, must have sha256 {DIGEST}"):
         resnet50_features(IMAGES, path, DIGEST)
     name = "layer3.5.conv2.weight"
     digest = changed({k: v for k, v in WEIGHTS.items() if k != name}, path)
@@ -230,13 +230,13 @@ def test_files_that_are_refused(path: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b"", "its header would have 0 bytes, but the file has only 0"),
-        (struct.pack("<Q", 10**12) + b"{}", "its header would have 1000000000000 bytes, but the file has only 10"),
+        (b"", "it promises a header of 0 bytes, but has 0 bytes in all"),
+        (struct.pack("<Q", 10**12) + b"{}", "it promises a header of 1000000000000 bytes, but has 10 bytes in all"),
         (struct.pack("<Q", 2) + b"[]", ""),
         (struct.pack("<Q", 2) + b"{,", ""),
-        (file_bytes({"a": np.ones((2, 3))})[:-4], r"a tensor of shape \[2, 3\] at bytes \[0, 24\] of 20"),
-        (file_bytes({"a": np.ones((2, 3))}) + b"....", "a header that does not describe all of its"),
-        (file_bytes({"a": np.ones(2)}).replace(b"[2]", b"[3]"), r"a tensor of shape \[3\] at bytes \[0, 8\] of 8"),
+        (file_bytes({"a": np.ones((2, 3))})[:-4], r"F32 tensor of shape \[2, 3\] at bytes 0 to 24 of the 20"),
+        (file_bytes({"a": np.ones((2, 3))}) + b"....", "its header does not describe all of its"),
+        (file_bytes({"a": np.ones(2)}).replace(b"[2]", b"[3]"), r"F32 tensor of shape \[3\] at bytes 0 to 8 of the 8"),
         (
             file_bytes({"a": np.ones(2)}).replace(b"F32", b"F31"),
             "a tensor of dtype F31, allowed are F32, F64, F16, I64",

@@ -291,7 +291,7 @@ L = np.array([0, 0, 1, 1, 2, 2])
         ),
         (
             lambda: partition.heterogeneity(Partition(L[:2], np.array([0, 2])), L.astype(np.int64) + 10**9),
-            "labels: got 1000000002 as the largest, must number the classes from 0",
+            "labels: got 1000000002 as the largest, must number the classes without gaps from 0",
         ),
     ],
 )
@@ -360,7 +360,7 @@ def test_entries_divide_a_data_set():
         partition.validate(found, 100 if name == "by_user" else 200, exact=name != "majority")
         assert found.num_clients == (50 if name == "by_user" else 20)
         assert hasattr(partition, name)
-    with pytest.raises(ValueError, match="got one by class labels, must be another: the data set sine has none"):
+    with pytest.raises(ValueError, match="must be another: the data set sine has no class labels"):
         choose("partitions", "dirichlet").build(DirichletOptions(), sine, 0)
     with pytest.raises(ValueError, match="got 'by_user', must be another: the data set digits has no users"):
         choose("partitions", "by_user").build(NoOptions(), digits, 0)

@@ -37,7 +37,7 @@ def read_first_layer(model: Model, params: PyTree, seen: Observed, fill: float =
     """
     structure = model.structure
     if not isinstance(structure, DenseStructure) or structure.layers[0].bias_scale is None:
-        raise ValueError(f"model: got {model.name}, must have a dense first layer with biases, to be read off")
+        raise ValueError(f"model: got {model.name}, must be a network of dense layers, the first with biases")
     flat = ravel_pytree(params)[0]
     if seen.values.shape[-1] != flat.size or seen.values.ndim not in (2, 3):
         raise ValueError(f"seen.values: got shape {seen.values.shape}, must be [m, C, {flat.size}] or [m, {flat.size}]")
@@ -78,11 +78,11 @@ def order_from_known(known: Num[AnyArray, "m C P"], shuffled: Num[AnyArray, "m C
         ValueError: The shapes differ, or the columns of ``shuffled`` are no permutation of the known ones.
     """
     if known.ndim != 3 or known.shape != shuffled.shape:
-        raise ValueError(f"known: got {known.shape} and shuffled {shuffled.shape}, must be equal, [m, C, P]")
+        raise ValueError(f"known and shuffled: got shapes {known.shape} and {shuffled.shape}, must be equal, [m, C, P]")
     columns = [np.asarray(rows).reshape(-1, rows.shape[-1]) for rows in (known, shuffled)]
     places = [np.lexsort(part) for part in columns]
     if not np.array_equal(columns[0][:, places[0]], columns[1][:, places[1]]):
-        raise ValueError("shuffled: its columns are no permutation of the known ones, the order cannot be found")
+        raise ValueError("shuffled: got other columns than known, must be the columns of known in another order")
     order = np.empty(known.shape[-1], int)
     order[places[1]] = places[0]
     return order
@@ -104,5 +104,6 @@ def back_project(
         ValueError: The shapes of ``z`` and ``matrix`` do not fit each other.
     """
     if z.ndim != 2 or matrix.ndim != 2 or z.shape[1] != matrix.shape[1]:
-        raise ValueError(f"z: got {z.shape} and matrix {matrix.shape}, must be [n, size] and [input_size, size]")
+        got = f"shapes {z.shape} and {matrix.shape}"
+        raise ValueError(f"z and matrix: got {got}, must be [n, size] and [input_size, size]")
     return jnp.linalg.lstsq(matrix.T, z.T)[0].T

@@ -149,10 +149,11 @@ def from_jacobians(
     flat = ravel_pytree(params)[0]
     expected = (model.output_size, flat.size)
     if seen.values.ndim != 3 or seen.values.shape[1:] != expected:
-        raise ValueError(f"seen: got {seen.values.shape}, must be [m, {expected[0]}, {expected[1]}], its Jacobians")
+        must = f"must be the model's Jacobians, [m, {expected[0]}, {expected[1]}]"
+        raise ValueError(f"seen.values: got shape {seen.values.shape}, {must}")
     _check_shape(model, params, shape)
     if outputs is not None and outputs.shape != seen.values.shape[:2]:
-        raise ValueError(f"outputs: got {outputs.shape}, must be {seen.values.shape[:2]}")
+        raise ValueError(f"outputs: got shape {outputs.shape}, must be {seen.values.shape[:2]}")
     count = len(seen.values) * attack.num_restarts
     start = jax.random.normal(key, (count, *shape), flat.dtype) * attack.init_scale, None
     sight = seen.values, _weight(seen, attack), outputs
@@ -188,11 +189,11 @@ def from_gradients(
     """
     flat = ravel_pytree(params)[0]
     if seen.values.ndim != 2 or seen.values.shape[1] != flat.size:
-        raise ValueError(f"seen: got {seen.values.shape}, must be the model's gradients, [m, {flat.size}]")
+        raise ValueError(f"seen.values: got shape {seen.values.shape}, must be the model's gradients, [m, {flat.size}]")
     _check_shape(model, params, shape)
     labels, shape_of_labels = batch.labels, (len(seen.values), batch.size, model.output_size)
     if labels is not None and labels.shape != shape_of_labels:
-        raise ValueError(f"labels: got {labels.shape}, must be {shape_of_labels}")
+        raise ValueError(f"batch.labels: got shape {labels.shape}, must be {shape_of_labels}")
     pixels, logits = jax.random.split(key)
     count = len(seen.values) * attack.num_restarts
     x = jax.random.normal(pixels, (count, batch.size, *shape), flat.dtype) * attack.init_scale

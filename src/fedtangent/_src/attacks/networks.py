@@ -100,13 +100,16 @@ def ssim(
     images, originals = real_array("images", images), real_array("originals", originals)
     if images.shape != originals.shape or images.ndim not in (3, 4):
         raise ValueError(
-            f"images: got {images.shape} and originals {originals.shape}, must be equal, [n, H, W] or [n, H, W, C]"
+            f"images and originals: got shapes {images.shape} and {originals.shape}, must be equal, [n, H, W] or "
+            "[n, H, W, channels]"
         )
     number("data_range", data_range, above=0)
     side = min(images.shape[1:3])
+    if side < 3:
+        raise ValueError(f"images: got shape {images.shape}, must be 3 x 3 pixels or larger")
     size = max(min(7, side // 2 - (side // 2 + 1) % 2), 3) if window is None else window
     if size < 3 or size % 2 == 0 or size > side:
-        raise ValueError(f"window: got {size}, must be odd, at least 3 and at most the image's side, {side}")
+        raise ValueError(f"window: got {size}, must be odd, from 3 to {side}, the shorter side of an image")
     channel = -1 if images.ndim == 4 else None
     return np.array(
         [

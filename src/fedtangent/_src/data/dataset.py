@@ -180,8 +180,8 @@ def check_resolution(name: str, array: np.ndarray) -> None:
     if lost.any():
         place = tuple(int(i) for i in np.argwhere(lost)[0])
         raise ValueError(
-            f"{name}: got numbers from {low[place]:.15g} to {high[place]:.15g} at {list(place)} of an example, which "
-            "float32 hardly tells apart, must have their mean subtracted, or dtype float64"
+            f"{name}: got numbers from {low[place]:.15g} to {high[place]:.15g} at index {list(place)} of the examples, "
+            "which float32 hardly tells apart: subtract their mean, or use dtype float64"
         )
 
 

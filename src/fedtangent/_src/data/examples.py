@@ -153,12 +153,12 @@ class Examples:
         inputs, (targets, labels) = inputs_on_device(x), _targets_of(self.loss, y, dataset.num_classes)
         if labels is not None and callable(self.loss):
             raise ValueError(
-                f"loss: got the function {losses.words(self.loss)!r}, must be a name for class labels, or the targets "
-                "floating numbers [n, C]: labels have no known form as numbers for it"
+                f"loss: got the function {losses.words(self.loss)!r} for class labels, must be the name of a loss; or "
+                "give floating numbers [n, C] as targets, such as one-hot rows"
             )
         if labels is not None and losses.targets_of(self.loss) == "classes":
             if self.num_outputs < 2:
-                raise ValueError(f"loss: got {self.loss}, must be squared_error for a single class")
+                raise ValueError(f"loss: got {self.loss}, must be squared_error if there is one class only")
             targets = datasets.classification_targets(labels, self.num_outputs)
         is_floating = np.issubdtype(inputs.dtype, np.floating)
         return inputs.astype(np.float64) if is_floating else inputs, np.asarray(targets, np.float64)
@@ -233,15 +233,15 @@ def clients_of(clients: Clients, num_examples: int) -> Partition:
         return by_user(clients, "clients")
     partition = of(clients, num_examples, "clients")
     if len(partition.indices) == 0:
-        raise ValueError(f"clients: got {partition.num_clients} without any example, must hold at least one")
+        raise ValueError(f"clients: got {partition.num_clients} empty clients, must have at least one example")
     owner = np.repeat(np.arange(partition.num_clients, dtype=np.int64), partition.sizes)
     pairs, counts = np.unique(owner * num_examples + partition.indices, return_counts=True)
     if len(pairs) < len(owner):
         at = int(np.argmax(counts > 1))
         client, example = divmod(int(pairs[at]), num_examples)
         raise ValueError(
-            f"clients: got example {example} {counts[at]} times for client {client}, must list an example of a client "
-            "once"
+            f"clients: got example {example} {counts[at]} times for client {client}, must list each example of a "
+            "client once"
         )
     return partition
 

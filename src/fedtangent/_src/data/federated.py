@@ -73,7 +73,7 @@ def _device_dtype(dtype: DTypeLike | None, x: np.ndarray) -> np.dtype:
         return widest if x.dtype == np.float64 else jnp.dtype(jnp.float32)
     checked = checks.dtype(dtype, "float32", "float64", "int32")
     if checked == np.float64 and widest != np.float64:
-        raise ValueError("dtype: got float64, must be float32 without fedtangent.enable_x64()")
+        raise ValueError("dtype: got float64, must be float32, or call fedtangent.enable_x64() first")
     return checked
 
 

@@ -239,7 +239,7 @@ def owners(name: str, offsets: Int[np.ndarray, "offsets"], count: int, least: in
         raise ValueError(f"{name}: got {offsets.dtype} {offsets.shape}, must be whole numbers [N + 1], N >= 1")
     sizes: np.ndarray = np.diff(offsets.astype(np.int64))  # unsigned numbers would wrap around where they fall
     if offsets[0] != 0 or offsets[-1] != count:
-        raise ValueError(f"{name}: got {offsets[0]} to {offsets[-1]}, must be from 0 to {count}, the examples")
+        raise ValueError(f"{name}: got {offsets[0]} to {offsets[-1]}, must be from 0 to {count}")
     if (sizes < least).any():
         at = int(np.argmax(sizes < least))
         raise ValueError(f"{name}: got {offsets[at : at + 2].tolist()} for user {at}, must rise by at least {least}")

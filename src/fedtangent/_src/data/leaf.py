@@ -76,13 +76,14 @@ def users(name: str, folder: Path, split: str) -> Iterator[User]:
             rows = [(user, whole["user_data"][user]["x"], whole["user_data"][user]["y"]) for user in whole["users"]]
         except (KeyError, TypeError) as error:
             raise ValueError(
-                f"{name}: {path} has not the form of LEAF's files: users and user_data with x and y"
+                f"{name}: {path} is no file of LEAF, must have users, and in user_data the lists x and y of each user"
             ) from error
         for user, x, y in rows:
             if not (isinstance(user, str) and isinstance(x, list) and isinstance(y, list)) or len(x) != len(y) or not y:
-                raise ValueError(f"{name}: got user {user!r} in {path}, must have as many x as y, one or more")
+                must = "must be a string with lists x and y of one length, at least 1"
+                raise ValueError(f"{name}: got user {user!r} in {path}, {must}")
             if user in names:
-                raise ValueError(f"{name}: got user {user!r} again in {path}, must be once in {split}")
+                raise ValueError(f"{name}: got user {user!r} again in {path}, must be listed once in {split}")
             names.add(user)
             yield User(user, x, y, path)
     if not names:

@@ -162,7 +162,8 @@ def _load(name: str, path: Path, options: OwnOptions, data_dir: Path | None, see
     arrays = files.read("dataset", path, NEEDED)
     unknown = arrays.keys() - {key + end for key in KEYS for end in SPLITS.values()}
     if unknown:
-        raise ValueError(f"dataset: {name} has {', '.join(sorted(unknown))}, allowed are x, y, users, and with _test")
+        allowed = ", ".join(key + end for end in SPLITS.values() for key in KEYS)
+        raise ValueError(f"dataset: {name} has {', '.join(sorted(unknown))}, allowed are {allowed}")
     if ("x_test" in arrays) != ("y_test" in arrays):
         raise ValueError(f"dataset: {name} has {', '.join(arrays)}, must have x_test and y_test, or neither")
     if "users_test" in arrays and not {"users", "x_test"} <= arrays.keys():
@@ -171,8 +172,13 @@ def _load(name: str, path: Path, options: OwnOptions, data_dir: Path | None, see
     kind = _kind(name, first_x, options.input_kind)
     for end in SPLITS.values():
         x, y = arrays.get(f"x{end}", first_x), arrays.get(f"y{end}", arrays["y"])
-        if x.shape[1:] != first_x.shape[1:] or x.dtype != first_x.dtype or len(x) != (len(y) if y.ndim else -1):
-            raise ValueError(f"x{end} and y{end}: got {x.dtype} {x.shape} and {y.shape} in {name}, must go together")
+        if x.shape[1:] != first_x.shape[1:] or x.dtype != first_x.dtype:
+            raise ValueError(
+                f"x{end}: got {x.dtype} {x.shape} in {name}, must have the type and shape of examples of x, "
+                f"{first_x.dtype} {first_x.shape}"
+            )
+        if len(x) != (len(y) if y.ndim else -1):
+            raise ValueError(f"x{end} and y{end}: got shapes {x.shape} and {y.shape} in {name}, must have as many rows")
         _check_users(name, arrays, end)
     if "x_test" not in arrays:
         rows = _held_out(len(first_x), arrays.get("users"), options, seed)
@@ -188,8 +194,8 @@ def _load(name: str, path: Path, options: OwnOptions, data_dir: Path | None, see
     of_splits, num_classes, _ = targets(ys)
     y_train, y_test = of_splits.values()
     if y_train.shape[1:] != y_test.shape[1:]:
-        sizes = y_train.shape[1:], y_test.shape[1:]
-        raise ValueError(f"y_test: got targets of shapes {sizes} in {name}, must be alike to train and to test")
+        sizes = y_test.shape[1], y_train.shape[1]
+        raise ValueError(f"y_test: got {sizes[0]} numbers in each row in {name}, must be {sizes[1]}, as y has")
     if kind == TOKENS and num_classes:
         num_classes = max(num_classes, 1 + int(max(x_train.max(), x_test.max())))
     info = SourceInfo(str(path), "yours", str(path.parent))
@@ -228,7 +234,7 @@ def _check_users(name: str, arrays: dict[str, np.ndarray], end: str) -> None:
     if users is not None and (users.ndim != 1 or len(users) != len(arrays[f"x{end}"]) or users.dtype.kind not in "iuU"):
         raise ValueError(
             f"users{end}: got {users.dtype} {users.shape} in {name}, must be whole numbers or strings [n], one "
-            "an example"
+            "for each example"
         )
 
 
@@ -250,7 +256,7 @@ def _held_out(
     """
     share = checks.number("test_fraction", options.test_fraction, above=0, below=1)
     if count < 2:
-        raise ValueError(f"test_fraction: got {share} of {count} examples, must leave some to test on")
+        raise ValueError(f"x: got {count} rows, must be 2 or more, some to train and some to test on")
     examples = assemble([np.arange(count)]) if users is None else by_user(users)
     test = np.zeros(count, bool)
     test[held_out(examples, share, seed)[1].indices] = True
@@ -278,7 +284,8 @@ def _as_asked(name: str, y: np.ndarray, options: OwnOptions) -> np.ndarray:
     labels = y.reshape(-1) if y.ndim == 2 and y.shape[1] == 1 else y
     if (labels != np.rint(labels)).any():
         raise ValueError(
-            f"target_kind: got classes, must be numbers: {name} has {labels[labels != np.rint(labels)][0]}"
+            f"target_kind: got classes, must be numbers: {name} has {labels[labels != np.rint(labels)][0]}, which is "
+            "no whole number"
         )
     return labels.astype(np.int64) if y.dtype.kind == "f" else labels
 
@@ -305,7 +312,7 @@ def inputs(name: str, x: object, kind: str, scale: float | None = None) -> Num[n
         raise ValueError(f"{name}: got shape {array.shape}, must be [n, ...], a row of numbers for each example")
     if kind == TOKENS:
         if scale is not None:
-            raise ValueError(f"input_scale: got {scale}, must be none for tokens")
+            raise ValueError(f"input_scale: got {scale}, must be left out for tokens")
         checks.tokens(name, array, None)
         return array.astype(np.int32, copy=False)
     if scale is not None:

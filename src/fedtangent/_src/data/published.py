@@ -93,7 +93,8 @@ def located(published: Published, directory: Path) -> tuple[dict[str, Path], lis
         ValueError: ``directory`` is no directory.
     """
     if not directory.is_dir():
-        raise ValueError(f"{published.name}: data directory {directory} is not a directory")
+        advice = "name another by data_dir or FEDTANGENT_DATA"
+        raise ValueError(f"{published.name}: data directory {directory} is not a directory: {advice}")
     folders = (directory / published.name, *places(directory, published.stem or published.name))
     by_role: dict[str, Path] = {}
     for role, file in published.files.items():

@@ -58,9 +58,7 @@ def number_given(shared: Sequence[int] | np.ndarray, fraction: float, name: str 
     """
     chosen = np.asarray(shared)
     if chosen.ndim != 1 or chosen.size == 0 or not np.issubdtype(chosen.dtype, np.integer):
-        raise ValueError(
-            f"{name}: got shape {chosen.shape}, dtype {chosen.dtype}, must be one index or more in a 1-D array"
-        )
+        raise ValueError(f"{name}: got shape {chosen.shape}, dtype {chosen.dtype}, must be whole numbers [n], n >= 1")
     if chosen.min() < 0 or len(np.unique(chosen)) < len(chosen):
         raise ValueError(f"{name}: got {chosen.tolist()!r:.60}, must be indices of at least 0, each once")
     checks.number("fraction", fraction, above=0, at_most=1)

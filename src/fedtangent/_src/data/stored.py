@@ -164,7 +164,7 @@ def dataset(published: Published, stored: Found, options: StoredImageOptions, si
         x, y = first(f"num_{split}", count, arrays[f"x_{split}"], arrays[f"y_{split}"])
         users = arrays.get(f"user_{split}")
         scaled = _scaled(images(x, options.flatten)[0], mean, deviation, dtype)
-        labels = checks.class_labels("labels", y, num_classes).astype(np.int32)
+        labels = checks.class_labels(f"{published.name}: labels", y, num_classes).astype(np.int32)
         return scaled, labels, None if users is None else users[: len(y)].astype(np.int32)
 
     x_train, y_train, user_train = of_split("train", options.num_train)
@@ -186,5 +186,5 @@ def _scaled(
 ) -> Float[np.ndarray, "*shape"]:
     """Computes ``(pixels / 255 - mean) / deviation`` by a table of 256 values, without a float64 copy of the pixels."""
     if deviation == 0.0:
-        raise ValueError("standardise: got True, but the training images are all one shade")
+        raise ValueError("standardise: got True, must be False: all pixels of the training images have one shade")
     return ((np.arange(256) / 255 - mean) / deviation).astype(dtype)[pixels]

@@ -118,7 +118,7 @@ def output_folder(path: str | os.PathLike[str]) -> Path:
         raise ValueError(f"output: cannot make the folder {folder}: {error.strerror}") from error
     figures = folder / "figures"  # made with the first of them, when the work is done
     if os.path.lexists(figures) and not figures.is_dir():
-        raise ValueError(f"output: got {folder}, in which {figures.name} is no folder: name another folder")
+        raise ValueError(f"output: got {folder}, in which {figures.name} is not a folder: name another folder")
     return folder
 
 
@@ -152,7 +152,7 @@ def check_free(folder: Path, command: str, options: Mapping[str, object], goes_o
     differ = [f"{name} ({old} there, {new} here)" for name, (old, new) in texts.items() if old != new]
     if differ:
         advice = f"repeat its options, or give --config {folder / 'config.json'}"
-        raise ValueError(f"output: {folder} holds another run, different are {', '.join(differ)}: {advice}")
+        raise ValueError(f"output: {folder} holds a run with other options, {', '.join(differ)}: {advice}")
 
 
 def held_by(folder: Path) -> dict[str, Any] | None:

@@ -72,7 +72,7 @@ def runs_below(folder: Path) -> list[Path]:
         raise ValueError(f"runs: got {folder}, must be a folder")
     folders = _below(folder)
     if not folders:
-        raise ValueError(f"runs: got {folder}, must be the folder of a run, or have some below it")
+        raise ValueError(f"runs: got {folder}, must be the folder of a run, or have folders of runs in it")
     return folders
 
 
@@ -92,7 +92,8 @@ def _read(path: Path) -> Row:
         raise ValueError(f"runs: {path} is not a JSON file of a run")
     for name, kind in KINDS[path.name].items():
         if not isinstance(content.get(name), kind | None):
-            raise ValueError(f"runs: {path} is not a file of a run: {name} is a {type(content.get(name)).__name__}")
+            got = type(content.get(name)).__name__
+            raise ValueError(f"runs: {path} is not a file of a run: {name} is a {got}, must be a {kind.__name__}")
     return content
 
 
@@ -104,7 +105,8 @@ def read_run(folder: Path) -> ReportedRun:
     """
     config = _read(folder / "config.json")
     if config.get("command") is None or config.get("options") is None:
-        raise ValueError(f"runs: {folder / 'config.json'} is not the configuration of a run")
+        path = folder / "config.json"
+        raise ValueError(f"runs: {path} is not the configuration of a run, must have command and options")
     path = folder / "result.json"
     result = _read(path) if path.exists() else {}
     paths = [path for path in sorted((folder / "figures").glob("*")) if path.suffix[1:] in FORMATS]

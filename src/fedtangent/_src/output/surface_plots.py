@@ -98,7 +98,7 @@ def _log10(loss: np.ndarray) -> np.ndarray:
     """
     usable = np.isfinite(loss) & (loss > 0)
     if not usable.any():
-        raise ValueError("loss: is nowhere finite and positive, there is nothing to draw")
+        raise ValueError("loss: got no finite number above 0, must have one to draw")
     return np.where(usable, np.log10(np.where(usable, loss, 1.0)), np.nan)
 
 

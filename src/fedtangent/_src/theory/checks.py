@@ -75,7 +75,7 @@ def check_known(name: str, *values: PyTree) -> None:
     ``name`` is the argument's name in the message.
     """
     if not is_concrete(*values):
-        raise ValueError(f"{name}: got a traced value, must be known numbers")
+        raise ValueError(f"{name}: got a traced value, must be known numbers, not arguments of a JAX transformation")
 
 
 def check_rows(name: str, values: ArrayLike, axes: str) -> Float64[np.ndarray, "n C"]:
@@ -183,7 +183,8 @@ def check_cohorts(
     client, model = np.asarray(cohorts.client), np.asarray(cohorts.model)
     shapes = client.shape, model.shape, np.shape(cohorts.weight)
     if client.ndim != 2 or len(set(shapes)) > 1 or client.size == 0:
-        raise ValueError(f"cohorts: got shapes {shapes}, must be three of one shape [R, S], not empty")
+        got = f"client, model and weight of shapes {', '.join(map(str, shapes))}"
+        raise ValueError(f"cohorts: got {got}, must be of one shape [R, S] with R, S >= 1")
     for name, values in (("client", client), ("model", model)):
         if not np.issubdtype(values.dtype, np.integer):
             raise ValueError(f"cohorts.{name}: got {values.dtype}, must be integers")
@@ -228,10 +229,14 @@ def check_steps(local_steps: ArrayLike, num_clients: int) -> Int[np.ndarray, "N"
     if steps.shape not in ((), (num_clients,)):
         raise ValueError(f"local_steps: got shape {steps.shape}, must be a number or one per client [{num_clients}]")
     if not np.issubdtype(steps.dtype, np.integer) or np.any(steps < 1):
-        raise ValueError(f"local_steps: got {local_steps}, must be whole numbers of at least 1")
+        raise ValueError(f"local_steps: got {_in_one_line(local_steps)}, must be whole numbers of at least 1")
     if np.any(steps > MAX_INDEX):
         raise ValueError(f"local_steps: got {steps.max()}, must be whole numbers from 1 to {MAX_INDEX}")
     return np.broadcast_to(steps, (num_clients,)).astype(np.int64)
+
+
+def _in_one_line(value: object) -> str:
+    return f"{' '.join(str(value).split()):.60}"
 
 
 def check_rate(name: str, rate: ArrayLike, num_rounds: int) -> None:
@@ -244,7 +249,7 @@ def check_rate(name: str, rate: ArrayLike, num_rounds: int) -> None:
     """
     value = _each_round(name, rate, num_rounds)
     if value is not None and not (np.all(np.isfinite(value)) and (np.all(value >= 0) if value.ndim else value > 0)):
-        raise ValueError(f"{name}: got {rate}, must be above 0 (in a round: 0 or more) and finite")
+        raise ValueError(f"{name}: got {_in_one_line(rate)}, must be above 0 (in a round: 0 or more) and finite")
 
 
 def check_shares(name: str, share: ArrayLike, num_rounds: int) -> None:
@@ -257,7 +262,7 @@ def check_shares(name: str, share: ArrayLike, num_rounds: int) -> None:
     """
     value = _each_round(name, share, num_rounds)
     if value is not None and not (np.all(value >= 0) and np.all(value <= 1)):
-        raise ValueError(f"{name}: got {share}, must be from 0 to 1")
+        raise ValueError(f"{name}: got {_in_one_line(share)}, must be from 0 to 1")
 
 
 def _each_round(name: str, numbers: ArrayLike, num_rounds: int) -> np.ndarray | None:

@@ -38,7 +38,7 @@ class CovarianceTerms(NamedTuple):
 def prior_blocks(kernels: KernelBlocks) -> PriorBlocks:
     """Returns the nngp blocks train, test-train and test of ``kernels``; raises ``ValueError`` if one is missing."""
     if kernels.nngp_train is None or kernels.nngp_test_train is None or kernels.nngp_test is None:
-        raise ValueError("kernels: got None among nngp_train, nngp_test_train and nngp_test, must be arrays")
+        raise ValueError("kernels: got None as nngp_train, nngp_test_train or nngp_test, must have all three")
     return kernels.nngp_train, kernels.nngp_test_train, kernels.nngp_test
 
 

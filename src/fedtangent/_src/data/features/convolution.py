@@ -103,7 +103,9 @@ def with_features(dataset: Dataset, features: Callable[[np.ndarray], Features], 
         raise ValueError(f"dataset: got {dataset.name} of kind {dataset.kind}, must be of kind {IMAGE}")
     train, test = features(dataset.x_train), features(dataset.x_test)
     if train.made_by != test.made_by:
-        raise ValueError(f"features: got {train.made_by} and {test.made_by}, must be the same of train and test")
+        raise ValueError(
+            f"features: got {train.made_by!r} of training and {test.made_by!r} of test images, must be of one kind"
+        )
     x_train, x_test, description = train.values, test.values, train.made_by
     if checks.flag("standardise", standardise):
         mean, deviation = x_train.mean(axis=0, dtype=np.float64), x_train.std(axis=0, dtype=np.float64)

@@ -113,16 +113,16 @@ def read_weights(path: Path | str, sha256: str) -> dict[str, np.ndarray]:
     raw = files.content("weights", path)
     actual = storage.sha256(raw)
     if actual != sha256:
-        raise ValueError(f"weights: got {path} of {len(raw)} bytes with sha256 {actual}, must be the file of {sha256}")
+        raise ValueError(f"weights: got {path} ({len(raw)} bytes) with sha256 {actual}, must have sha256 {sha256}")
     start = 8 + int.from_bytes(raw[:8], "little")
     with files.reading("weights", path):
         if not 8 < start <= len(raw):
-            raise ValueError(f"its header would have {start - 8} bytes, but the file has only {len(raw)} in all")
+            raise ValueError(f"it promises a header of {start - 8} bytes, but has {len(raw)} bytes in all")
         header = json.loads(raw[8:start])
         header.pop("__metadata__", None)
         tensors = {name: _tensor(raw, start, **fields) for name, fields in header.items()}
         if start + sum(a.nbytes for a in tensors.values()) != len(raw):
-            raise ValueError(f"a header that does not describe all of its {len(raw)} bytes")
+            raise ValueError(f"its header does not describe all of its {len(raw)} bytes")
     return tensors
 
 
@@ -132,11 +132,12 @@ def _tensor(raw: bytes, start: int, dtype: str, shape: list[int], data_offsets: 
     The other arguments are the tensor's fields in the header. Raises ``ValueError`` if they do not fit together.
     """
     if dtype not in DTYPES:
-        raise ValueError(f"a tensor of dtype {dtype}, allowed are {', '.join(DTYPES)}")
+        raise ValueError(f"it has a tensor of dtype {dtype}, allowed are {', '.join(DTYPES)}")
     first, beyond = data_offsets
     count = math.prod(shape)
     if min([first, *shape]) < 0 or beyond - first != count * DTYPES[dtype].itemsize or start + beyond > len(raw):
-        raise ValueError(f"a tensor of shape {shape} at bytes {data_offsets} of {len(raw) - start}")
+        place = f"bytes {first} to {beyond} of the {len(raw) - start} after the header"
+        raise ValueError(f"its header puts a {dtype} tensor of shape {shape} at {place}, where it does not fit")
     return np.frombuffer(raw, DTYPES[dtype], count, start + first).reshape(shape)
 
 
@@ -149,7 +150,8 @@ def _checked(path: Path, tensors: dict[str, np.ndarray]) -> dict[str, np.ndarray
     for name, shape in shapes(width).items():
         if name not in tensors or tensors[name].shape != shape or tensors[name].dtype.kind != "f":
             got = f"{tensors[name].dtype} {tensors[name].shape}" if name in tensors else "none"
-            raise ValueError(f"weights: got {got} as {name} in {path}, must be floating {shape}, as in torchvision's")
+            must = f"must be floating {shape}, as in torchvision's ResNet-50"
+            raise ValueError(f"weights: got {got} as {name} in {path}, {must}")
     return {name: tensors[name].astype(np.float32) for name in shapes(width)}
 
 

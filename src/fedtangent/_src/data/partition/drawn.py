@@ -426,7 +426,7 @@ def _entry(function: Partitioner, summary: str, options: type[ClientsOptions], *
     def build(chosen: ClientsOptions, dataset: Dataset, seed: int) -> Partition:
         if takes_labels and dataset.num_classes == 0:
             raise ValueError(
-                f"partition: got one by class labels, must be another: the data set {dataset.name} has none"
+                f"partition: got {function.__name__}, must be another: the data set {dataset.name} has no class labels"
             )
         return function(dataset.y_train if takes_labels else len(dataset.x_train), seed=seed, **vars(chosen))
 

@@ -72,7 +72,9 @@ def numbered(train: Shaped[np.ndarray, "n"], test: Shaped[np.ndarray, "m"]) -> t
         ValueError: One of the arrays holds strings and the other one numbers.
     """
     if (train.dtype.kind == "U") != (test.dtype.kind == "U"):
-        raise ValueError(f"users_test: got {test.dtype}, must be of one kind with users, {train.dtype}: is 1 user '1'?")
+        raise ValueError(
+            f"users_test: got {test.dtype}, must be of the kind of users, {train.dtype}: both strings or both numbers"
+        )
     is_exact = np.result_type(train, test).kind != "f"  # int64 and uint64 have float64 in common
     both = np.concatenate([ids if is_exact else ids.astype(object) for ids in (train, test)])
     names, user = np.unique(both, return_inverse=True)
@@ -220,7 +222,7 @@ def heterogeneity(partition: Partition, labels: ArrayLike) -> Heterogeneity:
     sizes, num_classes = partition.sizes, int(labels.max()) + 1
     if partition.num_clients * num_classes > MAX_CELLS:
         raise ValueError(
-            f"labels: got {num_classes - 1} as the largest, must number the classes from 0: a table of "
+            f"labels: got {num_classes - 1} as the largest, must number the classes without gaps from 0: a table of "
             f"{partition.num_clients * num_classes} shares would be needed, at most {MAX_CELLS} are allowed"
         )
     owner = np.repeat(np.arange(partition.num_clients), sizes)

@@ -57,7 +57,8 @@ def _read(published: Published, paths: Mapping[str, Path]) -> Arrays:
     for split in ("train", "test"):
         x, y = arrays[f"x_{split}"], arrays[f"y_{split}"]
         if x.shape[1:] != (28, 28) or y.shape != x.shape[:1]:
-            raise ValueError(f"{published.name}: got {x.shape} and {y.shape} in {path}, must be [n, 28, 28] and [n]")
+            got = f"images {x.shape} and labels {y.shape} to {split}"
+            raise ValueError(f"{published.name}: got {got} in {path}, must be [n, 28, 28] and [n]")
         arrays[f"x_{split}"] = np.ascontiguousarray(x.transpose(0, 2, 1))
         labels = y.astype(np.int64) - FIRST_LABEL.get(part, 0)
         checks.class_labels(f"{published.name}: labels", labels, published.num_classes)

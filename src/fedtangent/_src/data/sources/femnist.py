@@ -46,7 +46,9 @@ def _load(name: str, num_classes: int, options: WritersOptions, data_dir: Path |
     arrays = leaf.first_users(arrays, options.num_users)
     for split in leaf.SPLITS:
         if len(arrays[f"y_{split}"]) == 0:
-            raise ValueError(f"{name}: got none of {num_classes} classes to {split} in {stored.read_from}, must be one")
+            raise ValueError(
+                f"{name}: got no example of its {num_classes} classes to {split} in {stored.read_from}, must be some"
+            )
     described = FEMNIST._replace(name=name, num_classes=num_classes)
     return dataset(described, stored._replace(arrays=arrays), options, SIZE)
 
@@ -73,7 +75,8 @@ def _of_archive(path: Path) -> Arrays:
             arrays[f"user_{split}"] = files.owners(f"{NAME}: {split}_offsets of {path}", offsets, len(y), 0)
             writers.append(len(offsets) - 1)
     if len(set(writers)) > 1:
-        raise ValueError(f"{NAME}: got {writers} writers to train and to test in {path}, must be the same ones")
+        got = "{} writers to train and {} to test".format(*writers)
+        raise ValueError(f"{NAME}: got {got} in {path}, must be the same writers")
     return arrays
 
 
@@ -95,7 +98,7 @@ def _examples(writer: leaf.User) -> tuple[np.ndarray, np.ndarray]:
     pixels = checks.real_array(f"{NAME}: images of {writer.path}", writer.x)
     shades = np.rint(pixels * 255)
     if pixels.shape != (len(writer.y), 784) or not np.allclose(shades / 255, pixels, rtol=0, atol=1e-4):
-        raise ValueError(f"{NAME}: got {pixels.shape} in {writer.path}, must be images of 784 shades, in 255ths")
+        raise ValueError(f"{NAME}: got {pixels.shape} in {writer.path}, must be [n, 784], multiples of 1 / 255")
     if shades.min() < 0 or shades.max() > 255:
         raise ValueError(f"{NAME}: got {pixels.min()} to {pixels.max()} in {writer.path}, must be shades from 0 to 1")
     labels = checks.class_labels(f"{NAME}: labels of {writer.path}", writer.y, CHARACTERS)

@@ -102,7 +102,8 @@ def _rows(folder: Path, split: str) -> list[Row]:
     with reading(NAME, path), path.open(encoding="utf-8-sig", newline="") as file:
         header, *lines = csv.reader(file)
     if header != COLUMNS or not lines:
-        raise ValueError(f"{NAME}: got {header} in {path}, must be lines of {', '.join(COLUMNS)}")
+        must = f"must begin with {', '.join(COLUMNS)}, and have a line for each image"
+        raise ValueError(f"{NAME}: got the columns {header} and {len(lines)} lines below them in {path}, {must}")
     rows = []
     for number, line in enumerate(lines, start=2):
         if len(line) != len(COLUMNS) or not line[3].isdecimal():

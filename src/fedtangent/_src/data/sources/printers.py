@@ -45,7 +45,8 @@ def _load(options: PrintersOptions, data_dir: Path | None, seed: int) -> Dataset
     for split, count in (("train", PRINTERS * (len(SPEEDS) - 1) * ROWS), ("test", PRINTERS * ROWS)):
         shapes = [stored.arrays.get(f"{name}_{split}", np.empty(0)).shape for name in ("x", "y", "user")]
         if shapes != [(count, 1 + PRINTERS), (count, 1), (count,)]:
-            raise ValueError(f"printers: got {shapes} in {stored.read_from}, must be {count} examples to {split}")
+            must = f"must be x [{count}, {1 + PRINTERS}], y [{count}, 1] and user [{count}] to {split}"
+            raise ValueError(f"printers: got shapes {shapes} in {stored.read_from}, {must}")
     info = SourceInfo(PUBLISHED.homepage, PUBLISHED.licence, str(stored.read_from))
     x_train, y_train, x_test, y_test = (
         stored.arrays[name].astype(dtype) for name in ("x_train", "y_train", "x_test", "y_test")

@@ -152,11 +152,14 @@ def _by_role(stored: Found, stride: int) -> Arrays:
     for split in ("train", "test"):
         text, offsets = (stored.arrays.get(f"{name}_{split}", np.empty(0)) for name in ("text", "offsets"))
         if text.dtype != np.uint8 or offsets.dtype.kind != "i" or offsets[-1:].tolist() != [len(text)]:
-            raise ValueError(f"{NAME}: got {text.dtype} {text.shape} in {stored.read_from}, must be texts by role")
+            got = f"a text {text.dtype} {text.shape}, and offsets {offsets.dtype} that end with {offsets[-1:]}"
+            raise ValueError(f"{NAME}: got {got} in {stored.read_from}, must be uint8 [L] and whole numbers up to L")
         texts[split] = [_encoded(text[a:b]) for a, b in itertools.pairwise(offsets)]
     long = [min(len(a), len(b)) > WINDOW for a, b in zip(texts["train"], texts["test"], strict=True)]
     if not any(long):
-        raise ValueError(f"{NAME}: got no role in {stored.read_from} with more than {WINDOW} characters to test on")
+        raise ValueError(
+            f"{NAME}: got no role in {stored.read_from} with more than {WINDOW} characters both to train and to test on"
+        )
     parts = {}
     for split, roles in texts.items():
         pairs = [_windows(role, stride) for role in itertools.compress(roles, long)]
@@ -208,7 +211,8 @@ def _load_tiny(options: TextOptions, data_dir: Path | None, seed: int) -> Datase
     parts = {}
     for split, part in text.items():
         if part.dtype != np.uint8 or part.ndim != 1 or len(part) <= WINDOW:
-            raise ValueError(f"tiny_shakespeare: got {part.dtype} {part.shape} in {stored.read_from}, must be a text")
+            got = f"{part.dtype} {part.shape} to {split} in {stored.read_from}"
+            raise ValueError(f"tiny_shakespeare: got {got}, must be a text, uint8 [L] with L > {WINDOW}")
         parts[f"x_{split}"], parts[f"y_{split}"] = _windows(_encoded(part, TINY_CHARACTERS), stride)
     return _dataset(TINY, parts, TINY_CHARACTERS, stored.read_from)
 

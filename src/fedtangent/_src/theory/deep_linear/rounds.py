@@ -57,7 +57,7 @@ def full_batch_work(
     """
     inputs, targets = checks.check_rows("x", x, "n, d"), checks.check_rows("y", y, "n, C")
     if len(inputs) != len(targets):
-        raise ValueError(f"y: got {len(targets)} rows, must be {len(inputs)}, as x")
+        raise ValueError(f"y: got {len(targets)} rows, must be {len(inputs)}, as x has")
     instance("partition", partition, Partition)
     clients = checks.check_partition(partition, len(inputs), exact=True, occupied=True)
     rate = number("learning_rate", learning_rate, above=0)
@@ -73,7 +73,7 @@ def fitting(weights: Weights, work: FullBatchWork) -> Layers:
     """
     layers, outputs = layers_of(weights, work.x.shape[1]), work.y.shape[1]
     if len(layers[-1]) != outputs:
-        raise ValueError(f"weights: got {len(layers[-1])} outputs, must be {outputs}, as y")
+        raise ValueError(f"weights: got {len(layers[-1])} outputs, must be {outputs}, as y has")
     return layers
 
 

@@ -157,7 +157,9 @@ def ensemble_laws(
         num_models: Number K of models.
     """
     if not cohorts or len({np.shape(c.client) for c in cohorts}) > 1:
-        raise ValueError(f"cohorts: got {[np.shape(c.client) for c in cohorts]}, must be one or more of one shape")
+        raise ValueError(
+            f"cohorts: got shapes {[np.shape(c.client) for c in cohorts]}, must be one or more of one shape"
+        )
     targets, factor = checks.check_rows("y_train", y_train, "n, C"), _factor(kernels)
     outputs, q = targets.shape[1], factor.shape[1]
     start = np.concatenate([np.zeros((len(factor), outputs)), factor], axis=1)
@@ -195,7 +197,9 @@ def decompose_laws(laws: Sequence[EnsembleLaw], expected: ArrayLike, noise_varia
         noise_variance: Variance of the targets, the mean of Var[y | x] over points.
     """
     if not laws or len({law.mean.shape for law in laws}) > 1:
-        raise ValueError(f"laws: got {[law.mean.shape for law in laws]}, must be one or more of one shape")
+        raise ValueError(
+            f"laws: got means of shapes {[law.mean.shape for law in laws]}, must be one or more of one shape"
+        )
     expected = real_array("expected", expected)
     checks.check_shape("expected", expected, laws[0].mean.shape)
     noise = number("noise_variance", noise_variance, at_least=0)

@@ -99,7 +99,7 @@ def age_plan(
     trains = np.zeros(partition.num_clients, bool)
     trains[client[weight > 0]] = True
     if not trains.any():
-        raise ValueError("cohorts: got empty slots only, must be of weight above 0 somewhere")
+        raise ValueError("cohorts.weight: got zeros only, must be above 0 in at least one slot")
     return AgePlan(length, num_models, examples, visits, error, steps, rates, trains)
 
 

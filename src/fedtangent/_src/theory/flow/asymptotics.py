@@ -402,7 +402,8 @@ def stability(flow: Flow) -> Stability:
     check_known("rule", flow.rounds.learning_rate, flow.rounds.server_learning_rate, flow.numbers)
     flow.check_law("bound of stable steps")
     if unbounded := _unbounded_rule(flow.kind):
-        raise ValueError(f"rule: got {unbounded}, must be plain fed_avg here; ask for largest_stable_learning_rate()")
+        must = "must be plain fed_avg, without server_momentum and client_optimizer"
+        raise ValueError(f"rule: got {unbounded}, {must}; other rules have largest_stable_learning_rate()")
     nu, largest = float(flow.numbers.nu), float(np.max(flow.numbers.step_weights))
     bounds = np.full(flow.partition.num_clients, np.inf)
     for i in np.flatnonzero(flow.slots.trains(flow.partition.num_clients)):

@@ -383,8 +383,8 @@ class Flow:
         """Raises ``ValueError`` unless the loss is the squared error; the message says that ``quantity`` needs it."""
         if not self.kind.is_linear:
             raise ValueError(
-                f"loss: got {self.kind.loss!r}, must be 'squared_error' for the {quantity}: under another loss the run "
-                "from one initial function is known (predict), and can be averaged over drawn initial functions"
+                f"loss: got {self.kind.loss!r}, must be 'squared_error' for the {quantity}; under other losses call "
+                "predict for drawn initial functions, and average"
             )
 
     @property

@@ -60,7 +60,7 @@ def started(flow: Flow, split: str, f0: ArrayLike, along: ArrayLike | None, mode
     start = _rows(flow, f"f0_{split}", f0, rows, model)
     if not flow.kind.decays:
         if along is not None:
-            raise ValueError(f"along_{split}: got one, must be None without weight_decay")
+            raise ValueError(f"along_{split}: got an array, must be None without weight_decay")
         return Input(start, None)
     if along is None:
         return Input(start, flow.numbers.homogeneity * start)

@@ -250,7 +250,7 @@ class PrivateFlow:
         best = divmod(int(np.argmin(losses)), len(clips))
         if losses[best] == np.inf:
             raise ValueError(
-                "learning_rates: got only rates that diverge at every clipping bound, must have a smaller one"
+                "learning_rates: got only rates that diverge with every clip_norm, must have a smaller one"
             )
         return BestPrivate(float(rates[best[0]]), float(clips[best[1]]), float(losses[best]), losses)
 
@@ -259,10 +259,11 @@ class PrivateFlow:
     ) -> tuple[Float64[np.ndarray, "n C"], Float64[np.ndarray, "m C"]]:
         """Checks the initial functions at the n training and m test points and returns them; zeros in place of None."""
         zeros = functions.zero_functions(self.flow, 0)
-        values = [z if f is None else real_array("f0", f) for z, f in zip(zeros, (f0_train, f0_test), strict=True)]
-        for name, value, zero in zip(("f0_train", "f0_test"), values, zeros, strict=True):
-            checks.check_shape(name, value, zero.shape)
-            finite(name, value)
+        values: list[np.ndarray] = []
+        for (name, start), zero in zip({"f0_train": f0_train, "f0_test": f0_test}.items(), zeros, strict=True):
+            values.append(zero if start is None else real_array(name, start))
+            checks.check_shape(name, values[-1], zero.shape)
+            finite(name, values[-1])
         return values[0], values[1]
 
     @property

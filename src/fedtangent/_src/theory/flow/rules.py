@@ -180,7 +180,7 @@ def read_rule(rule: Rule, local_steps: Int[np.ndarray, "N"], stepwise: bool = Fa
     if is_concrete(of_ages):
         of_ages = real_array("delay_weights", of_ages)
         if of_ages.ndim != 1 or of_ages.size == 0 or not np.all(np.isfinite(of_ages) & (of_ages >= 0)):
-            raise ValueError(f"delay_weights: got {rule.delay_weights!r:.60}, must be at least 0 and finite, [D + 1]")
+            raise ValueError(f"delay_weights: got {rule.delay_weights!r:.60}, must be [D + 1], finite and at least 0")
     kind = kind._replace(most_delay=len(of_ages) - 1)
     values = rule.mu, rule.weight_decay, rule.homogeneity, rule.server_momentum, weights, of_ages
     return kind, Numbers(
@@ -382,7 +382,7 @@ def _step_weights(rule: Rule, most: int) -> Any:
     if is_concrete(weights):
         values = np.asarray(weights)
         if not np.all(np.isfinite(values)) or np.any(values < 0) or values.sum() == 0:
-            raise ValueError(f"step_weights: got {weights}, must be finite, at least 0 and not all 0")
+            raise ValueError(f"step_weights: got {values.tolist()!s:.60}, must be finite, at least 0 and not all 0")
     return weights
 
 
@@ -399,8 +399,6 @@ def delays_of(rule: Rule, kind: Kind, slots: tuple[int, int]) -> Int32[np.ndarra
     delays = real_array("delays", 0 if rule.delays is None else rule.delays)
     if delays.shape not in ((), slots) or not np.all((delays >= 0) & (delays <= kind.most_delay) & (delays % 1 == 0)):
         got = " ".join(repr(rule.delays).split())
-        must = (
-            f"one whole number from 0 to {kind.most_delay}, which delay_weights end with, or one per slot {list(slots)}"
-        )
-        raise ValueError(f"delays: got {got:.60}, must be {must}")
+        must = f"must be whole numbers from 0 to {kind.most_delay}, where delay_weights end"
+        raise ValueError(f"delays: got {got:.60}, {must}: one for all slots, or one per slot {list(slots)}")
     return np.broadcast_to(delays, slots).astype(np.int32)

@@ -128,7 +128,7 @@ def best_learning_rate(
     grid = [look(log) for log in np.linspace(np.log(low), np.log(high), coarse).tolist()]
     place = int(np.argmin([point.value for point in grid]))
     if not np.isfinite(grid[place].value):
-        raise ValueError(f"loss: got no finite one for learning rates from {low} to {high}, must be finite for some")
+        raise ValueError(f"loss: got no finite number at learning rates from {low} to {high}, must be finite at some")
     (_descend if derivative else _narrow)(look, grid, place, tolerance)
     best = min(tried, key=lambda point: point.value)
     values = np.array(tried)

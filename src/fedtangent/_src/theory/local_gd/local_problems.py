@@ -102,7 +102,7 @@ def check_weights(weights: ArrayLike, sizes: Int[np.ndarray, "N"]) -> Float64[np
     finite("weights", values)
     if not np.all(values >= 0) or not np.any(values > 0):
         raise ValueError(
-            f"weights: the least is {values.min():g}, must be at least 0, and above 0 for at least one node"
+            f"weights: got {values.min():g} as the least, must be at least 0, and above 0 for at least one node"
         )
     values = values / values.max()  # so that their sum is finite
     return np.asarray(values / values.sum())

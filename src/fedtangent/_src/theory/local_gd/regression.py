@@ -81,7 +81,7 @@ def local_regression(
     if descent is None and dimension <= nodes.sizes.max():
         raise ValueError(
             f"x: got {dimension} dimensions and {nodes.sizes.max()} examples at node {int(nodes.sizes.argmax())}, must "
-            "be fewer examples than dimensions for local work until convergence; give learning_rate and local_steps"
+            "have more dimensions than examples for local work until convergence; or give learning_rate and local_steps"
         )
     u, singular, v = np.linalg.svd(nodes.x, full_matrices=False)
     nonzero = singular > max(nodes.x.shape[1:]) * np.finfo(float).eps * singular[:, :1]

@@ -220,7 +220,7 @@ def ntk_evolved(
     increasing = [whole("times", t, 0) for t in np.ravel(times).tolist()]
     checks.check_shape("residual", start, (len(kernels.ntk_train), start.shape[1]))
     if not increasing or sorted(set(increasing)) != increasing:
-        raise ValueError(f"times: got {increasing}, must be increasing")
+        raise ValueError(f"times: got {increasing}, must be one or more numbers that increase")
     number("step", step, above=0)
 
     @jax.jit

@@ -207,8 +207,10 @@ def residual_part(
         num_examples: Number N of examples.
     """
     norms = real_array("apart", apart)
-    if norms.ndim != 1 or not np.all(norms >= 0):
-        raise ValueError(f"apart: got shape {norms.shape}, must be [T + 1] numbers of at least 0")
+    if norms.ndim != 1:
+        raise ValueError(f"apart: got shape {norms.shape}, must be [T + 1]")
+    if not np.all(norms >= 0):
+        raise ValueError(f"apart: got {norms.min():g}, every number must be at least 0")
     number("num_examples", num_examples)
     return _per_step(learning_rate, width, input_size) * width * norms / num_examples
 
