@@ -148,7 +148,7 @@ def test_wrong_arguments() -> None:
         ft.kernels.tangent_features(ONE, trained, x, num_features=size + 1)
     with pytest.raises(ValueError, match="params: got the structure"):
         ft.kernels.tangent_features(ONE, trained[:-1], x)
-    with pytest.raises(ValueError, match=r"params: got arrays of shapes .* must have a layer in common"):
+    with pytest.raises(ValueError, match=r"params: got arrays of shapes .* must have a shape in common"):
         ft.kernels.tangent_features(ONE, jax.tree.map(lambda leaf: leaf[..., None], trained), x)
     with pytest.raises(ValueError, match="seed"):
         ft.kernels.tangent_features(ONE, trained, x, seed=-1)

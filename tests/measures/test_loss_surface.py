@@ -141,7 +141,7 @@ def test_a_grid_is_one_program_whatever_its_size() -> None:
 three = trees()
 ON_A_LINE = jax.tree.map(lambda x, y: x + 2 * (y - x), three[0], three[1])
 BAD = {
-    "two": (three[:2], "models: got 2, must be three"),
+    "two": (three[:2], "models: got 2, must be a list of three models"),
     "equal": ([three[0], three[1], three[1]], "models: got 2 and 3 equal"),
     "equal to the first": ([three[0], three[0], three[1]], "models: got 1 and 2 equal"),
     "collinear": ([three[0], three[1], ON_A_LINE], "models: got three on one line"),
