@@ -94,7 +94,7 @@ REFUSED = {
     ),
     "another argument": (lambda: Trained(), "module: got Trained, which does not run on a batch of inputs alone: "),
     "other result": (lambda: lambda rngs: 3, "module: got a function that returns a int, must return a module of nnx"),
-    "number": (lambda: 3, "module: got a int, must be a module of flax.linen, a class of nnx, or"),
+    "number": (lambda: 3, "module: got a int, must be a module of flax.linen, or a class of nnx"),
 }
 
 

@@ -98,7 +98,9 @@ def test_registry_names_what_it_does_not_know():
         ValueError, match=r"depth: got an option that mlp does not have, allowed are widths, activation"
     ):
         build("mlp", 4, 2, depth=3)
-    with pytest.raises(ValueError, match=r"model: got 'rbf_linear' for examples of shape \(4,\), must be one number"):
+    with pytest.raises(
+        ValueError, match=r"model: got 'rbf_linear' for examples of shape \(4,\), must be another model"
+    ):
         build("rbf_linear", 4, 2)
     for name, kind, readers in (
         ("cnn", "vector", "deep_linear, linear, logistic, mlp, rbf_linear"),

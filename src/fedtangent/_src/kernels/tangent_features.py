@@ -56,9 +56,7 @@ def tangent_features(
     """
     checks.instance("model", model, Model)
     if model.output_size != 1:
-        raise ValueError(
-            f"model: got a model of {model.output_size} outputs, must be the trained network with one output"
-        )
+        raise ValueError(f"model: got {model.output_size} outputs, must be the trained network with one output")
     checks.seed(seed)
     layer_key, sample_key = jax.random.split(jax.random.key(seed))
     weights = _with_new_outputs(model, params, layer_key)

@@ -64,7 +64,7 @@ def differences(
     number("confidence", confidence, above=0, below=1)
     matching = [i for i, c in enumerate(sweep.configs) if all(k in c and c[k] == v for k, v in baseline.items())]
     if len(matching) != 1:
-        raise ValueError(f"baseline: got {baseline}, which fits {len(matching)} configurations, must fit exactly one")
+        raise ValueError(f"baseline: got {baseline}, which names {len(matching)} configurations, must name exactly one")
     base = values[:, matching[0]]
     others = [(config, values[:, i]) for i, config in enumerate(sweep.configs) if i != matching[0]]
     return [_difference(config, mine - base, confidence) for config, mine in others]

@@ -138,7 +138,7 @@ def _of_nnx(module: object) -> _Functions:
     if not callable(module):
         title = type(module).__name__
         raise ValueError(
-            f"module: got a {title}, must be a module of flax.linen, a class of nnx, or a function that makes a module of nnx"
+            f"module: got a {title}, must be a module of flax.linen, or a class of nnx or a function that makes one"
         )
 
     def made(key: Key) -> PyTree:

@@ -153,7 +153,8 @@ def _clients(
         clients = maps.authors_map(loaded, settings.map, data_dir)
         if clients.num_clients != settings.num_clients:
             raise ValueError(
-                f"num_clients: got {settings.num_clients}, must be {clients.num_clients}, the clients of map {settings.map}"
+                f"num_clients: got {settings.num_clients}, must be {clients.num_clients}, the clients of map "
+                f"{settings.map}"
             )
         return maps.among(clients, examples.rows["train"], len(loaded.x_train))
     if loaded.user_train is None:
@@ -247,7 +248,7 @@ def check(study: Study, **changes: object) -> None:
     settings = dataclasses.replace(study.settings, **changes)
     cohort, clients = settings.clients_per_round, settings.num_clients
     if cohort > clients:
-        raise ValueError(f"clients_per_round: got {cohort}, must be at most num_clients, {clients}")
+        raise ValueError(f"clients_per_round: got {cohort}, must be at most {clients} (num_clients)")
     if settings.window > (rounds := min(settings.num_rounds, settings.reference_rounds)):
         raise ValueError(
             f"window: got {settings.window}, must be at most {rounds}, the smaller of num_rounds and reference_rounds"
