@@ -199,7 +199,7 @@ REFUSED = [
         "ntk_fl.table1",
         "digits",
         "reference_rounds=2",
-        "reference_rounds: got 2, must be num_rounds, ",
+        "reference_rounds: got 2, must be at least num_rounds",
     ),
     ("ntk_fl.fig5", "digits", "methods=fed_avg", "methods: got fed_avg, must include ntk_fl"),
     ("ntk_fl.fig6", "digits", "dimensions=8,65", "projected: got 65, larger than the 64 inputs"),

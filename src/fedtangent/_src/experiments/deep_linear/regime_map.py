@@ -188,7 +188,7 @@ def check(study: Study) -> None:
     check_width("widths", settings.widths[0], settings.outputs, settings.dimension)
     if settings.held % 2:
         raise ValueError(
-            f"held: got {settings.held}, must be even: some runs have 2 N clients of half as many examples"
+            f"held: got {settings.held}, must be even: some runs have twice the clients, with half of it each"
         )
     if settings.dimension > (examples := settings.num_clients * settings.held):
         raise ValueError(f"dimension: got {settings.dimension}, must be at most {examples}, num_clients * held")

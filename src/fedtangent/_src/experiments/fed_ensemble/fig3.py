@@ -144,7 +144,7 @@ def check(study: Study) -> None:
     """Raises ``ValueError`` for wrong settings: loads the first seed's data and builds the algorithm."""
     settings, images = study.settings, _load(study, study.seeds[0])
     if settings.num_rounds % 4:
-        why = "one model is compared after a half, three quarters and all of them"
+        why = "one model is compared after half, three quarters and all of the rounds"
         raise ValueError(f"num_rounds: got {settings.num_rounds}, must be a multiple of 4: {why}")
     _ensemble(settings, network(settings, images.train.x, int(jnp.max(images.train.y)) + 1))
 
