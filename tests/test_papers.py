@@ -45,5 +45,5 @@ def test_an_algorithm_inside_another_is_cited_too() -> None:
 
 
 def test_an_unknown_algorithm() -> None:
-    with pytest.raises(ValueError, match="cite: got the algorithm 'fed_magic', known are centralised,"):
+    with pytest.raises(ValueError, match="algorithm: got 'fed_magic', allowed are centralised,"):
         cite("fed_magic")

@@ -161,7 +161,10 @@ REFUSED = {
     "no annotation": (["--model", "mine:bare"], "whose option units must be annotated: as bool, int, float, str"),
     "a type that is not written": (["--model", "mine:odd"], "whose option activation must be annotated: as bool"),
     "an unknown type": (["--model", "mine:unknown"], "whose signature cannot be read: name 'Nowhere' is not defined"),
-    "too short": (["--model", "mine:short"], "with parameters (input_shape), must begin with two positional ones"),
+    "too short": (
+        ["--model", "mine:short"],
+        "with parameters (input_shape), must begin with two positional parameters",
+    ),
     "returns nothing": (["--model", "mine:nothing"], "which returned a NoneType, must return a Model or a flax.linen"),
     "other outputs": (["--model", "mine:other_outputs"], "which returned a model of 2 outputs, must be 10"),
     "no step size": (["--algorithm", "mine:careless"], "must take client_learning_rate and loss, or **options"),
@@ -211,7 +214,7 @@ def test_in_python() -> None:
         assert sum(leaf.size for leaf in jax.tree.leaves(params)) == size
         assert model.apply(params, x).shape == (2, 4)
     assert describe(model="mine:wide", widths=(7,)) == describe(model="mine:wide", widths=(7,))
-    with pytest.raises(ValueError, match="depth: got an option that mine:wide has not, allowed are widths"):
+    with pytest.raises(ValueError, match="depth: got an option that mine:wide does not have, allowed are widths"):
         models.build("mine:wide", 6, 4, depth=3)
     with pytest.raises(ValueError, match=r"model: got 'mine', allowed are .* or package\.module:function of your own"):
         models.build("mine", 6, 4)

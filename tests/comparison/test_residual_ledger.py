@@ -291,7 +291,10 @@ def _made(
     [
         (lambda: _made(rounds=0), "num_rounds: got 0, must be a whole number of at least 1"),
         (lambda: _made(weighting="size"), "weighting: got 'size', allowed are examples, uniform"),
-        (lambda: _made(network(5)), "model: got mlp.*, must have the parameters of the networks of fed_avg"),
+        (
+            lambda: _made(network(5)),
+            "model: got mlp.*, must have parameters of the same shapes as the networks of fed_avg",
+        ),
         (lambda: _made(recipe=algorithms.local_only), "algorithm: got local_only, must predict with trained networks"),
         (
             lambda: _made(held=data.federated_data(X, np.zeros(14, int), PARTITION)),

@@ -21,16 +21,16 @@ def test_registry():
     ("name", "options", "message"),
     [
         ("digit", {}, f"dataset: got 'digit', allowed are {', '.join(NAMES)}"),
-        ("digits", {"gap": True}, "gap: got an option that digits has not, allowed are num_train"),
+        ("digits", {"gap": True}, "gap: got an option that digits does not have, allowed are num_train"),
         (
             "sine",
             {"num_train": 3},
-            "num_train: got an option that sine has not, allowed are num_users, points_per_user, gap",
+            "num_train: got an option that sine does not have, allowed are num_users, points_per_user, gap",
         ),
         (
             "mnist",
             {"source": 3},
-            "source: got an option that mnist has not, allowed are num_train",
+            "source: got an option that mnist does not have, allowed are num_train",
         ),
         ("digits", {"seed": -1}, "seed: got -1, must be a whole number from 0 to 4294967295"),
         ("sine", {"seed": 0.5}, r"seed: got 0\.5, must be a whole number from 0 to 4294967295"),

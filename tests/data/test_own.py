@@ -154,7 +154,7 @@ def test_files_that_are_none(tmp_path: Path) -> None:
         load(str(tmp_path / "mine.npz"))
     with pytest.raises(ValueError, match=r"nowhere\.npz cannot be read: .*No such file"):
         load("nowhere.npz")
-    with pytest.raises(ValueError, match=r"flatten: got an option that .* has not, allowed are test_fraction"):
+    with pytest.raises(ValueError, match=r"flatten: got an option that .* does not have, allowed are test_fraction"):
         load(saved(tmp_path, x=X, y=Y), flatten=True)
 
 

@@ -205,7 +205,7 @@ def test_parameters_as_start() -> None:
         (jax.random.split(jax.random.key(0)), "start: got .*, must be None, a typed key"),
         (
             np.zeros((3, 1)),
-            r"start: got float64 \(3, 1\) at the root, must be float\d\d \(2, 1\), or that of each of 1",
+            r"start: got float64 \(3, 1\) at the root, must be float\d\d \(2, 1\), or every leaf must begin",
         ),
         (np.zeros((2, 2, 1)), r"start: got float64 \(2, 2, 1\) at the root, must be"),
         (np.zeros((2, 1), np.int32), r"start: got int32 \(2, 1\) at the root"),

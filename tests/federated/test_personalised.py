@@ -177,7 +177,7 @@ COMMON = {"client_learning_rate": 0.1, "work": Work(steps=1, batch_size=None)}
         ("lg_fed_avg", {"private": "("}, "private.*no regular expression"),
         ("lg_fed_avg", {"private": ["W", "b"]}, "private: got a mask of structure"),
         ("lg_fed_avg", {"private": {"W": True}}, "private: got a mask of structure"),
-        ("lg_fed_avg", {"private": {"W": 1, "b": 0, "V": 0}}, "private: got .*, a mask must hold True or False"),
+        ("lg_fed_avg", {"private": {"W": 1, "b": 0, "V": 0}}, "private: got .*, must be True or False"),
         ("lg_fed_avg", {"private": "V", "server_learning_rate": -1.0}, "server_learning_rate: got -1"),
         ("local_only", {"server_learning_rate": 0.5}, "server_learning_rate: got 0.5, but local_only does not use it"),
         ("local_only", {"channel": lossless()}, "channel: got .*, but local_only does not use it"),

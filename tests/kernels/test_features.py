@@ -92,7 +92,7 @@ def test_a_function_outside_the_span_is_refused() -> None:
     features = kernel_features(coupled(x), C, 12, "full")
     assert features.train.shape[-1] < 20 * C
     features.start(np.asarray(model.apply(model.init(jax.random.key(0)), x)))
-    with pytest.raises(ValueError, match=r"f0: got a function of which the share .* is no combination"):
+    with pytest.raises(ValueError, match=r"f0: got a function that differs by .* from all combinations"):
         features.start(np.random.default_rng(4).normal(size=(20, C)))
 
 

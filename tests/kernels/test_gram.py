@@ -72,13 +72,13 @@ def test_blocks_are_float64_and_in_place(global_switch):
             lambda a, b: Kernels(a, a),
             np.ones((3, 2)),
             np.ones((3, 2)),
-            r"got nngp of float64 \(3, 2\), must be float64 \(3, 3\)",
+            r"returned nngp as float64 \(3, 2\), must be float64 \(3, 3\)",
         ),
         (
             lambda a, b: linear_kernel(a.astype(jnp.float32)),
             np.ones((3, 2)),
             np.ones((3, 2)),
-            r"got nngp of float32 \(3, 3\), must be float64",
+            r"returned nngp as float32 \(3, 3\), must be float64",
         ),
         (
             lambda a, b: linear_kernel(a / 0),

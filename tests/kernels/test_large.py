@@ -228,7 +228,7 @@ def test_a_file_that_was_changed_is_refused(points: Any, tmp_path: Path) -> None
     with path.open("r+b") as file:
         file.seek(1000)
         file.write(b"\x01")
-    with pytest.raises(ValueError, match=r"^kernel: got .*\.npy, which is not as it was written, must be removed$"):
+    with pytest.raises(ValueError, match=r"^folder: .*\.npy was changed since it was written; remove that file$"):
         built(points, folder=tmp_path)
 
 
@@ -268,9 +268,7 @@ def test_a_folder_that_is_none_is_refused(points: Any, tmp_path: Path, where: st
 
 def test_no_room_says_how_much_is_needed(points: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shutil, "disk_usage", lambda folder: SimpleNamespace(free=1))
-    with pytest.raises(
-        ValueError, match=r"^kernel: got 0.000362 GB to write to .*, must be below the 1e-09 GB that are"
-    ):
+    with pytest.raises(ValueError, match=r"^folder: got .*, where 1e-09 GB are free, must have room for 0.000362 GB"):
         built(points, folder=tmp_path)
     assert not list(tmp_path.glob("*.npy"))
 
@@ -281,7 +279,7 @@ def test_no_room_says_how_much_is_needed(points: Any, tmp_path: Path, monkeypatc
         (np.zeros((0, 20)), np.ones((2, 20)), "x_train and x_test: got"),
         (np.ones((3, 20)), np.ones((2, 19)), "x_train and x_test: got"),
         (np.full((3, 20), np.nan), np.ones((2, 20)), "x_train: got"),
-        (np.full((3, 20), 1e30), np.ones((2, 20)), "kernel: got one that is not finite in float32"),
+        (np.full((3, 20), 1e30), np.ones((2, 20)), "kernel_fn: got a kernel with entries beyond float32"),
     ],
 )
 def test_bad_points_are_refused(train: np.ndarray, test: np.ndarray, message: str) -> None:

@@ -142,13 +142,13 @@ def test_the_example_of_the_guide() -> None:
 def test_wrong_arguments() -> None:
     trained, x = NETWORK.init(jax.random.key(0)), examples(2)
     size = 4 * 8 + 8 + 8 * 8 + 8 + 8 + 1
-    with pytest.raises(ValueError, match="model: got 3 outputs, must be 1"):
+    with pytest.raises(ValueError, match="model: got 3 outputs, must be the trained network"):
         ft.kernels.tangent_features(NETWORK, trained, x)
     with pytest.raises(ValueError, match=f"num_features: got {size + 1}, must be .* {size}"):
         ft.kernels.tangent_features(ONE, trained, x, num_features=size + 1)
     with pytest.raises(ValueError, match="params: got the structure"):
         ft.kernels.tangent_features(ONE, trained[:-1], x)
-    with pytest.raises(ValueError, match=r"params: got arrays of shapes .* must have a layer in common"):
+    with pytest.raises(ValueError, match=r"params: got arrays of shapes .* must have a shape in common"):
         ft.kernels.tangent_features(ONE, jax.tree.map(lambda leaf: leaf[..., None], trained), x)
     with pytest.raises(ValueError, match="seed"):
         ft.kernels.tangent_features(ONE, trained, x, seed=-1)

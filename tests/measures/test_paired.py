@@ -65,7 +65,7 @@ def test_equal_samples_have_no_width() -> None:
     ("changed", "named"),
     [
         ({"metric": "loss"}, "metric: got 'loss', allowed are mse, outputs"),
-        ({"metric": "outputs"}, r"metric: got 'outputs' of shape \(1,\) a run"),
+        ({"metric": "outputs"}, r"metric: got 'outputs', an array of shape \(1,\) for each run"),
         ({"baseline": {"rate": 0.1}}, "names 2 configurations"),
         ({"baseline": {"rate": 0.3}}, "names 0 configurations"),
         ({"baseline": {"alpha": 0.3}}, "names 0 configurations"),
@@ -80,5 +80,5 @@ def test_bad_arguments(changed: dict[str, Any], named: str) -> None:
 
 
 def test_one_seed_has_no_interval() -> None:
-    with pytest.raises(ValueError, match="seeds: got 1, must be at least 2"):
+    with pytest.raises(ValueError, match="sweep: got runs of one seed, must have at least 2"):
         differences(made(sample(1)), "mse", {"rate": 0.2})

@@ -186,7 +186,7 @@ def test_sizes_from_a_data_set_and_other_widths() -> None:
     digits = load("digits", num_train=20, num_test=5)
     for make in (mlp, logistic, deep_linear):
         assert make(digits).name == make(64, 10).name
-        with pytest.raises(ValueError, match="output_size: got none, must be given unless a Dataset"):
+        with pytest.raises(ValueError, match="output_size: got none, must be given unless input_size is a Dataset"):
             make(64)
     with pytest.raises(ValueError, match=r"output_size: got .*, must be a number; widths are named: widths="):
         mlp(digits, (64,))  # type: ignore[arg-type]

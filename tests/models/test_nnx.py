@@ -90,11 +90,11 @@ REFUSED = {
     ),
     "dropout of linen": (
         lambda: linen.Sequential([jnp.ravel, linen.Dropout(0.5, deterministic=False)]),
-        "module: got Sequential, must need only a batch of inputs, but: layers_1 needs PRNG",
+        "module: got Sequential, which does not run on a batch of inputs alone: layers_1 needs PRNG",
     ),
-    "another argument": (lambda: Trained(), "module: got Trained, must need only a batch of inputs, but: "),
-    "other result": (lambda: lambda rngs: 3, "module: got a function that returns a int, must be an nnx module"),
-    "number": (lambda: 3, "module: got a int, must be a module of flax.linen, or make one of nnx"),
+    "another argument": (lambda: Trained(), "module: got Trained, which does not run on a batch of inputs alone: "),
+    "other result": (lambda: lambda rngs: 3, "module: got a function that returns a int, must return a module of nnx"),
+    "number": (lambda: 3, "module: got a int, must be a module of flax.linen, or a class of nnx"),
 }
 
 

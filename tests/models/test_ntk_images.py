@@ -206,7 +206,7 @@ def test_it_is_predicted_with_images_as_they_are() -> None:
         (lambda: ntk_cnn(SHAPE), "output_size: got none"),
         (lambda: ntk_cnn(SHAPE, 2, readout="max"), "readout: got 'max', allowed are flatten, average, global"),
         (lambda: ntk_cnn(SHAPE, 2, activation="tanh"), "activation: got 'tanh', allowed are"),
-        (lambda: ntk_cnn((1, 8), 2, readout="average"), "readout: got 'average' of 1 x 8 places, must be"),
+        (lambda: ntk_cnn((1, 8), 2, readout="average"), "readout: got 'average' of 1 x 8 places, allowed are"),
         (lambda: ntk_cnn(SHAPE, 2, depth=0), "depth: got 0"),
         (lambda: ntk_cnn(SHAPE, 2, width=0), "width: got 0"),
         (lambda: ntk_cnn(SHAPE, 2, layer_norm="yes"), "layer_norm: got 'yes'"),

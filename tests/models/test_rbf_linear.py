@@ -94,9 +94,13 @@ def test_registry_builds_by_name():
 def test_registry_names_what_it_does_not_know():
     with pytest.raises(ValueError, match=f"model: got 'resnet', allowed are {', '.join(catalogue('models'))}"):
         build("resnet", 4, 2)
-    with pytest.raises(ValueError, match=r"depth: got an option that mlp has not, allowed are widths, activation"):
+    with pytest.raises(
+        ValueError, match=r"depth: got an option that mlp does not have, allowed are widths, activation"
+    ):
         build("mlp", 4, 2, depth=3)
-    with pytest.raises(ValueError, match=r"model: got 'rbf_linear' for examples of shape \(4,\), must be one number"):
+    with pytest.raises(
+        ValueError, match=r"model: got 'rbf_linear' for examples of shape \(4,\), must be another model"
+    ):
         build("rbf_linear", 4, 2)
     for name, kind, readers in (
         ("cnn", "vector", "deep_linear, linear, logistic, mlp, rbf_linear"),

@@ -239,7 +239,8 @@ def _parameters(noun: str, name: str, function: Builder) -> list[inspect.Paramet
         raise ValueError(f"{noun}: got {name!r}, whose signature cannot be read: {error}") from error
     if len(parameters) < 2 or any(p.kind not in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD) for p in parameters[:2]):
         raise ValueError(
-            f"{noun}: got {name!r} with parameters {inspect.signature(function)}, must begin with two positional ones"
+            f"{noun}: got {name!r} with parameters {inspect.signature(function)}, must begin with two positional "
+            f"parameters, {'the input shape and the number of outputs' if noun == 'model' else 'model and schedule'}"
         )
     return parameters
 
@@ -448,7 +449,8 @@ def given_options(entry: Entry, values: Mapping[str, object]) -> Any:
     allowed = option_names(entry)
     for name in values:
         if name not in allowed:
-            raise ValueError(f"{name}: got an option that {entry.name} has not, allowed are {', '.join(allowed)}")
+            options = f"allowed are {', '.join(allowed)}" if allowed else "must be left out: it has no options"
+            raise ValueError(f"{name}: got an option that {entry.name} does not have, {options}")
     options = entry.options(**values)
     check_limits(options)
     return options

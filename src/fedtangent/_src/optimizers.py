@@ -254,13 +254,17 @@ def _try_linear(name: str, optimizer: Optimizer) -> None:
         scaled = [_differ(_moved(tried, _scaled(c, one)), c * first) for c in _FACTORS]
         together = _moved(tried, [pytrees.add(a, b) for a, b in zip(one, two, strict=True)])
         if any(scaled) or _differ(together, first + second):
-            raise ValueError(f"{name}: got an optimiser that is not linear in the gradients; optax.sgd is linear")
+            raise ValueError(
+                f"{name}: got an optimiser that is not linear in the gradients, must be one that is: optax.sgd"
+            )
         coefficients = _coefficients(tried)
         weighed = [a * _flat(g) for a, g in zip(coefficients, one, strict=True)]
         if _differ(first, np.sum(weighed, axis=0)):
             raise ValueError(f"{name}: got an optimiser that treats parameters differently, must treat all alike")
         if coefficients.min() < 0 or coefficients.max() == 0:
-            raise ValueError(f"{name}: got an optimiser that does not move against the gradients, as optax.sgd does")
+            raise ValueError(
+                f"{name}: got an optimiser that does not move against the gradients, must be one that does: optax.sgd"
+            )
 
 
 def first_steps(optimizer: Optimizer, num_rounds: int) -> float | np.ndarray:

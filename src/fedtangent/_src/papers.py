@@ -32,7 +32,7 @@ def papers_of(algorithm: Algorithm | str) -> tuple[str, ...]:
         inside, ending, rest = name.rpartition("_" + wrapper.name.removeprefix("fed_"))
         if inside and ending and not rest:
             return tuple(dict.fromkeys((*wrapper.papers, *papers_of(inside))))
-    raise ValueError(f"cite: got the algorithm {name!r}, known are {', '.join(entries)}")
+    raise ValueError(f"algorithm: got {name!r}, allowed are {', '.join(entries)}")
 
 
 def cite(algorithm: Algorithm | str) -> str:

@@ -170,11 +170,12 @@ def each_model(name: str, params: PyTree, like: PyTree) -> PyTree:
         leaf, shape = leaves.get(path), expected[path].shape[is_one:] if path in expected else None
         if leaf is None or shape is None or leaf.shape != shape or leaf.dtype != expected[path].dtype:
             got = "nothing" if leaf is None else f"{leaf.dtype} {leaf.shape}"
-            one = "nothing" if shape is None else f"{expected[path].dtype} {expected[path].shape[1:]}"
-            models = next(iter(expected.values())).shape[0]
-            several = f", or that of each of {models} models, a leading axis of {models} in every leaf"
-            raise ValueError(
-                f"{name}: got {got} at {path or 'the root'}, must be {one}{'' if shape is None else several}"
-            )
+            if shape is None:
+                raise ValueError(
+                    f"{name}: got {got} at {path or 'the root'}, must be left out: the model has no such leaf"
+                )
+            one, models = f"{expected[path].dtype} {expected[path].shape[1:]}", expected[path].shape[0]
+            several = f"or every leaf must begin with an axis of {models}, for {models} models"
+            raise ValueError(f"{name}: got {got} at {path or 'the root'}, must be {one}, {several}")
     arrays = [jnp.broadcast_to(jnp.array(leaves[path]), leaf.shape) for path, leaf in expected.items()]
     return jax.tree.unflatten(jax.tree.structure(like), arrays)

@@ -121,7 +121,9 @@ def check_laws(recipe: Recipe, *arguments: Any, exempt: Mapping[str, str] | None
         case = _case_of(recipe, arguments, options)
         moved = _apart(case.end, case.algorithm.init(SEED, len(SIZES)))
         if not moved > MOVES:
-            raise AssertionError(f"{case.algorithm.name}: training moves no model ({moved:.3g}), so that no law shows")
+            raise AssertionError(
+                f"{case.algorithm.name}: training moves no model (by {moved:.3g}), so no law can be tested"
+            )
         laws = [Law(name, None, why=exempt[name]) if name in exempt else check(case) for name, check in checks.items()]
     broken = [f"{law.name}: {law.measured:.3g}, must be at most {law.allowed:g}" for law in laws if law.holds is False]
     if broken:

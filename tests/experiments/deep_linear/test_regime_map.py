@@ -120,11 +120,11 @@ def test_maps_share_the_network_in_the_middle() -> None:
     ("changes", "message"),
     [
         (("held=3",), "held: got 3, must be even"),
-        (("scales=1.0,1.5",), "scales: got 1 as the least, must be below 1"),
-        (("dimension=17",), "dimension: got 17, must be at most the 16 examples"),
+        (("scales=1.0,1.5",), "scales: got 1 as the smallest, must have one below 1"),
+        (("dimension=17",), "dimension: got 17, must be at most 16, num_clients"),
         (("scales=0.5",), "scales: got 0.5, must be 2 or more"),
         (("step_factor=1.0",), "step_factor: got 1.0"),
-        (("widths=1,16,64",), "widths: got 1, must be at least 2, else lambda_min"),
+        (("widths=1,16,64",), "widths: got 1, must be at least 2, else the initial kernel"),
         (("depths=1,2",), "depths: got 1"),
     ],
 )

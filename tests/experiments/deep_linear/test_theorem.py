@@ -120,9 +120,9 @@ def test_a_term_beyond_its_share_and_a_control_within_it_do_not_count(monkeypatc
     ("changes", "message"),
     [
         (("widths=64,128",), "widths: got 64,128, must be 3 or more"),
-        (("step_factor=500",), "step_factor: got a step of 500 times the theorem's, must be below 443"),
-        (("control_factor=500",), "control_factor: got a step of 450 times"),
-        (("widths=1,16,64",), "widths: got 1, must be at least 2, else lambda_min"),
+        (("step_factor=500",), "step_factor: got 500, must be below 443"),
+        (("control_factor=500",), "control_factor: got 500, must be below 49"),
+        (("widths=1,16,64",), "widths: got 1, must be at least 2, else the initial kernel"),
         (("depth=1",), "depth: got 1"),
     ],
 )

@@ -49,10 +49,10 @@ def test_every_user_is_tested_on_its_own_examples() -> None:
     kept = first_users(whole._replace(user_test=stranger), 0)
     assert len(kept.x_test) == len(stranger) - 3 and set(kept.user_test.tolist()) <= {0, 1, 2, 3}
     assert (kept.x_test[:, 0, 0, 0] == kept.user_test).all()  # nobody has another's examples
-    with pytest.raises(ValueError, match="num_clients: got 5, must be from 1 to 4, the users of made"):
+    with pytest.raises(ValueError, match=r"num_clients: got 5, must be from 0 \(all\) to 4, the users of made"):
         first_users(written(), 5)
     with pytest.raises(
-        ValueError, match=r"classes_per_client: got -1, the users of digits, .*must be -2, or at least 0"
+        ValueError, match=r"classes_per_client: got -1 .*digits names no users, must be -2, or at least 0"
     ):
         first_users(data.load("digits"), 0)
 

@@ -99,12 +99,12 @@ def test_the_data_are_those_of_section_5() -> None:
 @pytest.mark.parametrize(
     ("name", "changes", "message"),
     [
-        ("lambda_rate", ("log_inverses=10,100,1000",), "log_inverses: got .*, must be three or more of at least"),
+        ("lambda_rate", ("log_inverses=10,100,1000",), "log_inverses: got .*, must have three values of 10000 or more"),
         ("lambda_rate", ("dimensions=5",), "y: got labels that no hyperplane through 0 separates"),
-        ("local_optimisers", ("dimension=40",), "dimension: got 40, must be more than the 40 examples"),
+        ("local_optimisers", ("dimension=40",), "dimension: got 40, must be above 40, the examples of all nodes"),
         ("local_optimisers", ("rate=1.0",), "rate: got 1.0, at which local work diverges"),
-        ("participation", ("wide=100",), "wide: got 100, must be more than the 100 examples"),
-        ("participation", ("narrow=10",), "narrow: got 10, must be above held, 10"),
+        ("participation", ("wide=100",), "wide: got 100, must be above 100, the examples of all nodes"),
+        ("participation", ("narrow=10",), "narrow: got 10, must be above 10, the examples of one node"),
         ("participation", ("clients_per_round=10",), "clients_per_round: got 10, must be below num_nodes, 10"),
         ("participation", ("learning_rate=1.0",), "learning_rate: got 1.0, at which local work diverges"),
         ("wide_network", ("widths=64,128",), "widths: got 64,128, must be 3 or more"),

@@ -228,9 +228,9 @@ def test_an_accuracy_is_that_of_the_angle():
         ("fig1a", "dimension=5", "dimension: got 5, must be above examples_per_node, 5"),
         ("fig1a", "loss=logistic", "loss: got 'logistic', allowed are squared_error, squared_error_sum"),
         ("fig1b", "dimensions=5,20,60", "dimensions: got 5, must be above examples_per_node, 5"),
-        ("fig1c", "dimensions=10,30,60", "dimensions: got 10,30,60, must have 20, the examples, and some around it"),
+        ("fig1c", "dimensions=10,30,60", "dimensions: got 10,30,60, must have 20, the number of examples, a smaller"),
         ("fig1g", "dimensions=10,30,60", "dimensions: got 10, must be at least 20, the examples of all nodes"),
-        ("fig2", "num_examples=90", "num_examples: got 90, must be from num_nodes, 4, to dimension, 80"),
+        ("fig2", "num_examples=90", r"num_examples: got 90, must be from 4 \(num_nodes\) to 80 \(dimension\)"),
     ],
 )
 def test_bad_settings_are_refused(name, change, message):

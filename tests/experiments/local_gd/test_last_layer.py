@@ -140,5 +140,5 @@ def test_a_run_on_trained_features_says_so(tmp_path: Path) -> None:
 def test_pretraining_refuses_other_networks() -> None:
     with pytest.raises(ValueError, match="num_features: got 30, must be a multiple of 8 with pretraining"):
         study_of("local_gd.fig1h", ("pretraining=0.5", "num_features=30"))
-    with pytest.raises(ValueError, match=r"pretraining: got 0\.5 with a file of weights, must be 0"):
+    with pytest.raises(ValueError, match=r"pretraining: got 0\.5 together with a file of weights, must be 0"):
         pretrained.check(0.5, 16, "model.safetensors")

@@ -74,7 +74,7 @@ def test_a_pool_has_room_for_the_largest_neighbourhood() -> None:
 
 
 def test_bad_settings() -> None:
-    with pytest.raises(ValueError, match="tuning_seed: got 1, which is among the seeds"):
+    with pytest.raises(ValueError, match="tuning_seed: got 1, must not be among the seeds"):
         study_of("ntk_dfl.topologies", (*SMALL, "tuning_seed=1"))
     with pytest.raises(ValueError, match="graph: got 'star', allowed are"):
         study_of("ntk_dfl.topologies", (*SMALL, "graphs=star"))

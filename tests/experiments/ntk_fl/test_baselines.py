@@ -251,7 +251,7 @@ def test_rounds_to_a_level_and_differences() -> None:
 
 
 def test_writers_need_data_that_name_them() -> None:
-    with pytest.raises(ValueError, match="partition: got 'writers', but the data set digits does not say"):
+    with pytest.raises(ValueError, match="partition: got 'writers', must be another: the data set digits names"):
         trial(s=replace(TINY, partition="writers"))
     assert len(_methods(TINY, trial())) == len(TINY.methods)
 

@@ -60,16 +60,16 @@ def test_bad_maps_are_refused(folder: Path, tmp_path: Path) -> None:
         maps.authors_map(toy(), "a0.2_0", folder)
     (tmp_path / "empty").mkdir()
     for place in (None, tmp_path / "empty"):
-        with pytest.raises(ValueError, match=r"data_dir: got .*, must hold mnist300\.npz"):
+        with pytest.raises(ValueError, match=r"data_dir: got .*, must be a folder with mnist300\.npz"):
             maps.authors_map(toy(), "a0.1_0", place)
     few = toy()._replace(x_train=toy().x_train[:9])
     with pytest.raises(ValueError, match="map: got 9 for client 1, must be from 0 to 8"):
         maps.authors_map(few, "a0.1_0", folder)
     with pytest.raises(
-        ValueError, match="partition: got 'given' for digits, must be another, or dataset fashion_mnist"
+        ValueError, match="partition: got 'given' for digits, must be another: the authors' maps are of fashion_mnist"
     ):
         study_of("ntk_fl.fig4c", ("partition=given", "map=a0.5_0"))
-    with pytest.raises(ValueError, match=r"map: got .*, must be left out but for partition=given"):
+    with pytest.raises(ValueError, match=r"map: got .*, must be left out without partition=given"):
         study_of("ntk_fl.fig4c", ("map=a0.5_0",))
 
 

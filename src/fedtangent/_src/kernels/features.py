@@ -65,8 +65,8 @@ class KernelFeatures:
         size, remainder = np.max(np.abs(values)), np.max(np.abs(rows @ weights - values))
         if remainder > LARGEST_REMAINDER * size:
             raise ValueError(
-                f"f0: got a function of which the share {remainder / size:.2g} is no combination of the kernel's "
-                f"features, must be at most {LARGEST_REMAINDER:g}"
+                f"f0: got a function that differs by {remainder / size:.2g} of its size from all combinations of the "
+                f"kernel's features, must be at most {LARGEST_REMAINDER:g}: spanned(f0) removes the difference"
             )
         return jnp.asarray(weights[..., 0] if is_coupled else weights)
 
@@ -178,7 +178,7 @@ def kernel_features(
 def _joined(kernel: KernelBlocks) -> Float64[np.ndarray, "p p"]:
     """Returns the tangent kernel at all points; raises ``ValueError`` if its three blocks do not fit together."""
     if kernel.ntk_test is None:
-        raise ValueError("kernel: got KernelBlocks without ntk_test, must have it")
+        raise ValueError("kernel: got KernelBlocks without ntk_test, must have it: kernels.kernel_blocks computes it")
     train, cross, test = (np.asarray(b) for b in (kernel.ntk_train, kernel.ntk_test_train, kernel.ntk_test))
     if cross.shape != (len(test), len(train)):
         shapes = f"ntk_train {train.shape}, ntk_test_train {cross.shape} and ntk_test {test.shape}"

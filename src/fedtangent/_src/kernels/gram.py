@@ -314,7 +314,7 @@ def _evaluate(
     for name, kernel in zip(KERNELS, pair, strict=True):
         block = np.asarray(kernel)
         if block.shape != shape or block.dtype != np.float64:
-            raise ValueError(f"kernel_fn: got {name} of {block.dtype} {block.shape}, must be float64 {shape}")
+            raise ValueError(f"kernel_fn: returned {name} as {block.dtype} {block.shape}, must be float64 {shape}")
         finite(f"kernel_fn's {name}", block)
         blocks.append(read_only(0.5 * (block + block.T) if x2 is None else block))
     return blocks[0], blocks[1]

@@ -104,7 +104,9 @@ def large_kernel(
     if not callable(kernel_fn):
         raise ValueError(f"kernel_fn: got {kernel_fn!r:.60}, must be a function of (x1, x2), such as model.kernel")
     train, test = _single("x_train", x_train), _single("x_test", x_test)
-    if min(len(train), len(test)) == 0 or train.shape[1:] != test.shape[1:]:
+    if min(len(train), len(test)) == 0:
+        raise ValueError(f"x_train and x_test: got {len(train)} and {len(test)} examples, must be at least one each")
+    if train.shape[1:] != test.shape[1:]:
         raise ValueError(f"x_train and x_test: got {train.shape} and {test.shape}, must hold examples of one shape")
     n, places, folder = len(train), list(devices or ()), None if folder is None else Path(folder)
     if len(places) < 2:
@@ -208,7 +210,7 @@ def _fill(
 
     def put(i: slice, j: slice, tile: Float32[np.ndarray, "rows columns"]) -> None:
         if not np.isfinite(tile.sum()):
-            raise ValueError("kernel: got one that is not finite in float32, must be a kernel of smaller numbers")
+            raise ValueError("kernel_fn: got a kernel with entries beyond float32 or NaN, must be finite in float32")
         if i == j:
             tile = 0.5 * (tile + tile.T)
             with jax.enable_x64(True):
@@ -260,8 +262,8 @@ def _in_file(
         if path is None:
             needed, free = 4 * len(x) ** 2, shutil.disk_usage(folder).free
             if needed > free:
-                room = f"the {free / 1e9:.3g} GB that are free"
-                raise ValueError(f"kernel: got {needed / 1e9:.3g} GB to write to {folder}, must be below {room}")
+                room = f"{needed / 1e9:.3g} GB, the size of the kernel"
+                raise ValueError(f"folder: got {folder}, where {free / 1e9:.3g} GB are free, must have room for {room}")
             part = folder / f"{name}.part"
             out = np.lib.format.open_memmap(part, mode="w+", dtype=np.float32, shape=(len(x), len(x)))
             _fill(out, kernel_fn, x, slice(0, len(x)), tick)
@@ -278,7 +280,7 @@ def _found(folder: Path, key: str) -> Path | None:
     if path is not None:
         status = path.stat()
         if not path.name.endswith(f"-{_digest_of(path, status.st_size, status.st_mtime_ns)}.npy"):
-            raise ValueError(f"kernel: got {path}, which is not as it was written, must be removed")
+            raise ValueError(f"folder: {path} was changed since it was written; remove that file")
     return path
 
 

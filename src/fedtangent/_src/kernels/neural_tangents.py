@@ -430,7 +430,8 @@ def _load() -> types.ModuleType:
         return loaded
     _check_versions()
     if loaded is not None:
-        raise ImportError(f"neural_tangents was imported before {__name__}; import {__name__} first ({_versions()})")
+        advice = "call fedtangent.kernels.stax() first"
+        raise ImportError(f"neural_tangents was imported before fedtangent adapted it; {advice} ({_versions()})")
     _forget()
     finder: _Finder | None = None
     try:

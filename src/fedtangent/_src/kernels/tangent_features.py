@@ -56,7 +56,7 @@ def tangent_features(
     """
     checks.instance("model", model, Model)
     if model.output_size != 1:
-        raise ValueError(f"model: got {model.output_size} outputs, must be 1, with the trained network's other layers")
+        raise ValueError(f"model: got {model.output_size} outputs, must be the trained network with one output")
     checks.seed(seed)
     layer_key, sample_key = jax.random.split(jax.random.key(seed))
     weights = _with_new_outputs(model, params, layer_key)
@@ -78,7 +78,7 @@ def _with_new_outputs(model: Model, params: PyTree, key: Key) -> PyTree:
         raise ValueError(f"params: got the structure {structure}, must be {allowed}, as {model.name} has it")
     if all(np.shape(new) != np.shape(old) for new, old in zip(*map(jax.tree.leaves, (fresh, params)), strict=True)):
         shapes = [np.shape(leaf) for leaf in jax.tree.leaves(params)]
-        raise ValueError(f"params: got arrays of shapes {shapes}, must have a layer in common with {model.name}")
+        raise ValueError(f"params: got arrays of shapes {shapes}, must have a shape in common with {model.name}")
     dtype = jnp.result_type(*jax.tree.leaves(params))
     return jax.tree.map(lambda new, old: jnp.asarray(old if new.shape == np.shape(old) else new, dtype), fresh, params)
 

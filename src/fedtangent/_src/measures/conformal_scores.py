@@ -35,7 +35,7 @@ def conformal_scores(prediction: Predicted, targets: Num[AnyArray, "n *C"], scor
         table = class_scores(prediction, score)
         labels = class_labels("targets", targets, table.shape[1])
         if len(labels) != len(table):
-            raise ValueError(f"targets: got {len(labels)} labels, must be [{len(table)}]")
+            raise ValueError(f"targets: got {len(labels)} labels, must be {len(table)}, one for each prediction")
         return table[np.arange(len(labels)), labels]
     centre, scale = centre_and_scale(prediction, score)
     values = real_array("targets", targets)

@@ -75,8 +75,8 @@ def plane_through(models: Sequence[PyTree]) -> Plane:
     rounding = precision * np.max(np.abs(vectors)) * np.sqrt(vectors.shape[1])
     lengths = [float(np.linalg.norm(d)) for d in (u, towards, vectors[2] - vectors[1])]
     if min(lengths) <= rounding:
-        pair = ("1 and 2", "1 and 3", "2 and 3")[int(np.argmin(lengths))]
-        raise ValueError(f"models: got {pair} equal (their distance is {min(lengths):.3g}), must be three points")
+        i, j = ((0, 1), (0, 2), (1, 2))[int(np.argmin(lengths))]
+        raise ValueError(f"models: got models[{i}] and models[{j}] at distance {min(lengths):.3g}, must be different")
     u /= lengths[0]
     a = float(towards @ u)
     v = towards - a * u
@@ -84,7 +84,7 @@ def plane_through(models: Sequence[PyTree]) -> Plane:
     b = float(np.linalg.norm(v))
     if b <= np.sqrt(precision) * lengths[1]:
         raise ValueError(
-            f"models: got three on one line (the third is {b:.3g} off it, at a distance of {lengths[1]:.3g}), "
+            f"models: got three on one line (models[2] is {b:.3g} off it, at a distance of {lengths[1]:.3g}), "
             "must span a plane"
         )
     coordinates = np.array([[0.0, 0.0], [lengths[0], 0.0], [a, b]])
@@ -165,7 +165,7 @@ def segment(
         ValueError: The models differ in structure or shapes, or ``shares`` is not a vector.
     """
     if _form(start) != _form(end):
-        raise ValueError("end: got another structure or other shapes, must be those of start")
+        raise ValueError("end: got parameters of another structure or other shapes than start, must have the same")
     if np.ndim(shares) != 1 or np.size(shares) == 0:
         raise ValueError(f"shares: got shape {np.shape(shares)}, must be a vector of one or more numbers")
     basis = start, (pytrees.subtract(end, start),)
@@ -182,7 +182,9 @@ def barrier(losses: Num[np.ndarray, "q"]) -> float:
         ValueError: ``losses`` is not a vector, or q < 2.
     """
     if np.ndim(losses) != 1 or np.size(losses) < 2:
-        raise ValueError(f"losses: got shape {np.shape(losses)}, must be a vector with both ends of the segment")
+        raise ValueError(
+            f"losses: got shape {np.shape(losses)}, must be a vector of two or more losses along the segment"
+        )
     return float(np.max(losses) - max(losses[0], losses[-1]))
 
 
@@ -259,7 +261,7 @@ def _vectors(models: Sequence[PyTree]) -> tuple[Float64[np.ndarray, "3 P"], floa
     """Checks three models; returns their parameters as rows [3, P] float64, and the largest epsilon of their dtypes."""
     if not isinstance(models, Sequence) or len(models) != 3:
         got = len(models) if isinstance(models, Sequence) else f"{models!r:.60}"
-        raise ValueError(f"models: got {got}, must be three")
+        raise ValueError(f"models: got {got}, must be a list of three models")
     for i in (1, 2):
         if _form(models[i]) != _form(models[0]):
             raise ValueError(f"models: models[0] and models[{i}] differ in structure or shapes, must be alike")

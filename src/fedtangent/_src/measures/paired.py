@@ -74,9 +74,12 @@ def _values(sweep: Sweep, metric: str, evaluation: int) -> Float64[np.ndarray, "
     """Returns the metric of every run at one evaluation, [seeds, configs] float64."""
     choice("metric", metric, sweep.metrics)
     if sweep.metrics[metric].ndim != 3:
-        raise ValueError(f"metric: got {metric!r} of shape {sweep.metrics[metric].shape[3:]} a run, must be one number")
+        shape = sweep.metrics[metric].shape[3:]
+        raise ValueError(
+            f"metric: got {metric!r}, an array of shape {shape} for each run, must be one number for each run"
+        )
     if len(sweep.seeds) < 2:
-        raise ValueError("seeds: got 1, must be at least 2 for an interval")
+        raise ValueError("sweep: got runs of one seed, must have at least 2 seeds, for intervals")
     whole("evaluation", evaluation, -len(sweep.rounds), len(sweep.rounds) - 1)
     return sweep.metrics[metric][:, :, evaluation].astype(np.float64)
 

@@ -139,7 +139,7 @@ def noise_multiplier(
     while over(high) > 0:
         if high > math.log(MOST_SEARCHED):
             raise ValueError(
-                f"target_epsilon: got {target_epsilon:g}, which no multiplier up to {MOST_SEARCHED:g} keeps within"
+                f"target_epsilon: got {target_epsilon:g}, must be larger: no noise up to {MOST_SEARCHED:g} suffices"
             )
         low, high = high, high + 2
     while over(low) <= 0:

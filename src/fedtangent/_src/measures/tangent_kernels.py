@@ -113,7 +113,7 @@ def drift(theta: ArrayLike, theta_0: ArrayLike) -> Drift:
     if now.shape != before.shape:
         raise ValueError(f"theta_0: got shape {before.shape}, must be {now.shape}, the shape of theta")
     if not before.any():
-        raise ValueError("theta_0: got zeros, must not be zero: its change has no scale")
+        raise ValueError("theta_0: got zeros only, must have other entries: drift is relative to theta_0")
     if not (np.isfinite(now).all() and np.isfinite(before).all()):
         return Drift(float("nan"), float("nan"))
     change = now - before
@@ -261,7 +261,7 @@ def _rows_of(clients: Partition, n: int) -> list[Int[np.ndarray, "_"]]:
     for client in rows:
         if client.min() < 0 or client.max() >= n:
             raise ValueError(
-                f"clients: got rows {client.min()} to {client.max()}, must lie in 0..{n - 1}, those of theta"
+                f"clients: got rows {client.min()} to {client.max()}, must be from 0 to {n - 1}, the rows of theta"
             )
         if len(np.unique(client)) < len(client):
             raise ValueError("clients: got a client that holds a row twice, must hold each once")
@@ -479,9 +479,13 @@ def check_watchable(algorithm: Algorithm, model: Model, num_clients: int, num_ex
     whole("num_examples", num_examples, 2)
     params = algorithm.params
     if params is None:
-        raise ValueError(f"algorithm: got {algorithm.name}, must predict with trained networks, which have kernels")
+        raise ValueError(
+            f"algorithm: got {algorithm.name}, must predict with trained networks, whose kernels are measured"
+        )
     stacked = pytrees.by_path(jax.eval_shape(lambda: params(algorithm.init(0, num_clients))))
     single = pytrees.by_path(jax.eval_shape(model.init, jax.random.key(0)))
     if {path: leaf.shape for path, leaf in single.items()} != {path: a.shape[1:] for path, a in stacked.items()}:
-        raise ValueError(f"model: got {model.name}, must have the parameters of the networks of {algorithm.name}")
+        raise ValueError(
+            f"model: got {model.name}, must have parameters of the same shapes as the networks of {algorithm.name}"
+        )
     return params

@@ -87,7 +87,9 @@ def max_pool(x: Array, window: tuple[int, int] = (2, 2)) -> Array:
     if x.ndim != 4:
         raise ValueError(f"x: got shape {x.shape}, must have the axes [B, H, W, C]")
     if min(window) < 1 or window[0] * window[1] > LARGEST_WINDOW:
-        raise ValueError(f"window: got {window}, must have from 1 to {LARGEST_WINDOW} entries")
+        raise ValueError(
+            f"window: got {window}, must be two sides of at least 1, with a product of at most {LARGEST_WINDOW}"
+        )
     return _pool(x, tuple(window))
 
 
@@ -181,10 +183,11 @@ def _check(input_shape: Sequence[int], sizes: tuple[Sequence[int], Sequence[int]
         for value in values:
             whole(name, value)
     if not filters:
-        raise ValueError("filters: got none, must be those of one convolution or more")
+        raise ValueError("filters: got none, must be a number for each convolution, one or more")
     if min(input_shape[:2]) < pool ** len(filters):
         side = pool ** len(filters)
-        raise ValueError(f"input_shape: got {tuple(input_shape)}, must be at least {side} high and wide, to be pooled")
+        why = f"{len(filters)} convolutions divide both by {pool}"
+        raise ValueError(f"input_shape: got {tuple(input_shape)}, must be at least {side} high and wide: {why}")
 
 
 def _network(

@@ -228,7 +228,7 @@ def outputs_of(inputs: object, output_size: int | None, name: str) -> int:
     if output_size is not None:
         return output_size
     if not isinstance(inputs, Sized):
-        raise ValueError(f"output_size: got none, must be given unless a Dataset stands in place of {name}")
+        raise ValueError(f"output_size: got none, must be given unless {name} is a Dataset")
     return inputs.num_outputs
 
 

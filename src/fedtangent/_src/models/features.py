@@ -75,7 +75,9 @@ def linear(input_size: int, output_size: int = 1, sigma: float = 0.0, dtype: DTy
 
 def _of_one_number(input_shape: tuple[int, ...], output_size: int) -> dict[str, int]:
     if math.prod(input_shape) != 1:
-        raise ValueError(f"model: got 'rbf_linear' for examples of shape {input_shape}, must be one number each")
+        raise ValueError(
+            f"model: got 'rbf_linear' for examples of shape {input_shape}, must be another model: it takes one number"
+        )
     return {"output_size": output_size}
 
 

@@ -96,7 +96,7 @@ def from_flax(module: object, example_input: object, output_size: int, name: str
         output = jax.eval_shape(apply, jax.eval_shape(functions.init, jax.random.key(0)), example)
     except (TypeError, _flax_error()) as error:
         reason, title = str(error).partition("\n")[0], getattr(module, "__name__", type(module).__name__)
-        raise ValueError(f"module: got {title}, must need only a batch of inputs, but: {reason}") from error
+        raise ValueError(f"module: got {title}, which does not run on a batch of inputs alone: {reason}") from error
     if output.shape != (example.shape[0], output_size):
         raise ValueError(
             f"module: got {title}, which maps {example.shape} to {output.shape}, must map to "
@@ -132,16 +132,20 @@ def _of_nnx(module: object) -> _Functions:
     if isinstance(module, nnx.Module):
         raise ValueError(
             f"module: got an instance of {type(module).__name__}, must be its class or a function lambda rngs: .. that "
-            "makes it, so that init can draw weights; the weights of an instance are a start: "
-            "nnx.to_pure_dict(nnx.state(module, nnx.Param))"
+            "makes it, so that init can draw weights; to start from an instance's weights, give simulate "
+            "start=nnx.to_pure_dict(nnx.state(module, nnx.Param))"
         )
     if not callable(module):
-        raise ValueError(f"module: got a {type(module).__name__}, must be a module of flax.linen, or make one of nnx")
+        title = type(module).__name__
+        raise ValueError(
+            f"module: got a {title}, must be a module of flax.linen, or a class of nnx or a function that makes one"
+        )
 
     def made(key: Key) -> PyTree:
         instance = module(rngs=nnx.Rngs(key))
         if not isinstance(instance, nnx.Module):
-            raise ValueError(f"module: got a function that returns a {type(instance).__name__}, must be an nnx module")
+            title = type(instance).__name__
+            raise ValueError(f"module: got a function that returns a {title}, must return a module of nnx")
         return instance
 
     abstract = nnx.eval_shape(lambda: made(jax.random.key(0)))

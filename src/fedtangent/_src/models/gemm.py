@@ -289,13 +289,15 @@ def _check(x: Array, w: Array, dimension_numbers: DimensionNumbers, groups: int)
     layout = lax.conv_dimension_numbers(x.shape, w.shape, dimension_numbers)
     if layout != lax.conv_dimension_numbers(x.shape, w.shape, channels_last(x.ndim)):
         allowed = ", ".join(channels_last(x.ndim))
-        raise ValueError(f"dimension_numbers: got {dimension_numbers}, allowed are those of ({allowed})")
+        raise ValueError(f"dimension_numbers: got {dimension_numbers}, must be channels last: ({allowed})")
     if x.dtype != w.dtype or not jnp.issubdtype(x.dtype, jnp.floating):
         raise ValueError(f"lhs and rhs: got {x.dtype} and {w.dtype}, must be of one floating type")
-    if groups < 1 or w.shape[-2] * groups != x.shape[-1] or w.shape[-1] % groups:
+    if groups < 1:
+        raise ValueError(f"feature_group_count: got {groups}, must be at least 1")
+    if w.shape[-2] * groups != x.shape[-1] or w.shape[-1] % groups:
         raise ValueError(
-            f"rhs: got {w.shape} for {groups} feature groups of lhs {x.shape}, its last axes must be "
-            "(lhs channels / groups, a multiple of groups)"
+            f"rhs: got shape {w.shape} for lhs of shape {x.shape} in {groups} feature groups, must end in the axes "
+            "(channels of lhs / groups, a multiple of groups)"
         )
 
 
@@ -368,7 +370,9 @@ def gemm_convolution(
     geometry = Geometry(lhs.shape[1:-1], rhs.shape[:-2], tuple(window_strides), (), dilation, options.get("precision"))
     if isinstance(padding, str):
         if lhs_dilation is not None and max(lhs_dilation) > 1:
-            raise ValueError(f"padding: got {padding!r} with lhs_dilation {tuple(lhs_dilation)}, must be pairs then")
+            raise ValueError(
+                f"padding: got {padding!r}, must be pairs (low, high) if lhs_dilation is {tuple(lhs_dilation)}"
+            )
         padding = lax.padtype_to_pads(geometry.spatial, geometry.extent, geometry.strides, padding)
     geometry = geometry._replace(padding=tuple((int(low), int(high)) for low, high in padding))
     if groups == 1:

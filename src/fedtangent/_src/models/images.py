@@ -41,7 +41,7 @@ def image_shape(input_shape: Sequence[int]) -> tuple[int, int, int]:
     shape = tuple(int(n) for n in input_shape)
     shape = (*shape, 1) if len(shape) == 2 else shape
     if len(shape) != 3 or min(shape) < 1:
-        raise ValueError(f"input_shape: got {tuple(input_shape)}, must be (height, width, channels)")
+        raise ValueError(f"input_shape: got {tuple(input_shape)}, must be (height, width, channels), at least 1 each")
     return shape[0], shape[1], shape[2]
 
 
@@ -113,7 +113,7 @@ def check_blocks(blocks: Sequence[int], most: int) -> tuple[int, ...]:
     if not isinstance(blocks, Sequence):
         raise ValueError(f"blocks: got {blocks!r}, must be a number for each stage, such as (1, 1)")
     if not 1 <= len(blocks) <= most:
-        raise ValueError(f"blocks: got {tuple(blocks)}, must be of one to {most} stages")
+        raise ValueError(f"blocks: got {tuple(blocks)}, must be of one to {most} stages, a number each")
     return tuple(whole("blocks", number) for number in blocks)
 
 

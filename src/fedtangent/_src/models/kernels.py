@@ -164,7 +164,7 @@ class AnalyticKernel:
         if of_pair > liveness.USABLE * limit:
             raise ValueError(
                 f"kernel: got examples of shape {shape}, a pair of which needs up to {liveness.size(of_pair)} of "
-                f"memory, must be below the {liveness.size(limit)} that there are"
+                f"memory, must be at most {liveness.size(liveness.USABLE * limit)}, {liveness.USABLE:.0%} of all"
             )
         if of_pair <= MOST_UNTILED:
             return MAX_INDEX

@@ -124,7 +124,9 @@ def _check(shape: Sequence[int], sides: Mapping[str, int], readout: str, activat
     choice("readout", readout, READOUTS)
     choice("activation", activation, ACTIVATIONS)
     if readout == "average" and min(shape[:2]) < 2:
-        raise ValueError(f"readout: got 'average' of {shape[0]} x {shape[1]} places, must be of 2 x 2 or more")
+        raise ValueError(
+            f"readout: got 'average' of {shape[0]} x {shape[1]} places, allowed are flatten, global below 2 x 2"
+        )
 
 
 def _named(kind: str, shape: Sequence[int], *parts: str) -> str:

@@ -68,7 +68,7 @@ def from_stax(
         resized = from_stax(network, shape, other, name)
         if resized.output_size != model.output_size:
             sizes = f"{model.output_size} outputs at width {width} and {resized.output_size} at {other}"
-            raise ValueError(f"network: got {name}, with {sizes}, must have as many at every width")
+            raise ValueError(f"network: got {name}, with {sizes}, must have the same number at every width")
         return resized
 
     return model._replace(at_width=at_width)
@@ -150,7 +150,8 @@ def _check_kernel(network: StaxNetwork, one: jax.ShapeDtypeStruct, name: str) ->
     except Exception as error:
         raise ValueError(f"network: got {name}, of which a layer has no analytic kernel: {_line(error)}") from error
     if any(block.shape != (1, 1) for block in shapes):
-        raise ValueError(f"network: got {name}, with kernels {shapes[0].shape}, must be of outputs [n, C]")
+        shape = shapes[0].shape
+        raise ValueError(f"network: got {name}, with a kernel of shape {shape} for one example, must be (1, 1)")
     if not gaussian[-1]:
         raise ValueError(f"network: got {name}, which ends in a layer without weights, must end in a linear layer")
 

@@ -189,7 +189,7 @@ def selection(name: str, model: Model, select: Select, are_matrices: bool = Fals
     else:
         chosen = jax.tree.leaves(select)
     if not all(isinstance(leaf, bool | np.bool_) for leaf in chosen):
-        raise ValueError(f"{name}: got {chosen}, a mask must hold True or False only")
+        raise ValueError(f"{name}: got {chosen}, must be True or False for each parameter")
     # a bias may have the shape [1, units]
     allowed = {
         path for path, shape in shapes.items() if not are_matrices or (len(shape) >= 2 and math.prod(shape[:-1]) > 1)

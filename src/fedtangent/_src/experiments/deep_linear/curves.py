@@ -206,7 +206,7 @@ def check(study: Study) -> None:
         if settings.learning_rate > (limit := _stable_rate(study, examples, clients)):
             raise ValueError(
                 f"learning_rate: got {settings.learning_rate:g}, at which local descent diverges, must be at most "
-                f"{limit:.4g}, 2 d_out / (L |X_c|^2) of the client with the largest |X_c|, or 0 for a share of that"
+                f"{limit:.4g}, the least 2 d_out / (L |X_c|^2) of all clients, or 0, which takes share times this limit"
             )
 
 

@@ -153,7 +153,7 @@ def check_width(name: str, width: int, outputs: int, dimension: int) -> None:
         dimension: Dimension d of the inputs.
     """
     if width < (least := min(outputs, dimension)):
-        raise ValueError(f"{name}: got {width}, must be at least {least}, else lambda_min of P(0) is 0")
+        raise ValueError(f"{name}: got {width}, must be at least {least}, else the initial kernel is singular")
 
 
 def kernel_flow(

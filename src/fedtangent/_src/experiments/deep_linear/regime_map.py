@@ -187,11 +187,13 @@ def check(study: Study) -> None:
     settings = study.settings
     check_width("widths", settings.widths[0], settings.outputs, settings.dimension)
     if settings.held % 2:
-        raise ValueError(f"held: got {settings.held}, must be even, as 2 N clients have half of it")
+        raise ValueError(
+            f"held: got {settings.held}, must be even: some runs have twice the clients, with half of it each"
+        )
     if settings.dimension > (examples := settings.num_clients * settings.held):
-        raise ValueError(f"dimension: got {settings.dimension}, must be at most the {examples} examples")
+        raise ValueError(f"dimension: got {settings.dimension}, must be at most {examples}, num_clients * held")
     if not settings.scales[0] < 1:
-        raise ValueError(f"scales: got {settings.scales[0]:g} as the least, must be below 1")
+        raise ValueError(f"scales: got {settings.scales[0]:g} as the smallest, must have one below 1")
 
 
 def _scaled(settings: RegimeSettings, seed: int, size: Size, scale: float) -> ft.theory.FullBatchWork:

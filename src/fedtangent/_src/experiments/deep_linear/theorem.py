@@ -102,13 +102,12 @@ def check(study: Study) -> None:
     settings, most = study.settings, study.settings.most_factor()
     for name, width in (("widths", settings.widths[0]), ("control_width", settings.control_width)):
         check_width(name, width, settings.outputs, settings.num_clients * settings.held)
-    for name, factor in (
-        ("step_factor", settings.step_factor),
-        ("control_factor", settings.step_factor * settings.control_factor),
+    for name, factor, limit in (
+        ("step_factor", settings.step_factor, most),
+        ("control_factor", settings.control_factor, most / settings.step_factor),
     ):
-        if factor >= most:
-            got = f"got a step of {factor:g} times the theorem's"
-            raise ValueError(f"{name}: {got}, must be below {most:g}, else local descent diverges")
+        if factor >= limit:
+            raise ValueError(f"{name}: got {factor:g}, must be below {limit:g}, else local descent diverges")
 
 
 def run(study: Study) -> lab.Outcome:

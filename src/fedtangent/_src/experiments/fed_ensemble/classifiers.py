@@ -176,7 +176,7 @@ def _network(settings: ClassifierSettings, trial: Trial) -> Model:
     kind = TOKENS if jnp.issubdtype(x.dtype, jnp.integer) else IMAGE if x.ndim == 4 else VECTOR
     options: dict[str, Any] = {"parameterization": "standard"} if settings.model == "mlp" else {}
     if settings.width and settings.model not in WIDTHS:
-        raise ValueError(f"width: got {settings.width}, must be 0 for the model {settings.model}, which has its own")
+        raise ValueError(f"width: got {settings.width}, must be 0 for {settings.model}, whose width is fixed here")
     if settings.width:
         options |= WIDTHS[settings.model](settings.width)
     return ft.models.build(settings.model, x.shape[1:], trial.num_classes, kind, **options)
@@ -300,7 +300,9 @@ def _all_invited(settings: ClassifierSettings, num_clients: int, entrant: Entran
     if entrant.method not in ENSEMBLES:
         return ft.schedules.uniform_sampling(num_clients, invited) if invited else ft.schedules.all_clients(num_clients)
     if invited and entrant.method not in ("fed_ensemble", "fed_dyn_ensemble"):
-        raise ValueError(f"clients_per_round: got {invited}, must be 0 for {entrant.method}, in which all take part")
+        raise ValueError(
+            f"clients_per_round: got {invited}, must be 0 for {entrant.method}, in which all clients take part"
+        )
     if invited % k:
         raise ValueError(f"clients_per_round: got {invited}, must be a multiple of {k}, the number of models")
     if invited:

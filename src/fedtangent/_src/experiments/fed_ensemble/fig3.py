@@ -144,8 +144,8 @@ def check(study: Study) -> None:
     """Raises ``ValueError`` for wrong settings: loads the first seed's data and builds the algorithm."""
     settings, images = study.settings, _load(study, study.seeds[0])
     if settings.num_rounds % 4:
-        rounds = settings.num_rounds
-        raise ValueError(f"num_rounds: got {rounds}, must be a multiple of 4, for three rounds of one model")
+        why = "one model is compared after half, three quarters and all of the rounds"
+        raise ValueError(f"num_rounds: got {settings.num_rounds}, must be a multiple of 4: {why}")
     _ensemble(settings, network(settings, images.train.x, int(jnp.max(images.train.y)) + 1))
 
 

@@ -80,9 +80,13 @@ def check(study: Study) -> None:
     settings = study.settings
     if settings.slowness != 0:
         raise ValueError(f"slowness: got {settings.slowness:g}, must be 0: the option slow has its values")
-    if not 1 <= settings.keep_first < settings.clients_per_round:
-        most = settings.clients_per_round - 1
-        raise ValueError(f"keep_first: got {settings.keep_first}, must be from 1 to {most}, fewer than asked")
+    invited = settings.clients_per_round
+    if invited < 2:
+        raise ValueError(f"clients_per_round: got {invited}, must be at least 2, so that a round can end with fewer")
+    if not 1 <= settings.keep_first < invited:
+        raise ValueError(
+            f"keep_first: got {settings.keep_first}, must be from 1 to {invited - 1}, below clients_per_round"
+        )
     for one in studies(study).values():
         classifiers.check(one)
 

@@ -159,7 +159,10 @@ def check(study: Study) -> None:
     """Raises ``ValueError`` for clients without test examples of their own, or other wrong settings."""
     for classes in study.settings.classes_per_client:
         if classifiers.divide(study, classes, study.seeds[0]).by_client is None:
-            raise ValueError(f"classes_per_client: got {classes}, must be {USERS} or {DISTORTED}, clients tested apart")
+            allowed = f"{USERS} (users of the data set) or {DISTORTED} (distorted images)"
+            raise ValueError(
+                f"classes_per_client: got {classes}, must be {allowed}: only these clients have test examples"
+            )
     classifiers.check(study)
 
 

@@ -119,7 +119,8 @@ def _parse(name: str, text: str, example: Any) -> object:
     try:
         return tuple(type(example[0])(part) for part in text.split(",")) if is_list else type(example)(text)
     except ValueError as error:
-        kind = f"numbers like {','.join(map(str, example))}" if is_list else f"a number like {example}"
+        whole = "whole " if isinstance(example[0] if is_list else example, int) else ""
+        kind = f"{whole}numbers like {','.join(map(str, example))}" if is_list else f"a {whole}number like {example}"
         raise ValueError(f"{name}: got {text!r}, must be {kind}") from error
 
 
@@ -236,7 +237,8 @@ def prepare_study(entry: Experiment, request: Request) -> Study:
     checks.folder("data_dir", request.data_dir)
     seeds = check_seeds(request.seeds)
     if len(seeds) < entry.least_seeds:
-        raise ValueError(f"seeds: got {len(seeds)}, an interval needs at least {entry.least_seeds}")
+        least = f"at least {entry.least_seeds} seeds, for confidence intervals"
+        raise ValueError(f"seeds: got {len(seeds)} of them, must be {least}")
     settings = changed(entry.scales[dataset][request.scale], request.changes)
     check_settings(settings)
     check_limits(settings)

@@ -66,7 +66,7 @@ def load(
     if spacing > 0 and num_clients * points_per_client > 2 / spacing + 1:  # cannot fit, so none are drawn
         raise ValueError(
             f"spacing: got {spacing:g}, at which {int(2 / spacing) + 1} inputs fit into [-1, 1], must be smaller for "
-            f"{num_clients} clients of {points_per_client}"
+            f"{num_clients} clients of {points_per_client} inputs"
         )
     candidates = num_clients * (CANDIDATES if spacing > 0 else 1)
     draw = partial(ft.data.load, "sine", seed=seed, gap=gap, test_points=test_points)
@@ -80,8 +80,8 @@ def load(
         if np.all(np.diff(inputs) >= spacing):
             fitting.append(i)
     if len(fitting) < num_clients:
-        fit = f"{len(fitting)} of {candidates} clients fit"
-        raise ValueError(f"spacing: got {spacing:g}, at which {fit}, must be smaller for {num_clients}")
+        fit = f"only {len(fitting)} of {candidates} drawn clients fit"
+        raise ValueError(f"spacing: got {spacing:g}, at which {fit}, must be smaller for {num_clients} clients")
     rows = np.isin(users, fitting)
     clients = ft.partition.by_user(users[rows])
     return SineData(np.asarray(toy.x_train)[rows], np.asarray(toy.y_train)[rows], clients, toy.x_test, toy.y_test)

@@ -105,12 +105,12 @@ def first_users(loaded: data.Dataset, number: int) -> data.Dataset:
     """
     if loaded.user_train is None:
         raise ValueError(
-            f"classes_per_client: got {USERS}, the users of {loaded.name}, which does not say whose its examples are; "
+            f"classes_per_client: got {USERS} (a client for each user), but the data set {loaded.name} names no users, "
             f"must be {DISTORTED}, or at least {IID}"
         )
     users, owner = np.unique(loaded.user_train, return_inverse=True)
     if not 0 <= number <= len(users):
-        raise ValueError(f"num_clients: got {number}, must be from 1 to {len(users)}, the users of {loaded.name}")
+        raise ValueError(f"num_clients: got {number}, must be from 0 (all) to {len(users)}, the users of {loaded.name}")
     rows = np.flatnonzero(owner < (number or len(users)))
     selected = loaded._replace(x_train=loaded.x_train[rows], y_train=loaded.y_train[rows], user_train=owner[rows])
     if loaded.user_test is None:

@@ -42,7 +42,9 @@ def _problem(name: str, data_dir: Path | None, num_examples: int, num_clients: i
     else:
         loaded = ft.data.load(name, data_dir=data_dir, seed=seed, flatten=True)
         if num_examples > len(loaded.x_train):
-            raise ValueError(f"num_examples: got {num_examples}, must be at most {len(loaded.x_train)}")
+            raise ValueError(
+                f"num_examples: got {num_examples}, must be at most {len(loaded.x_train)}, the size of {name}"
+            )
         rows = rng.choice(len(loaded.x_train), num_examples, replace=False)
         x, classes = np.asarray(loaded.x_train[rows], np.float64).reshape(num_examples, -1), loaded.y_train[rows]
         x = x - min(float(x.min()), 0.0)  # pixels from 0: images differ least that way, which is the harder case

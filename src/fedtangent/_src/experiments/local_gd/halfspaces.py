@@ -244,8 +244,8 @@ def check_dirichlet(study: Study) -> None:
     settings = study.settings
     if not settings.num_nodes <= settings.num_examples <= settings.dimension:
         raise ValueError(
-            f"num_examples: got {settings.num_examples}, must be from num_nodes, {settings.num_nodes}, to "
-            f"dimension, {settings.dimension}"
+            f"num_examples: got {settings.num_examples}, must be from {settings.num_nodes} (num_nodes) to "
+            f"{settings.dimension} (dimension)"
         )
 
 

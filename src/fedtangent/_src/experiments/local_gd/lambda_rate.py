@@ -80,7 +80,7 @@ def check(study: Study) -> None:
     """Raises ``ValueError`` unless three values of ln(1 / lambda) are at least 1e4 and a model fits all labels."""
     settings = study.settings
     if sum(value >= LARGE for value in settings.log_inverses) < 3:
-        raise ValueError(f"log_inverses: got {settings.log_inverses}, must be three or more of at least {LARGE:g}")
+        raise ValueError(f"log_inverses: got {settings.log_inverses}, must have three values of {LARGE:g} or more")
     for seed in study.seeds:
         for dimension in settings.dimensions:
             problem = problems.classification(seed, settings.num_nodes, settings.held, dimension, settings.spread)

@@ -90,8 +90,8 @@ def check(study: Study) -> None:
     """
     settings, loaded = study.settings, _images(study, study.seeds[0])
     if settings.weights and study.dataset not in COLOURED:
-        names = ", ".join(COLOURED)
-        raise ValueError(f"weights: got {settings.weights} for {study.dataset}, must be left out but for {names}")
+        names = " or ".join(COLOURED)
+        raise ValueError(f"weights: got {settings.weights} for {study.dataset}, must be left out: they are for {names}")
     if settings.pretraining:
         pretrained.check(settings.pretraining, settings.num_features, settings.weights)
     else:

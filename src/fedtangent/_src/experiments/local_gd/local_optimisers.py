@@ -87,7 +87,7 @@ def check(study: Study) -> None:
     settings = study.settings
     examples, rate = settings.num_nodes * settings.held, settings.rate
     if settings.dimension <= examples:
-        raise ValueError(f"dimension: got {settings.dimension}, must be more than the {examples} examples")
+        raise ValueError(f"dimension: got {settings.dimension}, must be above {examples}, the examples of all nodes")
     for seed in study.seeds:
         x, y, nodes, *_ = problems.regression(seed, settings.num_nodes, settings.held, settings.dimension)
         form = theory.local_regression(x, y, nodes, learning_rate=rate, local_steps=settings.local_steps)

@@ -100,10 +100,12 @@ def check(study: Study) -> None:
     settings = study.settings
     examples = settings.num_nodes * settings.held
     if not settings.wide > examples:
-        raise ValueError(f"wide: got {settings.wide}, must be more than the {examples} examples")
+        raise ValueError(f"wide: got {settings.wide}, must be above {examples}, the examples of all nodes")
     size, narrow, rate = settings.held, settings.narrow, settings.learning_rate
     if not size < narrow < examples:
-        raise ValueError(f"narrow: got {narrow}, must be above held, {size}, and below the {examples} examples")
+        raise ValueError(
+            f"narrow: got {narrow}, must be above {size}, the examples of one node, and below {examples}, those of all"
+        )
     cohort, nodes = settings.clients_per_round, settings.num_nodes
     if cohort >= nodes:  # all nodes stay at the centralised model, 0 away from it, where L = 1
         raise ValueError(f"clients_per_round: got {cohort}, must be below num_nodes, {nodes}")

@@ -59,7 +59,7 @@ def check(share: float, num_features: int, weights: str) -> None:
         ValueError: There is a file of weights too, or ``num_features`` is not a multiple of 8.
     """
     if weights:
-        raise ValueError(f"pretraining: got {share:g} with a file of weights, must be 0 with it")
+        raise ValueError(f"pretraining: got {share:g} together with a file of weights, must be 0 with such a file")
     if num_features % WIDENING:
         raise ValueError(f"num_features: got {num_features}, must be a multiple of {WIDENING} with pretraining")
 

@@ -166,7 +166,7 @@ def check_descent(study: Study, dimension: int) -> None:
         problem = regression(seed, settings.num_nodes, settings.examples_per_node, dimension).in_span()
         for p in (problem, problem.pooled):
             if not (unfinished := _one_step(p, settings).unfinished) < 1:
-                fault, must = ("diverges", "less") if unfinished > 1 else ("does not move", "more")
+                fault, must = ("diverges", "smaller") if unfinished > 1 else ("makes no progress", "larger")
                 raise ValueError(f"learning_rate: got {rate:g}, at which descent {fault}, must be {must}")
 
 
@@ -280,7 +280,9 @@ def check_dimensions(study: Study) -> None:
         raise ValueError(f"dimensions: got {min(d)}, must be above examples_per_node, {settings.examples_per_node}")
     if total not in d or not min(d) < total < max(d):
         values = ",".join(map(str, d))
-        raise ValueError(f"dimensions: got {values}, must have {total}, the examples, and some around it")
+        raise ValueError(
+            f"dimensions: got {values}, must have {total}, the number of examples, a smaller and a larger one"
+        )
     check_descent(study, max(d))
 
 

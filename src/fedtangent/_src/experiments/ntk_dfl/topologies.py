@@ -238,7 +238,7 @@ def _check(study: Study) -> None:
     """
     settings: TopologySettings = study.settings
     if settings.tuning_seed in study.seeds:
-        raise ValueError(f"tuning_seed: got {settings.tuning_seed}, which is among the seeds {study.seeds}")
+        raise ValueError(f"tuning_seed: got {settings.tuning_seed}, must not be among the seeds that are measured")
     trial = _divide(study.dataset, study.data_dir, study.seeds[0], settings)
     harness.build_all(methods_of(settings, trial))
 

@@ -153,15 +153,16 @@ def _clients(
         clients = maps.authors_map(loaded, settings.map, data_dir)
         if clients.num_clients != settings.num_clients:
             raise ValueError(
-                f"num_clients: got {settings.num_clients}, must be {clients.num_clients}, the clients of {settings.map}"
+                f"num_clients: got {settings.num_clients}, must be {clients.num_clients}, the clients of map "
+                f"{settings.map}"
             )
         return maps.among(clients, examples.rows["train"], len(loaded.x_train))
     if loaded.user_train is None:
-        raise ValueError(f"partition: got 'writers', but the data set {loaded.name} does not say who wrote what")
+        raise ValueError(f"partition: got 'writers', must be another: the data set {loaded.name} names no writers")
     users, owner = np.unique(loaded.user_train, return_inverse=True)
     if len(users) != settings.num_clients:
         raise ValueError(
-            f"num_clients: got {settings.num_clients}, must be {len(users)}, the writers that {loaded.name} has"
+            f"num_clients: got {settings.num_clients}, must be {len(users)}, the number of writers of {loaded.name}"
         )
     return trials.of_owners(owner[examples.rows["train"]], len(users))
 
@@ -247,13 +248,15 @@ def check(study: Study, **changes: object) -> None:
     settings = dataclasses.replace(study.settings, **changes)
     cohort, clients = settings.clients_per_round, settings.num_clients
     if cohort > clients:
-        raise ValueError(f"clients_per_round: got {cohort}, must be at most {clients}, all clients")
-    if settings.window > min(settings.num_rounds, settings.reference_rounds):
-        raise ValueError(f"window: got {settings.window}, must be at most num_rounds and reference_rounds")
+        raise ValueError(f"clients_per_round: got {cohort}, must be at most {clients} (num_clients)")
+    if settings.window > (rounds := min(settings.num_rounds, settings.reference_rounds)):
+        raise ValueError(
+            f"window: got {settings.window}, must be at most {rounds}, the smaller of num_rounds and reference_rounds"
+        )
     if settings.map and settings.partition != "given":
-        raise ValueError(f"map: got {settings.map!r}, must be left out but for partition=given")
+        raise ValueError(f"map: got {settings.map!r}, must be left out without partition=given")
     if settings.tuning_seed in study.seeds:
-        raise ValueError(f"tuning_seed: got {settings.tuning_seed}, which is among the seeds {study.seeds}")
+        raise ValueError(f"tuning_seed: got {settings.tuning_seed}, must not be among the seeds that are measured")
     harness.build_all(_methods(settings, _divide(study.dataset, study.data_dir, study.seeds[0], settings)))
 
 
@@ -458,7 +461,7 @@ def figure_4(
 def _check_figure_4(study: Study) -> None:
     if not any(method in study.settings.methods for method in WHOLE):
         names = ", ".join(study.settings.methods)
-        raise ValueError(f"methods: got {names}, must have one of {', '.join(WHOLE)} among them")
+        raise ValueError(f"methods: got {names}, must include one of {', '.join(WHOLE)}")
     check(study)
 
 

@@ -111,7 +111,8 @@ def _load(study: Study, seed: int) -> AttackedImages:
     settings, count = study.settings, study.settings.num_images + study.settings.num_known
     if count > len(loaded.x_test):
         raise ValueError(
-            f"num_images: got {count} together with num_known, must be at most {len(loaded.x_test)}, the test set"
+            f"num_images and num_known: got {settings.num_images} and {settings.num_known}, must add up to at most "
+            f"{len(loaded.x_test)}, the number of test images"
         )
     side = math.isqrt(loaded.x_test.shape[1])
     order = np.random.default_rng(seed).permutation(len(loaded.x_test))

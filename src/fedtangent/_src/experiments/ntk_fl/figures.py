@@ -71,10 +71,10 @@ def check_table1(study: Study) -> None:
     methods = set(study.settings.methods)
     if "fed_avg" not in methods or not methods & EVOLVED.keys():
         names = ", ".join(study.settings.methods)
-        raise ValueError(f"methods: got {names}, must have fed_avg and one of {', '.join(EVOLVED)}")
+        raise ValueError(f"methods: got {names}, must include fed_avg and one of {', '.join(EVOLVED)}")
     settings = study.settings
     if settings.reference_rounds < settings.num_rounds:
-        least = f"num_rounds, {settings.num_rounds}, or more"
+        least = f"at least num_rounds, {settings.num_rounds}"
         raise ValueError(f"reference_rounds: got {settings.reference_rounds}, must be {least}")
     baselines.check(study)
 

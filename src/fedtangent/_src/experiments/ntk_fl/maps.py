@@ -33,20 +33,20 @@ def authors_map(loaded: Dataset, name: str, folder: Path | None) -> Partition:
         ValueError: There are no maps of this data set, no archive, or no map of that name, or the archive is damaged.
     """
     if loaded.name not in ARCHIVES:
-        allowed = " or dataset ".join(ARCHIVES)
-        raise ValueError(f"partition: got 'given' for {loaded.name}, must be another, or dataset {allowed}")
+        known = " and ".join(ARCHIVES)
+        raise ValueError(f"partition: got 'given' for {loaded.name}, must be another: the authors' maps are of {known}")
     archive = ARCHIVES[loaded.name]
     places = [] if folder is None else [place / archive for place in files.places(folder, FOLDER)]
     path = next((place for place in places if place.is_file()), None)
     if path is None:
         raise ValueError(
-            f"data_dir: got {folder}, must hold {archive}, the authors' maps (looked in it and in {FOLDER}*)"
+            f"data_dir: got {folder}, must be a folder with {archive}, the authors' maps, in it or in {FOLDER}*"
         )
     arrays = files.arrays("map", path)
     names = sorted(key.removesuffix("/offsets") for key in arrays if key.endswith("/offsets"))
     checks.choice("map", name, names)
     if f"{name}/indices" not in arrays:
-        raise ValueError(f"map: got {path} without {name}/indices, must have it")
+        raise ValueError(f"map: got {path}, which is damaged: it has {name}/offsets without {name}/indices")
     return given.of(Partition(arrays[f"{name}/indices"], arrays[f"{name}/offsets"]), len(loaded.x_train), "map")
 
 
