@@ -315,7 +315,7 @@ def consensus_distance(params: PyTree) -> Array:
 def _check_mixing(matrix: np.ndarray, num_models: int) -> None:
     if matrix.shape != (num_models, num_models):
         raise ValueError(
-            f"mixing: got shape {matrix.shape}, must be [{num_models}, {num_models}], the schedule's models"
+            f"mixing: got shape {matrix.shape}, must be [{num_models}, {num_models}], a row for each model"
         )
     check_doubly_stochastic("mixing", matrix)
     if spectral_gap(matrix) < 1e-9:
