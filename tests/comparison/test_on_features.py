@@ -104,7 +104,8 @@ def test_where_features_do_not_do() -> None:
     assert isinstance(result, FromStart) and "nor can it be run on the kernel's features: x: got inputs" in repr(result)
     kept = ft.lg_fed_avg(case["model"], case["schedule"], **WORK)
     with pytest.raises(
-        ValueError, match=r"got 'lg_fed_avg', which theory does not follow: .*nor can it be linearised: .*has no global"
+        ValueError,
+        match=r"got 'lg_fed_avg', which theory does not follow: .*nor can it be linearised: .*must be one with global",
     ):
         ft.compare(kept, case["data"], clients, num_rounds=2, **options)
 

@@ -230,7 +230,7 @@ def check_analytic(model: Model) -> None:
                 "ntk_resnet, ntk_transformer and those of from_stax have"
             )
         raise ValueError(
-            f"model: got {model.name}, {must}. Theory follows any network from a start, by its empirical kernel there: "
+            f"model: got {model.name}, {must}. Theory follows any network from given weights, by the kernel at them: "
             "start=jax.random.key(0) in Python, train --diagnostics laziness on the command line"
         )
 

@@ -141,7 +141,7 @@ def weights_of(
     check_start(algorithm, num_clients, start)
     check_linearisable(algorithm.model, x, algorithm.schedule)
     if algorithm.params is None:
-        raise ValueError(f"algorithm: got {algorithm.name!r}, which has no global models")
+        raise ValueError(f"algorithm: got {algorithm.name!r}, must be one with global models")
     weights = algorithm.params(algorithm.init(seed, num_clients, start))
     return jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.float64), weights)
 

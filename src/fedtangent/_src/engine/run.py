@@ -383,7 +383,7 @@ def params_by_round(
     """
     read = algorithm.params
     if read is None:
-        raise ValueError(f"algorithm: got {algorithm.name!r}, which has no global models")
+        raise ValueError(f"algorithm: got {algorithm.name!r}, must be one with global models")
 
     def look(_: Algorithm, state: PyTree) -> dict[str, PyTree]:
         return {"params": jax.tree.map(lambda leaf: np.array(leaf), read(state))}

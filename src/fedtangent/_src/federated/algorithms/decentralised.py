@@ -319,7 +319,9 @@ def _check_mixing(matrix: np.ndarray, num_models: int) -> None:
         )
     check_doubly_stochastic("mixing", matrix)
     if spectral_gap(matrix) < 1e-9:
-        raise ValueError("mixing: has no spectral gap, so that models would never agree; make its diagonal positive")
+        raise ValueError(
+            "mixing: has no spectral gap, so models would never agree: connect all, with positive diagonal"
+        )
 
 
 def _among(matrix: np.ndarray, present: Array) -> Array:

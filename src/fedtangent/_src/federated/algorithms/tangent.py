@@ -138,7 +138,7 @@ def cp_ntk_fl(
             a ``linearise``, and as ``ntk_fl`` raises.
     """
     if evolution.linearise is not None:
-        raise ValueError("linearise: got a function, must be None for cp_ntk_fl, which linearises as sparsity says")
+        raise ValueError("linearise: got a function, must be None for cp_ntk_fl, whose sparsity decides it")
     return evolving("cp_ntk_fl", model, schedule, learning_rate, of_loss(evolution, loss), pooling, compression)
 
 
