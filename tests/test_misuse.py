@@ -130,7 +130,7 @@ def test_a_sweep_whose_configurations_measure_different_things() -> None:
     def some(algorithm: Any, state: Any) -> Any:
         return {"size": jnp.zeros(())} | ({"spread": jnp.ones(())} if algorithm.schedule.num_models > 1 else {})
 
-    with pytest.raises(ValueError, match="measure: the metric 'spread' is not measured for all"):
+    with pytest.raises(ValueError, match="measure: returned the metric 'spread' for only one of"):
         swept(some, {"K": [2, 1]})
     with pytest.raises(ValueError, match=r"measure: the metric 'per' has shape \[3\] for .* but \[1\]"):
         swept(lambda a, s: {"per": jnp.zeros(a.schedule.num_models)}, {"K": [3, 1]})

@@ -192,7 +192,7 @@ def test_the_configuration_of_a_run_repeats_it_and_options_beside_it_win(folder:
         ("{", "config.json cannot be read: Expecting"),
         ("[]", "must be the config.json"),
         (json.dumps({"command": "train", "options": {"": 1}}), "^: is no option of train"),
-        (other, "of fedtangent compare, must"),
+        (other, "by fedtangent compare, must"),
     ):
         (folder / "config.json").write_text(text)
         with pytest.raises(ValueError, match=says):
@@ -235,9 +235,9 @@ def test_nothing_of_a_run_is_lost_to_another_of_its_folder(run: Callable, folder
     before = (out / "metrics.csv").read_bytes()
     for seeds in ((), ("--seeds", "6:8")):
         ended = run("train", *SMALL, *seeds, "--resume")
-        assert ended.code == 2 and "must have those of the run in results/train: 5:7" in ended.err
+        assert ended.code == 2 and "must include those of the run in results/train: 5:7" in ended.err
     both = run("train", *SMALL, "--seeds", "5:7", "--resume", "--overwrite")
-    assert both.code == 2 and "overwrite: got it with --resume" in both.err
+    assert both.code == 2 and "overwrite: got both --overwrite and --resume" in both.err
     assert (out / "metrics.csv").read_bytes() == before
     assert run("train", *SMALL, "--seeds", "5:8", "--resume").code == 0
     for name in ("output", "data_dir"):

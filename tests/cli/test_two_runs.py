@@ -58,7 +58,7 @@ def test_a_killed_owner_holds_nothing(folder: Path) -> None:
     folder = folder / "yet" / "to be made"
     owner = subprocess.Popen([sys.executable, "-c", HOLDS, str(folder)], stdin=-1, stdout=-1, text=True)
     assert owner.stdout is not None and owner.stdout.readline() == "held\n"
-    with pytest.raises(CheckpointError, match=r"^output: .*to be made is in use by another run; name another$"):
+    with pytest.raises(CheckpointError, match=r"^output: .*to be made is in use by another run; name another folder$"):
         locked(folder, "output").__enter__()
     assert [path.name for path in folder.iterdir()] == [".lock"]
     owner.send_signal(signal.SIGKILL)

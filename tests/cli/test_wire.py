@@ -60,7 +60,7 @@ def test_no_file_holds_the_seed_and_a_run_resumes_with_it_alone(
 
     again = [*given, "--resume", "--key-file"]
     moved = key.rename(tmp_path / "moved")
-    with pytest.raises(ValueError, match=r"key_file: got .*, must be the file of the seed"):
+    with pytest.raises(ValueError, match=r"key_file: there is no .*; to resume, name the key file"):
         job(tmp_path, *again, key, num_rounds=2)
     assert not key.exists()
     open_key_file(tmp_path / "other")

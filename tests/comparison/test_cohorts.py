@@ -38,7 +38,7 @@ def test_empty_slots_weigh_nothing() -> None:
 def test_refuses() -> None:
     with pytest.raises(ValueError, match="weighting: got 'size', allowed are examples, uniform"):
         drawn_cohorts(all_clients(4), HELD, 2, weighting="size")
-    with pytest.raises(ValueError, match="partition: got 4 clients, but the schedule is of 5"):
+    with pytest.raises(ValueError, match="partition: got 4 clients, but the schedule has 5"):
         drawn_cohorts(all_clients(5), HELD, 2)
 
 

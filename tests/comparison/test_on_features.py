@@ -82,7 +82,7 @@ def test_a_singular_kernel_is_followed_by_its_features(loss: str) -> None:
     data, clients = (x[rows], y[rows], x[:4], y[:4]), ft.partition.iid(12, 3, 0)
     theory = ft.predict(clipped, data, clients, num_rounds=2, forecasting=ft.Forecasting(draws=2, rates=False))
     assert theory.plan.setting.start is None and theory.plan.draws == 2
-    with pytest.raises(ValueError, match=r"clients: got 3 clients, must be the 4 of the schedule"):
+    with pytest.raises(ValueError, match=r"clients: got 3 clients, must be 4 as in the schedule"):
         ft.predict(ft.fed_adam(case["model"], ft.schedules.all_clients(4), 0.1), data, clients, num_rounds=2)
 
 
@@ -104,7 +104,8 @@ def test_where_features_do_not_do() -> None:
     assert isinstance(result, FromStart) and "nor can it be run on the kernel's features: x: got inputs" in repr(result)
     kept = ft.lg_fed_avg(case["model"], case["schedule"], **WORK)
     with pytest.raises(
-        ValueError, match=r"got 'lg_fed_avg', which theory does not follow: .*nor at a start: .*must be one of global"
+        ValueError,
+        match=r"got 'lg_fed_avg', which theory does not follow: .*nor can it be linearised: .*must be one with global",
     ):
         ft.compare(kept, case["data"], clients, num_rounds=2, **options)
 

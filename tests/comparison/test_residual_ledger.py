@@ -310,7 +310,7 @@ def test_mistakes_are_refused(make: Callable[[], Any], message: str) -> None:
 
 def test_a_ledger_is_for_its_rounds_and_needs_64_bits(linear: Seen) -> None:
     state = linear.run.state
-    with pytest.raises(ValueError, match="state: got round 13, must be up to num_rounds, 12"):
+    with pytest.raises(ValueError, match="state: got round 13, must be at most 12"):
         linear.ledger(linear.algorithm, state._replace(round=state.round + 1))
     with pytest.raises(ValueError, match="state: got round 12, must be after 12: use a new ledger for each run"):
         linear.ledger(linear.algorithm, state)

@@ -74,7 +74,7 @@ def test_no_room_is_said_before_any_work(
     monkeypatch.chdir(tmp_path)
     assert run(["predict", *LINE, "--draws", "2", "--evaluate-every", "5", "--output", "out"]) == 2
     said = capsys.readouterr().err
-    assert said.startswith("fedtangent: error: kernel: got ") and said.count("\n") == 1 and "whose flow needs" in said
+    assert said.startswith("fedtangent: error: data: got ") and said.count("\n") == 1 and "whose kernel needs" in said
     assert not Path("out").exists()
 
 

@@ -162,7 +162,7 @@ def test_another_configuration_is_refused_with_its_fields(tmp_path: Path) -> Non
         ({"start": jax.random.key(1)}, "start"),
         ({"start": np.zeros((2, 3, 2))}, 'start (null in the checkpoint, "parameters'),
         ({"every": 4}, "evaluate_every (3 in the checkpoint, 4 now)"),
-        ({"num_rounds": 7}, "num_rounds: got 7, but the checkpoint is at round 8"),
+        ({"num_rounds": 7}, "num_rounds: got 7, must be at least 8, the round"),
     ],
 )
 def test_another_run_is_refused_even_if_the_configuration_does_not_tell(
@@ -180,13 +180,13 @@ def test_other_data_or_another_shape_of_state_are_refused(tmp_path: Path) -> Non
     """The latter without a configuration too: then a digest of the traced round tells."""
     begun(tmp_path)
     other = stateful.data()._replace(y=stateful.data().y.at[3, 0].add(1e-9))
-    with pytest.raises(CheckpointError, match=r"different are data\.y"):
+    with pytest.raises(CheckpointError, match=r"other settings: data\.y"):
         stateful.run(data=other, checkpoints=at(tmp_path))
     wider = stateful.algorithm()._replace(init=lambda *a: _wider(stateful.algorithm().init(*a)))
     given = {"seed": 3, "evaluation": Evaluation(3, stateful.measure), "devices": Devices("scan")}
     stateful.run(3, checkpoints=at(tmp_path / "plain", config={}, resume=False))
     for folder, config, said in ((tmp_path, stateful.CONFIG, ""), (tmp_path / "plain", {}, "traced round .*, ")):
-        with pytest.raises(CheckpointError, match=rf"different are {said}state\.\.schedule_key"):
+        with pytest.raises(CheckpointError, match=rf"other settings: {said}state\.\.schedule_key"):
             simulate(wider, stateful.data(), num_rounds=11, checkpoints=at(folder, config=config), **given)
 
 
@@ -308,7 +308,7 @@ def test_a_record_that_lacks_something_is_damaged_and_one_of_another_format_is_r
     assert said == ["the checkpoint of round 8 is damaged (record.json has no files); going back to round 6"]
     for path in (tmp_path / "run-0001").glob("round-*"):
         files.write_record(path / store.RECORD, {"format": 1, "round": 8})
-    with pytest.raises(CheckpointError, match=r"^resume: the checkpoint has format 1, this version reads 3$"):
+    with pytest.raises(CheckpointError, match=r"^resume: the checkpoint has format 1, this version reads only 3$"):
         stateful.run(checkpoints=at(tmp_path))
 
 
@@ -432,10 +432,10 @@ def test_other_threads_and_runs_without_checkpoints_leave_signals_alone(tmp_path
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"every": 0}, "checkpoint every: got 0, must be a whole number of at least 1"),
-        ({"every": 1.5}, "checkpoint every: got 1.5"),
-        ({"keep": 0}, "checkpoint keep: got 0"),
-        ({"config": {"a": [1, {"b": object()}]}}, r"checkpoint config\['a'\]\[1\]\['b'\]: got a object"),
+        ({"every": 0}, "checkpoints.every: got 0, must be a whole number of at least 1"),
+        ({"every": 1.5}, "checkpoints.every: got 1.5"),
+        ({"keep": 0}, "checkpoints.keep: got 0"),
+        ({"config": {"a": [1, {"b": object()}]}}, r"checkpoints.config\['a'\]\[1\]\['b'\]: got a object"),
     ],
 )
 def test_bad_options(tmp_path: Path, options: dict[str, Any], message: str) -> None:

@@ -87,7 +87,7 @@ def test_a_sweep_as_a_table() -> None:
                 place &= (table["mu"] == config["mu"]) & (table["rule"] == config["rule"])
                 assert list(table[place]["accuracy"]) == [found.metrics["accuracy"][s, c, e]]
                 np.testing.assert_array_equal(table[place]["each"].item(), found.metrics["each"][s, c, e])
-    with pytest.raises(ValueError, match="metrics: got the name 'mu', must be none of mu, rule, seed, round"):
+    with pytest.raises(ValueError, match="metrics: got the name 'mu', must not be one of mu, rule, seed, round"):
         found._replace(metrics={"mu": found.metrics["accuracy"]}).to_pandas()
 
 

@@ -150,7 +150,7 @@ def test_without_static_loops_there_is_no_derivative_and_it_says_why() -> None:
         return tiny_runs.build(client_learning_rate)
 
     values = {"client_learning_rate": 0.1}
-    with pytest.raises(ValueError, match=r"build: .*use Work\(\.\.\., differentiable=True\)"):
+    with pytest.raises(ValueError, match=r"build: .*must train by Work\(\.\.\., differentiable=True\)"):
         hypergradient(dynamic, tiny_runs.data(), 2, 0, values, tiny_runs.validation_loss)
 
 

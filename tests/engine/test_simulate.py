@@ -343,7 +343,7 @@ def test_data_that_do_not_fit_are_refused(data: Any, clients: Any, message: str)
 
 
 def test_an_algorithm_that_does_not_say_what_it_trains_takes_divided_data() -> None:
-    with pytest.raises(ValueError, match=r"data: got .*, must be FederatedData: .* does not say which model"):
+    with pytest.raises(ValueError, match=r"algorithm: got .*, which does not say which model"):
         simulate(algorithm(), (tiny_runs.X, tiny_runs.TARGETS), tiny_runs.EVEN, num_rounds=1)
 
 

@@ -146,7 +146,7 @@ def test_choosing_how_to_run_many() -> None:
         ({"evaluation": Evaluation(2)}, "evaluation: got no measure"),
         (
             {"evaluation": Evaluation(measure=tiny_runs.measures, stop_on_divergence=True)},
-            "evaluation: got more than every and measure",
+            "evaluation: a sweep uses only its fields every and measure",
         ),
         ({"seeds": ()}, r"seeds: got \[\]"),
         ({"seeds": (1, 1)}, r"seeds: got \[1, 1\]"),

@@ -196,7 +196,7 @@ def test_constants_may_be_traced() -> None:
         ("fed_yogi", {"server_learning_rate": 0.0}, "server_learning_rate: got 0.0"),
         ("fed_avg_m", {"momentum": 1.0}, "momentum: got 1.0, must be at least 0 and below 1"),
         ("fed_avg_m", {"client_learning_rate": -1.0}, "client_learning_rate: got -1.0"),
-        ("fed_adam", {"work": Work(steps=0, batch_size=None)}, "local steps: got 0"),
+        ("fed_adam", {"work": Work(steps=0, batch_size=None)}, "work.steps: got 0"),
     ],
 )
 def test_bad_arguments(recipe: str, changed: dict[str, Any], named: str) -> None:

@@ -105,7 +105,7 @@ def test_beta_is_charged_by_what_is_drawn() -> None:
         ("cp_ntk_fl", {"sparsity": 1.0}, "sparsity: got 1.0, must be at least 0 and below 1"),
         ("cp_ntk_fl", {"beta": 1.5}, r"beta: got 1.5, must be above 0 and at most 1"),
         ("cp_ntk_fl", {"value_bits": 64}, "value_bits: got 64, must be a whole number from 10 to 32"),
-        ("cp_ntk_fl", {"linearise": print}, "linearise: is decided by sparsity"),
+        ("cp_ntk_fl", {"linearise": print}, "linearise: got a function, must be None"),
     ],
 )
 def test_what_the_recipes_refuse(recipe: str, options: dict[str, Any], message: str) -> None:

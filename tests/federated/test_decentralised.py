@@ -175,7 +175,7 @@ W4 = np.full((6, 6), 1 / 6)
 @pytest.mark.parametrize(
     ("changed", "named"),
     [
-        ({"graph": graph.ring(5)}, r"mixing: got shape \(5, 5\), must be \[6, 6\], the schedule's models"),
+        ({"graph": graph.ring(5)}, r"mixing: got shape \(5, 5\), must be \[6, 6\], a row for each model"),
         ({"graph": W4 * 0.9}, "mixing: row 0 sums to 0.9"),
         ({"graph": np.roll(np.eye(6), 1, axis=1)}, "mixing: must be symmetric"),
         ({"graph": np.eye(6)}, "mixing: has no spectral gap"),

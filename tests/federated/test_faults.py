@@ -128,7 +128,7 @@ def test_an_empty_slot_is_never_among_the_first() -> None:
         ({"distribution": "uniform"}, "distribution: got 'uniform', allowed are lognormal, exponential"),
         ({"spread": 0.0}, "spread: got 0.0"),
         ({"mean_time": -1.0}, "mean_time"),
-        ({"mean_time": [1.0, 2.0]}, r"mean_time: got .*one number or \[6\]"),
+        ({"mean_time": [1.0, 2.0]}, r"mean_time: got .*one number or one per client, \[6\]"),
         ({"mean_time": float("inf")}, "mean_time"),
     ],
 )

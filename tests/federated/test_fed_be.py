@@ -342,7 +342,7 @@ def test_clients_beyond_the_places_are_reported() -> None:
 @pytest.mark.parametrize(
     ("changed", "named"),
     [
-        ({"server_data": None}, "server_data: got None; FedBE distils on examples without labels"),
+        ({"server_data": None}, "server_data: got None, must be examples without labels"),
         ({"server_data": np.zeros((0, 3))}, r"server_data: got shape \(0, 3\)"),
         ({"posterior": "laplace"}, "posterior: got 'laplace', allowed are gaussian, dirichlet"),
         ({"num_samples": 0}, "num_samples: got 0, must be a whole number of at least 1"),
@@ -362,7 +362,7 @@ def test_clients_beyond_the_places_are_reported() -> None:
         ({"distillation": MINI._replace(learning_rate=0.0)}, "distillation learning_rate: got 0.0"),
         ({"distillation": MINI._replace(cycle=0)}, "distillation cycle: got 0"),
         ({"distillation": MINI._replace(start=-1)}, "distillation start: got -1"),
-        ({"distillation": MINI._replace(epochs=0)}, "local epochs: got 0"),
+        ({"distillation": MINI._replace(epochs=0)}, "distillation epochs: got 0"),
     ],
 )
 def test_bad_arguments(changed: dict[str, Any], named: str) -> None:

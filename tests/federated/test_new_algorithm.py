@@ -63,7 +63,9 @@ def test_two_rounds_are_those_of_the_paper() -> None:
 
 def test_it_refuses_a_rate_that_its_own_server_would_not_look_at() -> None:
     options = {"client_learning_rate": RATE, "work": Work(steps=1, batch_size=None)}
-    with pytest.raises(ValueError, match=r"server_learning_rate: got 0\.5, but fed_exp has a special server: leave"):
+    with pytest.raises(
+        ValueError, match=r"server_learning_rate: got 0\.5, but fed_exp has its own update at the server: leave"
+    ):
         fed_exp()(two_layer(), uniform_sampling(6, 4), averaging=Averaging(server_learning_rate=0.5), **options)
 
 

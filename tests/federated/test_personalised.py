@@ -181,7 +181,7 @@ COMMON = {"client_learning_rate": 0.1, "work": Work(steps=1, batch_size=None)}
         ("lg_fed_avg", {"private": "V", "server_learning_rate": -1.0}, "server_learning_rate: got -1"),
         ("local_only", {"server_learning_rate": 0.5}, "server_learning_rate: got 0.5, but local_only does not use it"),
         ("local_only", {"channel": lossless()}, "channel: got .*, but local_only does not use it"),
-        ("local_only", {"work": Work(steps=0, batch_size=None)}, "local steps: got 0"),
+        ("local_only", {"work": Work(steps=0, batch_size=None)}, "work.steps: got 0"),
     ],
 )
 def test_bad_arguments(recipe: str, changed: dict[str, Any], named: str) -> None:

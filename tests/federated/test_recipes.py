@@ -201,8 +201,8 @@ def test_cases_have_partial_participation_empty_slots_and_unvisited_models() -> 
         ({"weighting": "sizes"}, "weighting.*'sizes'.*examples, uniform"),
         ({"work": Work()}, "exactly one of steps and epochs"),
         ({"work": Work(steps=1, epochs=1, batch_size=None)}, "exactly one of steps and epochs"),
-        ({"work": Work(steps=0, batch_size=None)}, "local steps: got 0"),
-        ({"work": Work(epochs=-1, batch_size=None)}, "local epochs: got -1"),
+        ({"work": Work(steps=0, batch_size=None)}, "work.steps: got 0"),
+        ({"work": Work(epochs=-1, batch_size=None)}, "work.epochs: got -1"),
         ({"work": Work(epochs=1, batch_size=0)}, "batch_size: got 0"),
     ],
 )

@@ -290,5 +290,5 @@ def test_drawn_cohorts_are_those_of_a_run():
     np.testing.assert_array_equal(uniform.weight, np.broadcast_to([1, 1, 1, 0, 1, 1], (2, 6)))
     with pytest.raises(ValueError, match="weighting: got 'size'"):
         drawn_cohorts(plan, held, 4, weighting="size")
-    with pytest.raises(ValueError, match="partition: got 5 clients, but the schedule is of 6"):
+    with pytest.raises(ValueError, match="partition: got 5 clients, but the schedule has 6"):
         drawn_cohorts(all_clients(6), held, 4)

@@ -220,7 +220,7 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "half": ({"delay": 1.5}, r"delay: got 1\.5, must be whole numbers from 0 to 1000"),
     "far": ({"delay": 2**31}, r"delay: got 2147483648, must be whole numbers from 0 to 1000"),
     "text": ({"delay": "two"}, r"delay: got 'two', must be a real number"),
-    "clients": ({"delay": (1, 2)}, r"delay: got shape \(2,\), must be one number or \[6\]"),
+    "clients": ({"delay": (1, 2)}, r"delay: got shape \(2,\), must be one number or one per client, \[6\]"),
     "buffered": ({"buffered": "yes"}, r"buffered: got 'yes', must be True or False"),
     "discount": ({"discount": "linear"}, r"discount: got 'linear', allowed are constant, polynomial, hinge"),
     "rate": ({"discount_rate": -0.5}, r"discount_rate: got -0\.5, must be at least 0"),
@@ -229,7 +229,7 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "negative": ({"probabilities": (1.5, -0.5)}, r"probabilities: got \(1\.5, -0\.5\), must be at least 0 and sum"),
     "rows": (
         {"probabilities": np.ones((2, 1))},
-        r"probabilities: got shape \(2, 1\), must be \[D \+ 1\] or \[6, D \+ 1\]",
+        r"probabilities: got shape \(2, 1\), must be \[D \+ 1\] for .*, or one row per client, \[6, D \+ 1\]",
     ),
 }
 

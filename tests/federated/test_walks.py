@@ -89,7 +89,10 @@ def test_own_models() -> None:
     [
         ((graph.ring(4), 0), "num_models: got 0, must be a whole number of at least 1"),
         ((graph.ring(4), 2, np.eye(3)), r"transition: got shape \(3, 3\), must be \[4, 4\]"),
-        ((graph.ring(4), 2, np.full((4, 4), 0.25)), r"transition: moves from 0 to 2, which is no edge of ring\(4\)"),
+        (
+            (graph.ring(4), 2, np.full((4, 4), 0.25)),
+            r"transition: moves from node 0 to node 2, between which ring\(4\) has no edge",
+        ),
         ((graph.ring(4), 2, 0.9 * np.eye(4)), "transition: row 0 sums to 0.9"),
     ],
 )

@@ -234,7 +234,7 @@ def test_a_mask_of_numbers_is_one_of_truths(mask):
 def test_one_output_has_no_cross_entropy():
     model = mlp(4, 1, (3,), "relu", dtype=jnp.float64)
     given = Examples(*map(jnp.asarray, (X, 0 * LABELS, EVERY_ROW)))
-    with pytest.raises(ValueError, match="loss: got 'cross_entropy' for 1 outputs, must be for at least two"):
+    with pytest.raises(ValueError, match="loss: 'cross_entropy' needs a model with at least 2 outputs, but it has 1"):
         ntk_evolve(model, parameters(model), given, RATE, Evolution((1,), loss="cross_entropy"))
 
 

@@ -306,7 +306,7 @@ def test_options_that_are_not_allowed(options, message):
         ({"rate": float("inf")}, "learning_rate: got inf"),
         ({"rate": "fast"}, "learning_rate: got 'fast', must be a number"),
         ({"rate": np.ones(1)}, r"learning_rate: got an array of shape \(1,\)"),
-        ({"kernel_bytes": 100, "method": "eigh"}, r"method: got 'eigh', a kernel of 648 bytes \[9, 9\]"),
+        ({"kernel_bytes": 100, "method": "eigh"}, r"method: got 'eigh', whose kernel \[9, 9\] takes 648 bytes"),
         ({"validation": np.ones((5, 3))}, "validation: got .*, must be None or a tuple of two"),
         ({"validation": (np.ones((5, 4)), np.ones((5, 2)))}, r"validation: got x \(5, 4\) and y \(5, 2\)"),
         ({"validation": (np.ones((5, 3)), np.ones((5, 3)))}, r"validation: got x \(5, 3\)"),

@@ -383,8 +383,11 @@ def test_feedback_costs_nothing_and_keeps_the_inner_memory() -> None:
         (lambda: qsgd(4, bucket_size=0), "bucket_size: got 0, must be a whole number of at least 1"),
         (lambda: clip(0.0), r"norm: got 0\.0, must be above 0 and finite"),
         (lambda: clip(float("nan")), "norm: got nan"),
-        (lambda: chain(qsgd(4), with_error_feedback(top_k(3))), "channels: got one that cannot be chained at 1"),
-        (lambda: chain(jacobians(3)), "channels: got one that cannot be chained at 0"),
+        (
+            lambda: chain(qsgd(4), with_error_feedback(top_k(3))),
+            "channels: got one that cannot be chained at position 1",
+        ),
+        (lambda: chain(jacobians(3)), "channels: got one that cannot be chained at position 0"),
     ],
 )
 def test_bad_arguments(make: Callable[[], Any], named: str) -> None:

@@ -56,7 +56,7 @@ def test_malformed_keys_are_refused_and_not_told() -> None:
     cases: list[tuple[Any, str]] = [
         (lambda: seal_seed(seed, b"short"), "public_key: got 5 bytes, must be 32 bytes"),
         (lambda: seal_seed(seed, "x" * 32), "public_key: got a str, must be 32 bytes"),  # type: ignore[arg-type]
-        (lambda: seal_seed(seed, bytes(32)), "public_key: no box can be sealed to it"),  # a point of small order
+        (lambda: seal_seed(seed, bytes(32)), "public_key: got bytes that are no valid key"),  # a point of small order
         (lambda: seal_seed(Secret(b"abc"), keys.public), "seed: must be a Secret of 32 bytes"),
         (lambda: seal_seed(seed.reveal(), keys.public), "seed: must be a Secret of 32 bytes"),  # type: ignore[arg-type]
         (lambda: open_seed(box[:-1], keys), "sealed: got 79 bytes, must be 80 bytes"),
@@ -81,7 +81,7 @@ def test_secrets_do_not_show(tmp_path: Path) -> None:
         with pytest.raises(TypeError, match="cannot be pickled or copied"):
             hide(seed)
     with pytest.raises(ValueError, match="got a Secret, allowed are"):
-        plain({"seed": seed}, "checkpoint config")
+        plain({"seed": seed}, "checkpoints.config")
     with pytest.raises(TypeError, match="unhashable"):
         hash(seed)
     assert seed == Secret(seed.reveal()) and seed != draw_seed() and seed != seed.reveal()

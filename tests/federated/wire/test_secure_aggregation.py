@@ -228,9 +228,9 @@ def test_bits_and_numbers_of_messages() -> None:
         ValueError, match="secure_aggregation: got 32 bits, which leave sums of 20000000 messages 5 bits"
     ):
         fraction_bits(20_000_000, 32)
-    with pytest.raises(ValueError, match="bits: got 16, allowed are 32 and 64"):
+    with pytest.raises(ValueError, match="secure_aggregation: got 16 bits, allowed are 32 and 64"):
         fraction_bits(20, 16)
-    with jax.enable_x64(False), pytest.raises(ValueError, match="bits: 64 needs JAX's 64-bit mode"):
+    with jax.enable_x64(False), pytest.raises(ValueError, match="secure_aggregation: 64 bits need JAX's 64-bit mode"):
         fraction_bits(20, 64)
-    with pytest.raises(ValueError, match="secure_aggregation: sums floating numbers"):
+    with pytest.raises(ValueError, match="secure_aggregation: sums floating-point numbers only"):
         encode({"a": jnp.ones((2, 3), jnp.int32)}, jnp.ones(2), 32)

@@ -264,6 +264,7 @@ def _first_words(box: str) -> str:
         missing = re.findall(r"(\S+) \(required\)", text)
         return f"{', '.join(missing)}: got none, must be given"
     text = re.sub(r"invalid literal for int\(\) with base 10: ('.*')", r"got \1, must be a whole number", text)
+    text = re.sub(r"^Unrecognized options: (.*)", r"arguments: got \1, which belongs to no option", text)
     text = re.sub(r"could not convert string to float: ('.*')", r"got \1, must be a number", text)
     return re.sub(r"^Error parsing --([\w-]+):", lambda m: m[1].replace("-", "_") + ":", text)
 

@@ -80,7 +80,7 @@ def prepare(options: CheckOptions, verdicts: VerdictOptions) -> CheckJob:
     try:
         tables = tomllib.loads(path.read_text(encoding="utf-8-sig"))
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise ValueError(f"claims: {path} cannot be read: {error}") from error
+        raise ValueError(f"claims: {path} cannot be read: {getattr(error, 'strerror', None) or error}") from error
     if not tables or not all(isinstance(table, dict) for table in tables.values()):
         raise ValueError(f"claims: got {path}, must have a table for each claim, such as [fed_avg], and nothing else")
     claims = {}
@@ -101,7 +101,7 @@ def _claim(table: Mapping[str, Any]) -> ClaimedRuns:
     if agree is not None and not (
         isinstance(agree, list) and agree and all(isinstance(one, str) and one for one in agree)
     ):
-        raise ValueError(f"agree: got {shown(agree)}, must be a list of words of verdicts")
+        raise ValueError(f"agree: got {shown(agree)}, must be a list of texts, each part of a verdict")
     if isinstance(within, dict):
         if not within or not all(width.isdecimal() for width in within):
             raise ValueError(

@@ -178,7 +178,7 @@ def _repeated(command: Command, path: Path) -> Values:
     except (ValueError, KeyError, TypeError) as error:
         raise ValueError(f"config: got {path}, must be the config.json of a run") from error
     if writer != command.name:
-        raise ValueError(f"config: got {path} of {PROGRAM} {writer}, must be of {PROGRAM} {command.name}")
+        raise ValueError(f"config: got {path}, written by {PROGRAM} {writer}, must be one of {PROGRAM} {command.name}")
     return {name: value for name, value in options.items() if name not in ANEW}
 
 
@@ -288,7 +288,7 @@ def _refusal(command: Command, name: str, chosen: Mapping[str, str], options: Ma
     if command.prepare is not command.module.prepare:
         plain = _command(command.name, command.module, command.module.prepare)
         if name in flat.options_of(groups_of(plain, {})):
-            return ValueError(f"{name}: got it with options that describe a run, must be left out with them")
+            return ValueError(f"{name}: is for the standard cases, must be left out if options describe a run")
     return flat.unknown(name, command.name, options)
 
 

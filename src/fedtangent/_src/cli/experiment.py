@@ -83,7 +83,7 @@ def prepare(options: ExperimentOptions, figures: FigureOptions) -> ExperimentJob
     experiment = entries.choose("experiments", options.name)
     whole("seed", options.seed, 0, 2**32 - NUM_SEEDS)
     if options.seeds is not None and options.seed != 0:
-        raise ValueError(f"seed: got {options.seed} with seeds, must be left out there")
+        raise ValueError(f"seed: got {options.seed} and seeds {options.seeds}, must be only one of the two")
     text = f"{options.seed}:{options.seed + NUM_SEEDS}" if options.seeds is None else options.seeds
     request = Request(options.scale, parse_seeds(text), options.dataset, options.data_dir, options.set)
     return options, figures, experiment, prepare_study(experiment, request)

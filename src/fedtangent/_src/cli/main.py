@@ -174,7 +174,7 @@ def _prepared(line: ParsedLine) -> object:
 
     folder, module, overwrite = _folder(line), line.command.module, line.values.get("overwrite", False)
     if line.values.get("resume") and overwrite:
-        raise ValueError("overwrite: got it with --resume, allowed is one of them")
+        raise ValueError("overwrite: got both --overwrite and --resume, must be only one of the two")
     refusal: ValueError | None = None
     if folder is not None and not overwrite:
         can_continue = hasattr(module, "continues")

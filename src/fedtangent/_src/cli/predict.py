@@ -15,6 +15,7 @@ from typing import NamedTuple
 import numpy as np
 from rich.console import Console
 
+from fedtangent._src.checks import whole
 from fedtangent._src.cli.arguments import FigureOptions
 from fedtangent._src.comparison.forecast import (
     Curve,
@@ -78,7 +79,7 @@ def prepare(options: PredictOptions, figures: FigureOptions, described: Descript
         described: The runs to predict.
     """
     check_forecasting(options)
-    evaluation = Evaluation(options.evaluate_every)
+    evaluation = Evaluation(whole("evaluate_every", options.evaluate_every))
     for one in described.runs:  # before any data are loaded
         preview(one)
     placed = replace(options, kernel_dir=options.kernel_dir or options.output / "kernels")

@@ -137,14 +137,16 @@ def _check(options: TrainOptions, machine: MachineOptions, described: Descriptio
         raise ValueError("checkpoint_every: got 0, must be at least 1, or left out, with resume")
     if options.resume and described.run.projection is not None and not key_path(described.run).exists():
         path = key_path(described.run)
-        raise ValueError(f"key_file: got {path}, must be the file of the seed that the resumed run began with")
+        raise ValueError(f"key_file: there is no {path}; to resume, name the key file with which the run began")
     seeds = (described.run.seed,) if options.seeds is None else parse_seeds(options.seeds)
     earlier = files.held_by(options.output) if options.resume and options.output is not None else None
     if earlier is not None:
         before = earlier.get("options", {}).get("seeds")  # metrics.csv is written whole: no run may be left out
         earlier_seeds = {described.run.seed} if before is None else set(parse_seeds(before))
         if (before is None) != (options.seeds is None) or not earlier_seeds <= set(seeds):
-            raise ValueError(f"seeds: got {options.seeds}, must have those of the run in {options.output}: {before}")
+            got, run = "none" if options.seeds is None else options.seeds, f"the run in {options.output}"
+            must = f"be left out, as for {run}" if before is None else f"include those of {run}: {before}"
+            raise ValueError(f"seeds: got {got}, must {must}")
     return seeds
 
 

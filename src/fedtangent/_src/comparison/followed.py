@@ -73,7 +73,7 @@ def setting_of(
     training, clients, model = training_of(algorithm), examples.clients, algorithm.model
     if algorithm.schedule.num_clients != clients.num_clients:
         of_schedule = algorithm.schedule.num_clients
-        raise ValueError(f"clients: got {clients.num_clients} clients, must be the {of_schedule} of the schedule")
+        raise ValueError(f"clients: got {clients.num_clients} clients, must be {of_schedule} as in the schedule")
     if training.optimizer is None:
         rates_of(training, size.num_rounds)
     rule: Rule | str = (
@@ -143,7 +143,7 @@ def rates_of(training: Training, num_rounds: int) -> ArrayLike:
     rate = training.learning_rate if training.optimizer is None else first_steps(training.optimizer, num_rounds)
     rates = _each_round(rate, num_rounds) if callable(rate) else rate
     if not np.max(rates) > 0:
-        raise ValueError("client_learning_rate: got 0 in every round, must be above 0 in one")
+        raise ValueError("client_learning_rate: got 0 in every round, must be above 0 in at least one")
     return rates
 
 
@@ -230,7 +230,7 @@ def check_analytic(model: Model) -> None:
                 "ntk_resnet, ntk_transformer and those of from_stax have"
             )
         raise ValueError(
-            f"model: got {model.name}, {must}. Theory follows any network from a start, by its empirical kernel there: "
+            f"model: got {model.name}, {must}. Theory follows any network from given weights, by the kernel at them: "
             "start=jax.random.key(0) in Python, train --diagnostics laziness on the command line"
         )
 

@@ -297,7 +297,9 @@ def rounds_to_target(rounds: ArrayLike, values: ArrayLike, target: float, *, ris
         rising: Whether the metric reaches the target from below, as an accuracy does, or from above, as a loss does.
     """
     at, metric = real_array("rounds", rounds), real_array("values", values)
-    if at.ndim != 1 or at.shape != metric.shape:
+    if at.ndim != 1:
+        raise ValueError(f"rounds: got shape {at.shape}, must be a list of round numbers, [r]")
+    if at.shape != metric.shape:
         raise ValueError(f"values: got shape {metric.shape}, must be one for each of the rounds, {at.shape}")
     number("target", target)
     reached = np.flatnonzero(metric >= target if rising else metric <= target)

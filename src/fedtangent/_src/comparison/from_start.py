@@ -120,7 +120,7 @@ def at_seed(setting: Setting, why: str) -> Setting:
         weights = weights_of(algorithm, problem.partition.num_clients, problem.x_train[:2], setting.seed, None)
     except ValueError as error:
         raise NotFollowed(
-            f"algorithm: got {algorithm.name!r}, which theory does not follow: {why}; nor at a start: {error}"
+            f"algorithm: got {algorithm.name!r}, which theory does not follow: {why}; nor can it be linearised: {error}"
         ) from error
     size = setting.size._replace(widths=(1,), draws=1)
     return dataclasses.replace(setting, algorithm=algorithm, rule=why, size=size, start=weights)
@@ -141,7 +141,7 @@ def weights_of(
     check_start(algorithm, num_clients, start)
     check_linearisable(algorithm.model, x, algorithm.schedule)
     if algorithm.params is None:
-        raise ValueError(f"algorithm: got {algorithm.name}, must be one of global models")
+        raise ValueError(f"algorithm: got {algorithm.name!r}, must be one with global models")
     weights = algorithm.params(algorithm.init(seed, num_clients, start))
     return jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.float64), weights)
 

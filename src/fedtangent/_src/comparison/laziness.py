@@ -262,15 +262,16 @@ def check_linearisable(model: Model, x: Shaped[AnyArray, "m ..."], schedule: Sch
     """
     if schedule is not None and schedule.poll is not None and schedule.num_models > 1:
         raise ValueError(
-            f"schedule: its clients compare K = {schedule.num_models} models, but a linearisation follows one model"
+            f"schedule: got one whose clients compare K = {schedule.num_models} models, must not compare models: each "
+            "model is linearised by itself"
         )
     shapes = jax.eval_shape(model.init, jax.random.key(0))
     try:
         jax.jit(functools.partial(first_order, model)).lower(shapes, shapes, x)
     except TypeError as error:
-        hint = "; models.lstm has them with differentiation='any'" if model.name.startswith("lstm(") else ""
+        hint = "; build models.lstm with differentiation='any'" if model.name.startswith("lstm(") else ""
         raise ValueError(
-            f"model: got {model.name}, must have derivatives forwards (jax.jvp) for a linearisation{hint}"
+            f"model: got {model.name}, which JAX cannot differentiate in forward mode (jax.jvp), to linearise it{hint}"
         ) from error
 
 

@@ -122,7 +122,7 @@ class ResidualLedger:
         snapshot = Snapshot(int(state.round), outputs, kernels - self.observer.kernels, travelled, weights)
         round_, last = snapshot.round, self.federation.num_rounds
         if round_ > last:
-            raise ValueError(f"state: got round {round_}, must be up to num_rounds, {last}")
+            raise ValueError(f"state: got round {round_}, must be at most {last}, the ledger's num_rounds")
         if self.snapshots and round_ <= self.snapshots[-1].round:
             last = self.snapshots[-1].round
             raise ValueError(f"state: got round {round_}, must be after {last}: use a new ledger for each run")

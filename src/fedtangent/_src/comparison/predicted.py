@@ -325,10 +325,11 @@ def plan_kernels(setting: Setting, draws: int, folder: Path) -> KernelPlan:
     filed = plan._replace(folder=folder)
     free = shutil.disk_usage(next(p for p in (folder, *folder.absolute().parents) if p.exists())).free
     if not is_large or filed.total > liveness.USABLE * plan.limit or plan.kernel > free:
+        on_disk = f", or {liveness.size(filed.total)} and {liveness.size(plan.kernel)} of disk" if is_large else ""
+        disk = f" and {liveness.size(free)} of disk" if is_large else ""
         raise ValueError(
-            f"kernel: got {n} training points, whose flow needs {liveness.size(plan.total)} of memory, or "
-            f"{liveness.size(filed.total)} and {liveness.size(plan.kernel)} of disk; there are "
-            f"{liveness.size(plan.limit)} and {liveness.size(free)}"
+            f"data: got {n} training points, whose kernel needs {liveness.size(plan.total)} of memory{on_disk}; this "
+            f"machine has {liveness.size(plan.limit)} of memory{disk}: use fewer points"
         )
     return filed
 

@@ -155,7 +155,7 @@ def run(setting: Setting, progress: bool | None = False, say: Report = lambda li
     for name, draws in (("draws", size.draws), ("exact_draws", exact_draws or FEWEST_DRAWS)):
         whole(name, draws, FEWEST_DRAWS)
     if not setting.is_linear and len(set(size.widths)) < FEWEST_WIDTHS:
-        raise ValueError(f"widths: got {size.widths}, must be at least {FEWEST_WIDTHS} for the slope against the width")
+        raise ValueError(f"widths: got {size.widths}, must be {FEWEST_WIDTHS} or more different ones")
     steps = Steps(say, setting.name, "federated flow and limit")
     with jax.default_matmul_precision("highest"):
         theory = predict(setting, cohorts(setting), progress)

@@ -143,7 +143,8 @@ def _check(described: Description) -> None:
     several = "num_models" in option_names(choose("schedules", how.entry.schedule))
     if several and "num_models" not in option_names(schedule.entry):
         raise ValueError(
-            f"schedule: got {schedule.entry.name!r}, must train several models, which {how.entry.name} has"
+            f"schedule: got {schedule.entry.name!r}, which trains one model, but {how.entry.name} has several: "
+            f"choose another schedule, such as {how.entry.schedule}"
         )
     bound = getattr(how.options, "max_update_norm", None)
     if how.entry.sends not in ("updates", "nothing") and bound is not None and bound < math.inf:
@@ -152,7 +153,8 @@ def _check(described: Description) -> None:
         checks.whole("projection", run.projection)
         key_path(run)
         if "vector" not in described.model.entry.kinds:
-            raise ValueError(f"model: got {described.model.entry.name!r}, must read vectors, which projection makes")
+            got = described.model.entry.name
+            raise ValueError(f"model: got {got!r}, must be for vectors, such as mlp, because projection makes vectors")
     else:
         check_kind(described.model.entry, described.dataset.entry.kind)
 
@@ -218,7 +220,7 @@ def key_path(run: CommonOptions) -> Path:
     """Returns the path of the file with the projection's seed; raises ``ValueError`` if the user named none."""
     path = run.key_file or os.environ.get(KEY_FILE)
     if not path:
-        raise ValueError(f"key_file: got none, must be named (or ${KEY_FILE} set): it keeps the projection's seed")
+        raise ValueError(f"key_file: got none, must be a file for the projection's secret seed (or set ${KEY_FILE})")
     return Path(path)
 
 

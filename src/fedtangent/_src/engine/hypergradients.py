@@ -108,7 +108,7 @@ def hypergradient(
         if "Reverse-mode" not in str(error):
             raise
         raise ValueError(
-            "build: the algorithm has a loop of dynamic length; for its local work use Work(..., differentiable=True)"
+            "build: returned an algorithm that JAX cannot differentiate, must train by Work(..., differentiable=True)"
         ) from error
 
 

@@ -195,7 +195,7 @@ def check(
     if planned._replace(concurrent=0).fits and planned.largest_chunk >= 1:
         raise DoesNotFit(f"mapping: {needs}; the largest chunk that fits is chunked:{planned.largest_chunk}")
     raise DoesNotFit(
-        f"mapping: {needs}, and no mapping fits: data and state take {size(planned.fixed)}, the first state "
+        f"mapping: {needs}, and no mapping fits: data and state take {size(planned.fixed)}, initialisation "
         f"{size(planned.start)}, the server {size(planned.server)}, one client {size(planned.slot)}, an evaluation "
         f"{size(planned.evaluation)}"
     )

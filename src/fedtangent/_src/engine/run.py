@@ -145,11 +145,13 @@ def examples_of(algorithm: Algorithm, data: Any, clients: Any = None) -> Example
         _refuse_clients(data, clients)
         return data
     training = algorithm.composition.training
-    if training is None or isinstance(data, FederatedData):
-        why = "it has no test examples" if training else f"{algorithm.name} does not say which model and loss it has"
+    if training is None:
         raise ValueError(
-            f"data: got {shown(data)}, must be {'a Dataset, a name or arrays' if training else 'FederatedData'}: {why}"
+            f"algorithm: got {algorithm.name!r}, which does not say which model and loss it has: only simulate runs "
+            "it, on FederatedData"
         )
+    if isinstance(data, FederatedData):
+        raise ValueError("data: got FederatedData, must be a Dataset, a name or arrays, which also have test examples")
     if clients is None:
         raise ValueError(
             "clients: got None, must be a Partition, a list of index arrays or the user of each training example, "
@@ -381,7 +383,7 @@ def params_by_round(
     """
     read = algorithm.params
     if read is None:
-        raise ValueError(f"algorithm: got {algorithm.name}, must be one with global models")
+        raise ValueError(f"algorithm: got {algorithm.name!r}, must be one with global models")
 
     def look(_: Algorithm, state: PyTree) -> dict[str, PyTree]:
         return {"params": jax.tree.map(lambda leaf: np.array(leaf), read(state))}

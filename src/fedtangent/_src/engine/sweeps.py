@@ -85,7 +85,7 @@ class Sweep(NamedTuple):
         columns |= {"seed": np.array(self.seeds)[seed], "round": np.asarray(self.rounds)[at]}
         for name, values in self.metrics.items():
             if name in columns:
-                raise ValueError(f"metrics: got the name {name!r}, must be none of {', '.join(columns)}")
+                raise ValueError(f"metrics: got the name {name!r}, must not be one of {', '.join(columns)}")
             rows = values.reshape(-1, *values.shape[3:])
             columns[name] = rows if rows.ndim == 1 else list(rows)
         return data_frame(columns)
@@ -201,7 +201,10 @@ def _tables(configs: Sequence[Config], groups: Sequence[_Alike], shapes: Sequenc
     first = shapes[0]
     for group, mine in zip(groups, shapes, strict=True):
         for name in sorted(set(first) ^ set(mine)):
-            raise ValueError(f"measure: the metric {name!r} is not measured for all of {configs[0]}, {group.static}")
+            raise ValueError(
+                f"measure: returned the metric {name!r} for only one of {configs[0]} and {group.static}, must return "
+                "the same metrics for all"
+            )
         for name in first:
             if first[name].shape[2:] != mine[name].shape[2:]:
                 raise ValueError(
@@ -305,7 +308,7 @@ def single_device_engine(data: FederatedData, mapping: str) -> Engine:
     """
     if mapping.startswith("sharded"):
         raise ValueError(
-            f"mapping: got {mapping!r}, allowed are auto, scan, vmap, chunked:<n>: a run of a sweep cannot be sharded"
+            f"mapping: got {mapping!r}, allowed are auto, scan, vmap, chunked:<n>, as each run is on one device"
         )
     if mapping == "auto":
         mapping = default_kind()
@@ -333,7 +336,7 @@ def _measure(evaluation: Evaluation) -> Measure:
     if evaluation.measure is None:
         raise ValueError("evaluation: got no measure, must be Evaluation(measure=..) in a sweep")
     if evaluation != Evaluation(evaluation.every, evaluation.measure):
-        raise ValueError("evaluation: got more than every and measure, must be only every and measure in a sweep")
+        raise ValueError("evaluation: a sweep uses only its fields every and measure: leave the others out")
     return evaluation.measure
 
 
@@ -353,7 +356,7 @@ def _check_axes(
         raise ValueError(f"clients: got {shown(clients)}, must be None or {{name: {{label: partition, ..}}}}")
     [(axis, partitions)] = clients.items()
     if axis in grid:
-        raise ValueError(f"clients: got the name {axis!r}, must be no name of the grid")
+        raise ValueError(f"clients: got the name {axis!r}, which grid has too, must be another name")
     for label, partition in partitions.items():
         if len(partition.offsets) - 1 != data.num_clients:
             raise ValueError(

@@ -232,10 +232,13 @@ def _check_poll(name: str, poll: Poll, parts: Parts) -> None:
     also needs an algorithm that averages by weights.
     """
     if parts.predict is not None:
-        raise ValueError(f"schedule: polls clients about the global models, but {name} has none: take one that draws")
+        raise ValueError(
+            f"schedule: got one that asks clients about global models, but {name} has none: choose another"
+        )
     if poll.inverse_weights and parts.aggregate is not None:
         raise ValueError(
-            f"schedule: has inverse probabilities as weights, but {name} does not average by weights: take another"
+            f"schedule: got one that divides messages by their probabilities (gradient_norm_sampling), which {name} "
+            "cannot use, because it does not average messages: choose another schedule"
         )
 
 

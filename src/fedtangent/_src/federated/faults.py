@@ -56,7 +56,8 @@ def dropout(schedule: Schedule, probability: float | Num[np.ndarray, "N"]) -> Sc
     """
     chance = np.asarray(probability, np.float32)
     if chance.shape not in ((), (schedule.num_clients,)):
-        raise ValueError(f"probability: got shape {chance.shape}, must be one number or [{schedule.num_clients}]")
+        of_each = f"one per client, [{schedule.num_clients}]"
+        raise ValueError(f"probability: got shape {chance.shape}, must be one number or {of_each}")
     if not np.all((chance >= 0) & (chance < 1)):
         raise ValueError(f"probability: got {probability}, must be at least 0 and below 1")
     of_client = jnp.asarray(np.broadcast_to(chance, (schedule.num_clients,)))
@@ -100,7 +101,8 @@ def stragglers(
     mean = np.asarray(mean_time, np.float32)
     if mean.shape not in ((), (schedule.num_clients,)) or not np.all((mean > 0) & np.isfinite(mean)):
         raise ValueError(
-            f"mean_time: got {shown(mean_time)}, must be positive and finite, one number or [{schedule.num_clients}]"
+            f"mean_time: got {shown(mean_time)}, must be positive and finite, "
+            f"one number or one per client, [{schedule.num_clients}]"
         )
     of_client = jnp.asarray(np.log(np.broadcast_to(mean, (schedule.num_clients,))))
 
@@ -140,7 +142,7 @@ def delay_probabilities(
     number("spread", spread, above=0)
     mean = real_array("mean_time", mean_time)
     if mean.ndim > 1 or not np.all((mean > 0) & np.isfinite(mean)):
-        raise ValueError(f"mean_time: got {shown(mean_time)}, must be positive and finite, one number or [N]")
+        raise ValueError(f"mean_time: got {shown(mean_time)}, must be positive, finite, one number or one per client")
     ends = np.arange(1, whole("most", most, 0, MOST_DELAY) + 1) / mean[..., None]
     lognormal = distribution == "lognormal"
     import scipy.special  # here: it is heavy, and few runs need it
@@ -163,7 +165,7 @@ def round_times(schedule: Schedule, key: Key, num_rounds: int) -> Float[Array, "
     init_key, sample_key = streams.schedule_keys(key)
     start = schedule.init(init_key)
     if not isinstance(start, Contacted):
-        raise ValueError("schedule: got one without completion times, must be one of faults.stragglers")
+        raise ValueError("schedule: got one without completion times, must be made by faults.stragglers")
 
     def one(state: Contacted, round_: Int[Array, ""]) -> tuple[Contacted, Float[Array, ""]]:
         state = schedule.sample(sample_key, state, round_)[1]

@@ -48,18 +48,16 @@ def from_adjacency(matrix: Shaped[np.ndarray, "N N"], name: str = "graph") -> Gr
     """
     entries = np.asarray(matrix)
     if entries.ndim != 2 or entries.shape[0] != entries.shape[1] or entries.shape[0] < 1:
-        raise ValueError(f"adjacency: got shape {entries.shape}, must be square with at least one node")
+        raise ValueError(f"matrix: got shape {entries.shape}, must be square with at least one row")
     if not np.all(np.isfinite(entries)):
-        raise ValueError("adjacency: got entries that are not finite")
+        raise ValueError("matrix: got entries that are not finite, must be finite")
     adjacency = entries != 0
     if not np.array_equal(adjacency, adjacency.T):
         i, j = np.argwhere(adjacency != adjacency.T)[0]
-        raise ValueError(
-            f"adjacency: must be symmetric, but the nodes {i} and {j} are neighbours in one direction only"
-        )
+        raise ValueError(f"matrix: must be symmetric, but the nodes {i} and {j} are neighbours in one direction only")
     if adjacency.diagonal().any():
         node = int(np.flatnonzero(adjacency.diagonal())[0])
-        raise ValueError(f"adjacency: the node {node} is its own neighbour, the diagonal must be 0")
+        raise ValueError(f"matrix: the node {node} is its own neighbour, the diagonal must be 0")
     parts, _ = scipy.sparse.csgraph.connected_components(adjacency, directed=False)
     if parts > 1:
         raise ValueError(f"{name}: is not connected, its {len(adjacency)} nodes fall into {parts} components")

@@ -73,8 +73,8 @@ def validate_work(work: Work) -> None:
     """Raises ``ValueError`` unless exactly one of ``steps`` and ``epochs`` is set, and all numbers are at least 1."""
     if (work.steps is None) == (work.epochs is None):
         raise ValueError(f"work: got steps={work.steps}, epochs={work.epochs}, must be exactly one of steps and epochs")
-    for name, value in zip(("local steps", "local epochs", "batch_size"), work[:3], strict=True):
-        if name == "local steps" and isinstance(value, jax.core.Tracer):
+    for name, value in zip(("work.steps", "work.epochs", "work.batch_size"), work[:3], strict=True):
+        if name == "work.steps" and isinstance(value, jax.core.Tracer):
             continue  # type: ignore[unreachable]  # of a sweep: it has no value to look at
         if value is not None:
             whole(name, value)

@@ -268,7 +268,7 @@ def _client_weights(num_clients: int, partition: Partition | None, weighting: st
     instance("partition", partition, Partition)
     assert partition is not None
     if partition.num_clients != num_clients:
-        raise ValueError(f"partition: got {partition.num_clients} clients, but the schedule is of {num_clients}")
+        raise ValueError(f"partition: got {partition.num_clients} clients, but the schedule has {num_clients}")
     sizes = np.array([sum(1 for _ in partition.client(i)) for i in range(num_clients)], float)
     return sizes if weighting == "examples" else np.where(sizes > 0, 1.0, 0.0)
 
@@ -309,12 +309,12 @@ def random_walk(graph: Graph, num_models: int = 1, transition: Float[np.ndarray,
     whole("num_models", num_models)
     matrix = np.asarray(metropolis_hastings(graph) if transition is None else transition, np.float64)
     if matrix.shape != (nodes, nodes):
-        raise ValueError(f"transition: got shape {matrix.shape}, must be [{nodes}, {nodes}], the graph's nodes")
+        raise ValueError(f"transition: got shape {matrix.shape}, must be [{nodes}, {nodes}], a row for each node")
     check_stochastic("transition", matrix)
     strange = np.argwhere((matrix > 0) & ~graph.adjacency & ~np.eye(nodes, dtype=bool))
     if len(strange):
         i, j = strange[0]
-        raise ValueError(f"transition: moves from {i} to {j}, which is no edge of {graph.name}")
+        raise ValueError(f"transition: moves from node {i} to node {j}, between which {graph.name} has no edge")
     limits = jnp.asarray(cumulative(matrix))
     model = jnp.arange(num_models, dtype=jnp.int32)
 

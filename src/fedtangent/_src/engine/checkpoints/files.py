@@ -243,7 +243,7 @@ def _lock(folder: Path, name: str, notify: Callable[[str], None]) -> IO[str]:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError as error:
-                raise CheckpointError(f"{name}: {folder} is in use by another run; name another") from error
+                raise CheckpointError(f"{name}: {folder} is in use by another run; name another folder") from error
             except OSError:
                 notify(f"{name}: {folder} is on a file system without locks: nothing keeps another run out of it")
             if _is_at(file, folder / LOCK):

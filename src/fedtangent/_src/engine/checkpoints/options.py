@@ -58,8 +58,8 @@ class Checkpoints:
         """Raises ``ValueError`` for a number out of range or a config that JSON cannot hold."""
         for name, value in (("every", self.every), ("keep", self.keep)):
             if value is not None:
-                whole(f"checkpoint {name}", value)
-        plain(dict(self.config), "checkpoint config")
+                whole(f"checkpoints.{name}", value)
+        plain(dict(self.config), "checkpoints.config")
 
 
 def plain(value: object, where: str) -> Any:
@@ -80,7 +80,10 @@ def plain(value: object, where: str) -> Any:
         return str(value)
     if value is None or isinstance(value, (str, bool, int, float)):
         return value
-    raise ValueError(f"{where}: got a {type(value).__name__}, allowed are strings, numbers, booleans, None and paths")
+    raise ValueError(
+        f"{where}: got a {type(value).__name__}, allowed are strings, numbers, booleans, None, paths, and lists, "
+        "tuples and mappings of them"
+    )
 
 
 def differences(before: object, now: object, name: str = "") -> list[str]:

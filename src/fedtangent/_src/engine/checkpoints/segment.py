@@ -55,7 +55,7 @@ def _lower(value: Any, arrays: dict[str, np.ndarray], where: str) -> Any:
     if isinstance(value, (jax.Array, np.ndarray, np.generic)):
         array, name = np.asarray(value), f"metric {len(arrays)}"
         if array.dtype.hasobject or array.dtype.names:
-            raise ValueError(f"{where}: a checkpoint cannot hold an array of {array.dtype}")
+            raise ValueError(f"{where}: a checkpoint cannot hold an array of dtype {array.dtype}")
         arrays[name] = array
         return {"scalar" if isinstance(value, np.generic) else "array": name}
     if isinstance(value, dict) and all(isinstance(k, str) for k in value):
@@ -143,7 +143,7 @@ def decode(content: bytes, shapes: PyTree) -> Segment:
     if missing:
         raise DamagedError(f"a segment of the history has no {', '.join(missing)}")
     if header["layout"] != _layout(shapes):
-        raise DamagedError("a segment of the history holds other infos than this algorithm's")
+        raise DamagedError("a segment of the history has other numbers per round than this algorithm reports")
     arrays = {name: array.view(np.dtype(header["dtypes"][name])) for name, array in arrays.items()}
     leaves, structure = jax.tree.flatten(shapes)
     infos = jax.tree.unflatten(structure, [arrays[f"info {i}"] for i in range(len(leaves))])

@@ -154,7 +154,7 @@ def for_run(store: Store, identity: Mapping[str, object], mapping: str, shapes: 
         mapping: Name of the run's mapping of clients onto devices.
         shapes: Shapes of one round's infos, the numbers that it reports for the history.
     """
-    whole = {"config": plain(dict(store.options.config), "checkpoint config"), **identity}
+    whole = {"config": plain(dict(store.options.config), "checkpoints.config"), **identity}
     circumstances = {**environment(), "mapping": mapping, "float": str(jax.numpy.result_type(float))}
     return store._replace(identity=whole, circumstances=circumstances, shapes=shapes)
 
@@ -218,11 +218,11 @@ def save(
         try:
             link = _write(store, Segment(saved.round, round_, saved.link, infos, evaluations, seconds), arrays, shape)
         except OSError as error:
-            raise CheckpointError(f"checkpoint: cannot write below {store.folder}: {error.strerror}") from error
+            raise CheckpointError(f"checkpoint: cannot write in {store.folder}: {error.strerror}") from error
         except ValueError as error:
             if "RESOURCE_EXHAUSTED" not in str(error):  # the message of orbax's writer for a full disk
                 raise
-            raise CheckpointError(f"checkpoint: cannot write below {store.folder}: no space left") from error
+            raise CheckpointError(f"checkpoint: cannot write in {store.folder}: no space left") from error
     now = time.monotonic()
     return Saved(round_, link, now, now - start)
 
@@ -324,7 +324,7 @@ def _record(checkpoint: Path) -> dict[str, Any]:
     """
     record = files.read_record(checkpoint / RECORD)
     if record.get("format", FORMAT) != FORMAT:
-        raise CheckpointError(f"resume: the checkpoint has format {record['format']}, this version reads {FORMAT}")
+        raise CheckpointError(f"resume: the checkpoint has format {record['format']}, this version reads only {FORMAT}")
     missing = [name for name, kind in FIELDS.items() if not isinstance(record.get(name), kind)]
     if missing:
         raise files.DamagedError(f"{RECORD} has no {', '.join(missing)}")
@@ -337,9 +337,10 @@ def _refuse_another_run(store: Store, record: dict[str, Any], num_rounds: int, s
     fields = differences(before.get("config", {}), now["config"])
     fields = fields or differences(before, now) + differences(record["layout"], shape, "state")
     if fields:
-        raise CheckpointError(f"resume: the checkpoint is of another configuration; different are {', '.join(fields)}")
+        raise CheckpointError(f"resume: the checkpoint is of a run with other settings: {', '.join(fields)}")
     if record["round"] > num_rounds:
-        raise CheckpointError(f"num_rounds: got {num_rounds}, but the checkpoint is at round {record['round']}")
+        least = record["round"]
+        raise CheckpointError(f"num_rounds: got {num_rounds}, must be at least {least}, the round of the checkpoint")
 
 
 def _read(store: Store, path: Path, record: dict[str, Any], like: PyTree) -> RestoredRun:

@@ -68,7 +68,7 @@ def fed_sgd(
 def check_base(base: object) -> None:
     """Raises ``ValueError`` unless ``base`` is a recipe (a function, not the name of one)."""
     if not callable(base):
-        raise ValueError(f"base: got {base!r}, must be a recipe such as algorithms.fed_avg")
+        raise ValueError(f"base: got {base!r}, must be a recipe such as fedtangent.fed_avg")
 
 
 @recipe(papers=("shi2024", "shi2021"), parts="as --base, for K models in permutations", schedule="permutations")

@@ -132,7 +132,7 @@ def fed_be(
     server_data, distillation, temperature = ensemble.server_data, ensemble.distillation, ensemble.temperature
     if server_data is None:
         raise ValueError(
-            "server_data: got None; FedBE distils on examples without labels at the server, x [m, ...] "
+            "server_data: got None, must be examples without labels, x [m, ...], on which the server distils "
             "(fed_be_no_distillation needs none)"
         )
     unlabelled = jnp.asarray(server_data)
@@ -142,8 +142,10 @@ def fed_be(
     check_distillation(distillation, unlabelled.shape[0])
     training = common.trained(model, client_learning_rate, client_optimizer, work, loss)
     soft = choice("loss", training.loss, SOFT_LOSSES)
-    if not 0 < temperature < float("inf") or (soft != "cross_entropy" and temperature != 1):
-        raise ValueError(f"temperature: got {temperature}, must be positive and finite, and 1 for the loss {soft!r}")
+    if not 0 < temperature < float("inf"):
+        raise ValueError(f"temperature: got {temperature}, must be positive and finite")
+    if soft != "cross_entropy" and temperature != 1:
+        raise ValueError(f"temperature: got {temperature}, must be 1 for the loss {soft!r}")
     teacher, places = ensemble.teacher(), ensemble.places(schedule)
 
     def update(params: PyTree, sent: Stacked, info: RoundInfo) -> tuple[PyTree, dict[str, Array]]:

@@ -81,7 +81,7 @@ class Averaging:
         if self.server_learning_rate is not None:
             check_rate("server_learning_rate", self.server_learning_rate)
             if self.server_optimizer is not None:
-                raise ValueError("server_optimizer: got it beside server_learning_rate, must be one of the two")
+                raise ValueError("server_optimizer: got one and a server_learning_rate, must be only one of the two")
         if self.server_optimizer is not None:
             check_optimizer("server_optimizer", self.server_optimizer)
         if self.weighting is not None:
@@ -89,7 +89,9 @@ class Averaging:
         check_beta(self.beta)
         flag("shuffle", self.shuffle)
         if self.personal is own_models:
-            raise ValueError("personal: own_models is for algorithms whose clients keep models, which use it anyway")
+            raise ValueError(
+                "personal: got own_models, must be left out: algorithms with models of clients use it anyway"
+            )
         bits = self.secure_aggregation
         if bits is not None and (isinstance(bits, bool) or bits not in BITS):
             raise ValueError(f"secure_aggregation: got {bits!r}, must be the bits of a masked number, 32 or 64")
@@ -136,7 +138,7 @@ def trained(
             raise ValueError(f"{rate}: got none, must be given (or {optimizer})")
         check_rate(rate, client_learning_rate)
     elif client_learning_rate is not None:
-        raise ValueError(f"{optimizer}: got it beside {rate}, must be one of the two")
+        raise ValueError(f"{optimizer}: got one and a {rate}, must be only one of the two")
     else:
         check_optimizer(optimizer, client_optimizer)
     if not isinstance(work, Work):
@@ -270,7 +272,7 @@ def _server(name: str, averaging: Averaging, server: Server | Callable[[Rate], S
     refused = {"server_optimizer": optimizer} | ({"server_learning_rate": rate} if isinstance(server, Server) else {})
     for option, value in refused.items():
         if value is not None:
-            raise ValueError(f"{option}: got {value!r:.60}, but {name} has a special server: leave it out")
+            raise ValueError(f"{option}: got {value!r:.60}, but {name} has its own update at the server: leave it out")
     return server if isinstance(server, Server) else server(1.0 if rate is None else rate)
 
 
@@ -283,4 +285,4 @@ def _check_secure(name: str, averaging: Averaging, parts: Parts) -> None:
     if parts.channel is not None:
         raise ValueError("channel: must be lossless with secure_aggregation, which masks every number of a message")
     if averaging.shuffle:
-        raise ValueError("shuffle: adds nothing to secure_aggregation, whose server sees the sum only")
+        raise ValueError("shuffle: adds nothing to secure_aggregation, whose server sees the sum only: leave it out")

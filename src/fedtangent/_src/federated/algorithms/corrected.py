@@ -238,7 +238,7 @@ class Anchoring:
         whole("first_index", self.first_index, 0, MAX_INDEX // 2)
         begin = self.alpha(jnp.int32(self.first_index))
         if not isinstance(begin, jax.core.Tracer) and not 0 <= float(begin) <= 1:
-            raise ValueError(f"anchoring: got {float(begin):g} at index {self.first_index}, must be from 0 to 1")
+            raise ValueError(f"anchoring: got alpha({self.first_index}) = {float(begin):g}, must be from 0 to 1")
 
 
 class Anchored(NamedTuple):

@@ -315,11 +315,13 @@ def consensus_distance(params: PyTree) -> Array:
 def _check_mixing(matrix: np.ndarray, num_models: int) -> None:
     if matrix.shape != (num_models, num_models):
         raise ValueError(
-            f"mixing: got shape {matrix.shape}, must be [{num_models}, {num_models}], the schedule's models"
+            f"mixing: got shape {matrix.shape}, must be [{num_models}, {num_models}], a row for each model"
         )
     check_doubly_stochastic("mixing", matrix)
     if spectral_gap(matrix) < 1e-9:
-        raise ValueError("mixing: has no spectral gap, so that models would never agree; make its diagonal positive")
+        raise ValueError(
+            "mixing: has no spectral gap, so models would never agree: connect all, with positive diagonal"
+        )
 
 
 def _among(matrix: np.ndarray, present: Array) -> Array:

@@ -15,7 +15,7 @@ import optax
 
 from fedtangent._src import pytrees
 from fedtangent._src.checks import number, whole
-from fedtangent._src.federated.local import LocalProblem, Work, minimise, validate_work
+from fedtangent._src.federated.local import LocalProblem, Work, minimise
 from fedtangent._src.losses import Loss, cross_entropy, squared_error
 from fedtangent._src.types import Array, Client, FederatedData, Key, Model, PyTree
 
@@ -63,7 +63,9 @@ def check_distillation(how: Distillation, rows: int) -> None:
         how: Options of the student's training.
         rows: Number of examples.
     """
-    validate_work(Work(epochs=how.epochs, batch_size=how.batch_size))
+    whole("distillation epochs", how.epochs)
+    if how.batch_size is not None:
+        whole("distillation batch_size", how.batch_size)
     for name in ("learning_rate", "final_learning_rate"):
         number(f"distillation {name}", getattr(how, name), above=0)
     number("distillation momentum", how.momentum, at_least=0, below=1)
@@ -76,7 +78,7 @@ def check_distillation(how: Distillation, rows: int) -> None:
         if total < how.start + how.cycle:
             raise ValueError(
                 f"distillation: {how.epochs} epochs over {rows} examples are {total} steps, but the first average is "
-                f"due after start + cycle = {how.start} + {how.cycle} steps"
+                f"due after start + cycle = {how.start} + {how.cycle} steps: take more epochs"
             )
 
 

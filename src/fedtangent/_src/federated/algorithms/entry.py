@@ -143,7 +143,7 @@ class WorkOptions:
         """Returns the ``Work`` that the options describe; raises ``ValueError`` for both steps and epochs."""
         if self.local_steps is not None and self.local_epochs is not None:
             raise ValueError(
-                f"local_steps: got {self.local_steps} beside local_epochs {self.local_epochs}, must be one of the two"
+                f"local_steps: got {self.local_steps} and local_epochs {self.local_epochs}, must be only one of the two"
             )
         for name in ("local_steps", "local_epochs"):
             if getattr(self, name) is not None:
@@ -171,7 +171,7 @@ class ChannelOptions:
         """
         check_sparsity(self.sparsity)
         if self.sparsity > 0 and self.channel != "lossless":
-            raise ValueError(f"sparsity: sends by top_k, but channel is {self.channel!r}: give one of the two")
+            raise ValueError(f"sparsity: got {self.sparsity} and channel {self.channel!r}, must be only one of the two")
         text = self.channel if self.sparsity == 0 else f"top_k:{1 - self.sparsity:.15f}"
         return named_channel(text, self.error_feedback)
 
@@ -191,7 +191,9 @@ class AcceptOptions:
         if self.max_update_norm is None:
             return None
         if not self.max_update_norm > 0:
-            raise ValueError(f"max_update_norm: got {self.max_update_norm}, must be above 0, or inf for finite updates")
+            raise ValueError(
+                f"max_update_norm: got {self.max_update_norm}, must be above 0 (inf accepts any finite one)"
+            )
         return faults.finite(self.max_update_norm)
 
 
@@ -561,7 +563,7 @@ def entry_of(function: Recipe, name: str | None = None) -> AlgorithmEntry:
 
     def build(chosen: object, supplied: Supplied) -> Algorithm:
         if getattr(chosen, "max_update_norm", None) is not None and getattr(chosen, "secure_aggregation", False):
-            raise ValueError("max_update_norm: needs single messages, which secure_aggregation hides")
+            raise ValueError("max_update_norm: needs single messages, which secure_aggregation hides: leave one out")
         if extra is not NoOptions:
             extra(**{field.name: getattr(chosen, field.name) for field in dataclasses.fields(extra)}).check()
         try:

@@ -122,7 +122,7 @@ def dp_fed_avg(
     instance("averaging", averaging, Averaging)
     clip_norm, expected_clients = privacy.clip_norm, privacy.expected_clients
     if averaging.weighting not in (None, "uniform"):
-        raise ValueError(f"weighting: got {averaging.weighting!r}, must be 'uniform': dp_fed_avg bounds every client")
+        raise ValueError(f"weighting: got {averaging.weighting!r}, must be 'uniform' for dp_fed_avg to be private")
     m = schedule.num_slots / schedule.num_models if expected_clients is None else expected_clients
     number("expected_clients", m, above=0)
     training = common.trained(model, client_learning_rate, client_optimizer, work, loss)

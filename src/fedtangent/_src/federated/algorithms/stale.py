@@ -75,10 +75,11 @@ class Staleness:
         """
         if self.probabilities is None:
             delays = real_array("delay", self.delay).astype(int)
-            name, rows, must = "delay", np.eye(delays.max() + 1)[delays], f"one number or [{num_clients}]"
+            name, rows = "delay", np.eye(delays.max() + 1)[delays]
+            must = f"one number or one per client, [{num_clients}]"
         else:
             name, rows = "probabilities", real_array("probabilities", self.probabilities)
-            must = f"[D + 1] or [{num_clients}, D + 1], D up to {MOST_DELAY}"
+            must = f"[D + 1] for delays 0 to D, or one row per client, [{num_clients}, D + 1], D at most {MOST_DELAY}"
         if rows.ndim not in (1, 2) or rows.shape[:-1] not in ((), (num_clients,)) or rows.shape[-1] > MOST_DELAY + 1:
             raise ValueError(f"{name}: got shape {np.shape(getattr(self, name))}, must be {must}")
         if not (np.all(rows >= 0) and np.allclose(rows.sum(axis=-1), 1, rtol=0, atol=TOLERANCE)):

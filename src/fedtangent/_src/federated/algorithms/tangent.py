@@ -138,7 +138,7 @@ def cp_ntk_fl(
             a ``linearise``, and as ``ntk_fl`` raises.
     """
     if evolution.linearise is not None:
-        raise ValueError("linearise: is decided by sparsity in cp_ntk_fl: leave it out")
+        raise ValueError("linearise: got a function, must be None for cp_ntk_fl, whose sparsity decides it")
     return evolving("cp_ntk_fl", model, schedule, learning_rate, of_loss(evolution, loss), pooling, compression)
 
 
@@ -182,7 +182,7 @@ def evolving(
     instance("model", model, Model)
     instance("schedule", schedule, Schedule)
     if learning_rate is None:
-        raise ValueError("learning_rate: got none, must be given")
+        raise ValueError("learning_rate: got none, must be a positive number or a schedule")
     check_rate("learning_rate", learning_rate)
     check_sparsity(compression.sparsity)
     if compression.sparsity > 0 or compression.value_bits is not None:

@@ -112,8 +112,8 @@ def ntk_evolve(
     if refused and jnp.any(info["refused"]):
         raise ValueError(
             f"learning_rate: got {float(info['learning_rate']):.6g}, must be at most "
-            f"{float(info['stable_learning_rate']):.6g}, {OUTPUT_LOSSES[evolution.loss].stable} / lambda_max of the "
-            f"{evolution.kernel} kernel of these {int(jnp.sum(examples.mask))} examples"
+            f"{float(info['stable_learning_rate']):.6g}, which is {OUTPUT_LOSSES[evolution.loss].stable} / lambda_max "
+            f"of the {evolution.kernel} kernel of these {int(jnp.sum(examples.mask))} examples"
         )
     return new, info
 

@@ -96,7 +96,7 @@ def probabilities(name: str, y: Array, num_classes: int, mask: Array | None = No
             that are not classes.
     """
     if num_classes < 2:
-        raise ValueError(f"loss: got 'cross_entropy' for {num_classes} outputs, must be for at least two")
+        raise ValueError(f"loss: 'cross_entropy' needs a model with at least 2 outputs, but it has {num_classes}")
     is_concrete = not any(isinstance(value, jax.core.Tracer) for value in (y, mask))
     fits = np.ndim(y) > 0 and (mask is None or np.shape(mask) == np.shape(y)[:1])
     real = slice(None) if mask is None or not is_concrete else np.asarray(mask) != 0
@@ -204,8 +204,8 @@ def check_examples(evolution: Evolution, model: Model, examples: Examples, learn
     size = x.shape[0] * (model.output_size if evolution.kernel == "exact" else 1)
     if evolution.method == "eigh" and 8 * size**2 > evolution.kernel_bytes:
         raise ValueError(
-            f"method: got 'eigh', a kernel of {8 * size**2} bytes [{size}, {size}], allowed are auto, chebyshev, "
-            f"iterate within kernel_bytes {evolution.kernel_bytes}"
+            f"method: got 'eigh', whose kernel [{size}, {size}] takes {8 * size**2} bytes, more than kernel_bytes "
+            f"{evolution.kernel_bytes}: choose auto, chebyshev or iterate, or raise kernel_bytes"
         )
 
 

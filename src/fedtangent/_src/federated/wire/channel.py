@@ -153,8 +153,8 @@ def chain(*channels: Channel) -> Channel:
     for i, channel in enumerate(channels):
         if not (isinstance(channel.uplink, functools.partial) and channel.uplink.func is _uplink):
             raise ValueError(
-                f"channels: got one that cannot be chained at {i}, allowed are lossless, clip, top_k, random_k, qsgd, "
-                "uniform_quantiser and chains of them; error feedback goes around the chain"
+                f"channels: got one that cannot be chained at position {i}, allowed are lossless, clip, top_k, "
+                "random_k, qsgd, uniform_quantiser and chains of them; put error feedback around the chain"
             )
         stages += channel.uplink.args[0]
     return _staged(*stages)
@@ -313,7 +313,7 @@ def _count(k: int | None, fraction: float | None, total: int) -> int:
     if k is None:
         return max(1, round(float(fraction or 0) * total))
     if k > total:
-        raise ValueError(f"k: got {k}, must be from 1 to {total}, the numbers of a message")
+        raise ValueError(f"k: got {k}, must be from 1 to {total}, the size of a message")
     return int(k)
 
 

@@ -106,7 +106,7 @@ def seal_seed(seed: Secret, public_key: bytes) -> bytes:
     try:
         return bytes(SealedBox(PublicKey(public_key)).encrypt(seed.reveal()))
     except (CryptoError, RuntimeError) as error:
-        raise ValueError("public_key: no box can be sealed to it, it is not a client's key") from error
+        raise ValueError("public_key: got bytes that are no valid key, must be that of generate_keys") from error
 
 
 def open_seed(sealed: bytes, keys: KeyPair) -> Secret:
@@ -202,7 +202,7 @@ def written_at_the_end() -> Iterator[None]:
             except OSError as error:
                 raise ValueError(f"key_file: cannot use {path}: {error.strerror}") from error
         if open_key_file(path) != key_file:
-            raise ValueError(f"key_file: got {path}, which another process made meanwhile: start again")
+            raise ValueError(f"key_file: got {path}, which another process has just created: run the command again")
 
 
 def _create(path: Path, seed: Secret, salt: bytes) -> None:

@@ -90,16 +90,16 @@ def fraction_bits(num_messages: int, bits: int) -> int:
     if fraction < LEAST_BITS:
         raise ValueError(
             f"secure_aggregation: got {bits} bits, which leave sums of {num_messages} messages {fraction} bits of "
-            f"precision, must be at least {LEAST_BITS}"
+            f"precision, must leave at least {LEAST_BITS}: use 64 bits"
         )
     return fraction
 
 
 def _check_bits(bits: int) -> None:
     if bits not in BITS:
-        raise ValueError(f"bits: got {bits!r}, allowed are 32 and 64")
+        raise ValueError(f"secure_aggregation: got {bits!r} bits, allowed are 32 and 64")
     if bits == 64 and jax.dtypes.canonicalize_dtype(np.uint64) != np.uint64:
-        raise ValueError("bits: 64 needs JAX's 64-bit mode, call fedtangent.enable_x64() first")
+        raise ValueError("secure_aggregation: 64 bits need JAX's 64-bit mode: call fedtangent.enable_x64() first")
 
 
 def encode(messages: PyTree, weight: Array, bits: int) -> tuple[Array, Array, Array]:
@@ -120,7 +120,7 @@ def encode(messages: PyTree, weight: Array, bits: int) -> tuple[Array, Array, Ar
     """
     leaves = jax.tree.leaves(messages)
     if any(pytrees.is_key(leaf) or not jnp.issubdtype(leaf.dtype, jnp.floating) for leaf in leaves):
-        raise ValueError("secure_aggregation: sums floating numbers, but the algorithm's messages hold other dtypes")
+        raise ValueError("secure_aggregation: sums floating-point numbers only, but the algorithm sends other dtypes")
     dtype = jnp.result_type(*leaves, jnp.float32)
     share = (weight / jnp.where(jnp.any(weight > 0), jnp.max(weight), 1)).astype(dtype)[:, None]
     rows = [leaf.reshape((leaf.shape[0], -1)).astype(dtype) for leaf in leaves]
