@@ -12,9 +12,11 @@ from fedtangent._src.data.partition import (
     shards,
     validate,
 )
+from fedtangent._src.data.sharing import class_balanced, with_shared, without
 
 __all__ = [
     "by_user",
+    "class_balanced",
     "classes",
     "dirichlet",
     "heterogeneity",
@@ -24,4 +26,6 @@ __all__ = [
     "quantity_skew",
     "shards",
     "validate",
+    "with_shared",
+    "without",
 ]

@@ -147,11 +147,11 @@ def data_sharing(
     """Builds data sharing: clients also train on a global set (Zhao et al., 2018; NTK-FL paper, section 6 (i)).
 
     The source is section 4 of Zhao et al. The algorithm is ``base`` on a partition that you make with
-    ``sharing.with_shared(partition, shared, fraction)``. The wire ledger charges the shared examples once, before the
+    ``partition.with_shared(clients, shared, fraction)``. The wire ledger charges the shared examples once, before the
     first round. A client's weight counts the shared examples too.
 
     Args:
-        shared: Indices of the global set G (``sharing.class_balanced`` draws one uniformly by class). In the NTK-FL
+        shared: Indices of the global set G (``partition.class_balanced`` draws one uniformly by class). In the NTK-FL
             paper G has 10 % as many examples as all clients together.
         fraction: Share of the global set that each client gets; by default all of it, as in NTK-FL. Zhao et al. call it
             alpha.
@@ -159,6 +159,17 @@ def data_sharing(
     Raises:
         ValueError: A ``shared`` that is empty, repeats an index or is no list of whole numbers, a fraction outside (0,
             1], and, before a run, a client with examples but without its shared ones.
+
+    Example:
+        >>> import fedtangent as ft
+        >>> data = ft.data.load("digits", num_train=60, num_test=30)
+        >>> shared = ft.partition.class_balanced(data.y_train, 10, seed=0)
+        >>> private = ft.partition.shards(data.y_train, num_clients=4, shards_per_client=2, seed=0)
+        >>> clients = ft.partition.with_shared(private, shared)
+        >>> model, schedule = ft.models.mlp(data, widths=(8,)), ft.schedules.uniform_sampling(4, clients_per_round=2)
+        >>> algorithm = ft.data_sharing(model, schedule, shared=shared, client_learning_rate=0.1)
+        >>> ft.simulate(algorithm, data, clients, num_rounds=1).history.rounds["examples"]  # 15 of its own, 7 shared
+        array([[22, 22]], dtype=int32)
     """
     per_client = number_given(shared, fraction)
     chosen = np.asarray(shared, np.int64)
