@@ -49,7 +49,11 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
         {"schedule": schedule.own_models(6), "graph": RING, "channel": channel.top_k(1)},
         "channel: got .*, but gossip does not use it",
     ),
-    ("random_walk", {"schedule": uniform_sampling(6, 3)}, "schedule: must train each model on one client"),
+    (
+        "random_walk",
+        {"schedule": uniform_sampling(6, 3)},
+        r"schedule: got Schedule\(.*\), must train each model on at most one",
+    ),
 ]
 
 

@@ -141,7 +141,7 @@ def test_a_grid_is_one_program_whatever_its_size() -> None:
 three = trees()
 ON_A_LINE = jax.tree.map(lambda x, y: x + 2 * (y - x), three[0], three[1])
 BAD = {
-    "two": (three[:2], "models: got 2, must be a list of three models"),
+    "two": (three[:2], "models: got a list of 2, must be a list of three models"),
     "equal": ([three[0], three[1], three[1]], r"models: got models\[1\] and models\[2\] at distance"),
     "equal to the first": ([three[0], three[0], three[1]], r"models: got models\[0\] and models\[1\] at distance"),
     "collinear": ([three[0], three[1], ON_A_LINE], "models: got three on one line"),

@@ -198,7 +198,7 @@ def test_a_node_of_lower_rank_takes_the_pseudo_inverse(problem):
         ({"y": np.full(12, np.nan)}, r"y: got nan at entry \(0,\)"),
         ({"partition": [0]}, "partition: got .*, must be a Partition"),
         ({"partition": Partition(np.arange(12), np.array([0, 0, 12]))}, "partition: got client 0 without examples"),
-        ({"learning_rate": 0.1}, "local_steps: got None with learning_rate=0.1, must be both or neither"),
+        ({"learning_rate": 0.1}, "local_steps: got None with learning_rate=0.1, both or neither must be set"),
         ({"learning_rate": 0.0, "local_steps": 2}, "learning_rate: got 0.0, must be above 0"),
         ({"learning_rate": 0.1, "local_steps": 0}, "local_steps: got 0, must be a whole number"),
         ({"loss": "logistic"}, "loss: got 'logistic', allowed are squared_error, squared_error_sum"),

@@ -207,7 +207,8 @@ def _check_shape(model: Model, params: PyTree, shape: tuple[int, ...]) -> None:
     try:
         jax.eval_shape(model.apply, params, jax.ShapeDtypeStruct((1, *shape), jnp.float32))
     except (TypeError, ValueError) as error:
-        raise ValueError(f"shape: got {shape}, must be of examples that {model.name} takes: {error}") from error
+        must = f"must be the shape of one example that {model.name} accepts"
+        raise ValueError(f"shape: got {shape}, {must}: {error}") from error
 
 
 def _relative(guess: Array, message: Array, weight: Array) -> Float[Array, ""]:

@@ -41,7 +41,7 @@ VARIED = ("algorithm", "partition", "schedule")  # choices whose options may hav
 
 @runtime_checkable
 class Prepare(Protocol):
-    """A function that checks the options of a command, as ``prepare`` and ``prepare_run`` of its module do."""
+    """A function that checks the options of a command and returns its job, such as ``prepare`` of its module."""
 
     def __call__(self, **groups: Any) -> Any:
         """Returns a job for the ``run_job`` of the same module; raises ``ValueError`` for a bad option.

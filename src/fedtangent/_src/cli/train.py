@@ -139,7 +139,7 @@ def _check(options: TrainOptions, machine: MachineOptions, described: Descriptio
         path = key_path(described.run)
         raise ValueError(f"key_file: there is no {path}; to resume, name the key file with which the run began")
     seeds = (described.run.seed,) if options.seeds is None else parse_seeds(options.seeds)
-    earlier = files.held_by(options.output) if options.resume and options.output is not None else None
+    earlier = files.config_of(options.output) if options.resume and options.output is not None else None
     if earlier is not None:
         before = earlier.get("options", {}).get("seeds")  # metrics.csv is written whole: no run may be left out
         earlier_seeds = {described.run.seed} if before is None else set(parse_seeds(before))

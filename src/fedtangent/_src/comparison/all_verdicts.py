@@ -21,7 +21,7 @@ from fedtangent._src.losses import targets_of
 from fedtangent._src.theory.flow import Flow
 from fedtangent._src.theory.flow.functions import zero_functions
 from fedtangent._src.theory.ntk_fl.convergence import ntk_evolution
-from fedtangent._src.theory.prior import covariance_terms
+from fedtangent._src.theory.prior import covariance_terms, prior_blocks
 from fedtangent._src.types import AnyArray, Cohort, Gaussian, Schedule
 
 FIXED_POINT = 1e-8
@@ -268,7 +268,7 @@ def _propagated_variance(
 
     f0 is drawn from the prior, so it is the trace of ``[-B, I] S [-B, I]'`` with the prior's covariance S.
     """
-    prior = joined(blocks.nngp_train, blocks.nngp_test_train, blocks.nngp_test)
+    prior = joined(*prior_blocks(blocks))
     rows = (np.concatenate([-b, np.eye(len(b))], axis=1) for b in influences)
     return np.array([np.sum((a @ prior) * a) for a in rows])
 

@@ -55,7 +55,7 @@ def _sine(name: str, title: str, model: Model, size: Scale, seed: int) -> Settin
 
 
 def _size(widths: tuple[int, ...], draws: int, num_rounds: int) -> Scale:
-    """Returns widths, draws and rounds of a case that is evaluated about eight times."""
+    """Builds the scale of a case that is evaluated after every eighth of its rounds."""
     return Scale(widths, draws, num_rounds, evaluate_every=max(num_rounds // 8, 1))
 
 

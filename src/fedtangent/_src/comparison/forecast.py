@@ -300,7 +300,7 @@ def rounds_to_target(rounds: ArrayLike, values: ArrayLike, target: float, *, ris
     if at.ndim != 1:
         raise ValueError(f"rounds: got shape {at.shape}, must be a list of round numbers, [r]")
     if at.shape != metric.shape:
-        raise ValueError(f"values: got shape {metric.shape}, must be one for each of the rounds, {at.shape}")
+        raise ValueError(f"values: got shape {metric.shape}, must have the shape of rounds, {at.shape}")
     number("target", target)
     reached = np.flatnonzero(metric >= target if rising else metric <= target)
     return int(at[reached[0]]) if len(reached) else None

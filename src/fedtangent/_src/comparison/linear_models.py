@@ -398,8 +398,9 @@ def _factor(
 ) -> Float64[np.ndarray, "q q"]:
     """Returns a matrix ``G`` for which ``G G'`` is the kernel of the training points and the test points ``points``.
 
-    ``train``, ``test_train`` and ``test`` are the blocks of that kernel.
+    ``train``, ``test_train`` and ``test`` are the blocks of that kernel, which must all be given.
     """
+    assert train is not None and test_train is not None and test is not None
     cross = np.asarray(test_train)[points]
     eigenvalues, vectors = np.linalg.eigh(joined(train, cross, np.asarray(test)[np.ix_(points, points)]))
     return vectors * np.sqrt(np.maximum(eigenvalues, 0))

@@ -72,7 +72,7 @@ class CholeskyFactor(NamedTuple):
 
 
 def joined(
-    train: Float[AnyArray, "n n"] | None, test_train: Float[AnyArray, "m n"] | None, test: Float[AnyArray, "m m"] | None
+    train: Float[AnyArray, "n n"], test_train: Float[AnyArray, "m n"], test: Float[AnyArray, "m m"]
 ) -> Float[np.ndarray, "p p"]:
     """Puts the three blocks of a kernel together, [n + m, n + m], training points first.
 

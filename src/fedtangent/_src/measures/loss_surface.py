@@ -260,7 +260,7 @@ def _evaluate(
 def _vectors(models: Sequence[PyTree]) -> tuple[Float64[np.ndarray, "3 P"], float]:
     """Checks three models; returns their parameters as rows [3, P] float64, and the largest epsilon of their dtypes."""
     if not isinstance(models, Sequence) or len(models) != 3:
-        got = len(models) if isinstance(models, Sequence) else f"{models!r:.60}"
+        got = f"a list of {len(models)}" if isinstance(models, Sequence) else f"{models!r:.60}"
         raise ValueError(f"models: got {got}, must be a list of three models")
     for i in (1, 2):
         if _form(models[i]) != _form(models[0]):

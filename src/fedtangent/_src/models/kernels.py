@@ -34,7 +34,8 @@ def check_get(get: str | tuple[str, ...]) -> tuple[str, ...]:
     """Returns ``get`` as a tuple of kernel names; raises ``ValueError`` unless each is "nngp" or "ntk"."""
     names = (get,) if isinstance(get, str) else tuple(get) if isinstance(get, tuple | list) else ()
     if not names or any(name not in KERNELS for name in names) or len(set(names)) < len(names):
-        raise ValueError(f"get: got {get!r}, allowed are {', '.join(map(repr, KERNELS))} and tuples of them")
+        allowed = f"{', '.join(map(repr, KERNELS))} and tuples of them without repetition"
+        raise ValueError(f"get: got {get!r}, allowed are {allowed}")
     return names
 
 

@@ -151,7 +151,10 @@ def _check_kernel(network: StaxNetwork, one: jax.ShapeDtypeStruct, name: str) ->
         raise ValueError(f"network: got {name}, of which a layer has no analytic kernel: {_line(error)}") from error
     if any(block.shape != (1, 1) for block in shapes):
         shape = shapes[0].shape
-        raise ValueError(f"network: got {name}, with a kernel of shape {shape} for one example, must be (1, 1)")
+        raise ValueError(
+            f"network: got {name}, whose kernel of one example has shape {shape}, must have shape (1, 1), as a network "
+            "that ends in Flatten or GlobalAvgPool, and Dense"
+        )
     if not gaussian[-1]:
         raise ValueError(f"network: got {name}, which ends in a layer without weights, must end in a linear layer")
 

@@ -136,7 +136,7 @@ def check_free(folder: Path, command: str, options: Mapping[str, object], goes_o
         ValueError: The folder holds a run of another command or with other options, which the message names, or a run
             that is not to be continued.
     """
-    config = held_by(folder)
+    config = config_of(folder)
     if config is None:
         return
     if config.get("command") != command:
@@ -155,8 +155,12 @@ def check_free(folder: Path, command: str, options: Mapping[str, object], goes_o
         raise ValueError(f"output: {folder} holds a run with other options, {', '.join(differ)}: {advice}")
 
 
-def held_by(folder: Path) -> dict[str, Any] | None:
-    """Reads config.json in ``folder``; returns its content, or None if the folder holds no run."""
+def config_of(folder: Path) -> dict[str, Any] | None:
+    """Returns the content of config.json in ``folder``; None if there is no such file.
+
+    For a file that cannot be read as the config of a run, it returns only the entry "command", with the text "that
+    cannot be read".
+    """
     path, config = folder / "config.json", None
     if not path.exists():
         return None
@@ -173,7 +177,7 @@ def clear(folder: Path, whole: bool = True) -> None:
         whole: True to remove all files of the run; False to remove only the incomplete files of a killed process.
     """
     halves = [path for name in WRITTEN for path in folder.glob(f"{name}.*{PART}")]
-    for path in halves + ([folder / name for name in WRITTEN] if whole and held_by(folder) is not None else []):
+    for path in halves + ([folder / name for name in WRITTEN] if whole and config_of(folder) is not None else []):
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path)
         else:

@@ -144,9 +144,10 @@ def _lighten(figure: Figure) -> None:
 
 
 def _add_legends(figure: Figure) -> None:
-    """Adds legends below the panels of a figure.
+    """Adds legends below the panels of a figure: a single one, or one below each panel.
 
-    There is a single legend if a label means the same in all panels, else one below each panel.
+    There is a single legend if one panel shows all labels, or if a label looks the same in all panels and no two labels
+    look alike.
     """
     legends = {ax: dict(zip(*reversed(ax.get_legend_handles_labels()), strict=True)) for ax in figure.axes}
     legends = {ax: legend for ax, legend in legends.items() if legend}

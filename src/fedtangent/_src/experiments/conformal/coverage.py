@@ -37,10 +37,22 @@ REMARKS = (
 
 @dataclass(frozen=True)
 class CoverageSettings:
-    """The sizes of the federation, the training, and the splits into calibration and test examples."""
+    """The sizes of the federation, the training, and the splits into calibration and test examples.
+
+    Attributes:
+        alpha: Probability with which a set may miss its target.
+        num_train: Training examples of each client.
+        num_calibration: Calibration examples of each client in a split.
+        num_test: Test examples of each client in a split.
+        num_splits: Number of splits of the held-out examples, for each seed.
+        num_models: Number of models of the ensemble.
+        width: Width of the network's hidden layer.
+        num_rounds: Number of rounds.
+        learning_rate: Learning rate of the clients.
+    """
 
     alpha: float = within(0.1, above=0, below=1)
-    num_train: int = 60  # examples of each client
+    num_train: int = 60
     num_calibration: int = within(30, least=2)
     num_test: int = 70
     num_splits: int = within(100, least=2)

@@ -71,7 +71,10 @@ def _problem_of(loaded: ft.data.Dataset, directions: int = 0, centred: bool = Fa
 
 
 def _principal_directions(x: np.ndarray) -> np.ndarray:
-    """Computes right singular vectors of x [n, d] as columns [d, r], by a QR decomposition to avoid an n x n matrix."""
+    """Computes right singular vectors of x [n, d] as columns [d, r]; r is the rank of x to rounding.
+
+    It starts with a QR decomposition, to avoid an n x n matrix.
+    """
     _, singular, right = np.linalg.svd(np.linalg.qr(x, mode="r"), full_matrices=False)
     is_significant = singular > max(x.shape) * np.finfo(float).eps * singular[0]
     return np.asarray(right[is_significant].T)

@@ -80,7 +80,8 @@ class ScanCurve(NamedTuple):
     """Bias and variance in closed form for each K, for one choice of settings and initial weights of variance 1.
 
     Attributes:
-        budget: "rounds" if ``length`` counts rounds, "ages" if it counts multiples of K rounds.
+        budget: "rounds" if ``length`` counts rounds, "ages" if it counts ages of K rounds, in which every client trains
+            every model once.
         length: Length of the training.
         num_models: Numbers K of models.
         bias: Squared bias for each K.
@@ -123,6 +124,8 @@ class Fit(NamedTuple):
     def num_rounds(self, num_models: int) -> int:
         """Returns the number of rounds with K models: ``length``, or K times ``length`` if ``budget`` is "ages".
 
+        An age is K rounds, in which every client trains every model once.
+
         Args:
             num_models: Number K of models.
         """
@@ -135,7 +138,7 @@ class Fit(NamedTuple):
 
     @property
     def text(self) -> str:
-        """The choice of settings in words, for titles."""
+        """The settings of the fit as text for titles of figures: local steps, rounds, sigma and data seed."""
         return (
             f"{self.local_steps} local steps, {self.rounds_text} rounds, sigma {self.sigma:.2f}, data {self.data_seed}"
         )
@@ -207,7 +210,7 @@ def _deviations(budget: str, pairs: Pairs) -> lab.Row:
     """Computes by how many standard errors simulated bias and variance differ from the closed form, the largest over K.
 
     The row also has the deviations from two wrong theories: variance not divided by K, and schedules left out.
-    ``pairs`` has the closed form and the simulation by K; ``budget`` says how rounds are counted, "rounds" or "ages".
+    ``pairs`` has the closed form and the simulation by K; ``budget`` is "rounds" or "ages", as in ``ScanCurve``.
     """
     largest = max(pairs)
     exact, simulated = pairs[largest]

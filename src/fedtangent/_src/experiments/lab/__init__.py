@@ -123,7 +123,10 @@ class MeanInterval(NamedTuple):
 
 
 def interval(values: Iterable[float] | np.ndarray) -> MeanInterval:
-    """Computes mean and Student's 95 % interval of one value, or paired difference, for each of two or more seeds."""
+    """Computes the mean over seeds and its Student's 95 % interval.
+
+    ``values`` holds one number, or paired difference, for each seed, at least two.
+    """
     array = np.asarray(values if isinstance(values, np.ndarray) else list(values), np.float64)
     mean, half = float(np.mean(array)), float(half_width(array))
     return MeanInterval(mean, mean - half, mean + half)

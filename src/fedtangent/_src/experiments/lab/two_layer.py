@@ -66,7 +66,7 @@ def check(study: Study) -> None:
 
 
 def times(last: int) -> tuple[int, ...]:
-    """Returns ten candidate numbers of gradient steps for a round of NTK-FL, evenly spaced up to ``last``."""
+    """Returns at most ten candidate numbers of gradient steps for a round of NTK-FL, evenly spaced up to ``last``."""
     return tuple(int(t) for t in np.unique(np.linspace(last / 10, last, 10).round()))
 
 

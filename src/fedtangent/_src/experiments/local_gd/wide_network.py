@@ -132,7 +132,7 @@ class Limits(NamedTuple):
 
 
 def _infinite(settings: WidthSettings, task: Task) -> Limits:
-    """Computes the two kernels of ``Limits`` at infinite width, on the training and test examples of ``task``."""
+    """Computes the tangent kernel and the last-layer kernel of infinite width, on the examples of ``task``."""
     kernel = _network(settings, 1).kernel
     assert kernel is not None
     tangent = ft.kernels.kernel_blocks(kernel, task.x, task.x_test)

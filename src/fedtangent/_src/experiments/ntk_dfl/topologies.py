@@ -44,22 +44,44 @@ REMARKS = (
 
 @dataclass(frozen=True)
 class TopologySettings:
-    """Settings of the clients, graphs and network, and the methods' hyper-parameters."""
+    """Settings of the clients, graphs and network, and the methods' hyper-parameters.
+
+    Attributes:
+        graphs: Names of the graphs of clients.
+        graph_seed: Seed of a random graph, the same for all seeds of the study.
+        num_clients: Number of clients.
+        alpha: Parameter of the Dirichlet distribution that divides the classes among clients; smaller is more uneven.
+        num_rounds: Number of rounds.
+        target: Test accuracy to reach.
+        width: Width of the network's hidden layer.
+        last_w_std: Initial standard deviation of the last layer's weights, times sqrt(width).
+        batch_size: Minibatch of gossip averaging.
+        local_steps: Numbers of local steps of gossip averaging that are tried.
+        learning_rates: Learning rates of gossip averaging that are tried.
+        tangent_rates: Learning rates of NTK-FL and NTK-DFL that are tried.
+        times: Numbers of gradient steps from which NTK-FL and NTK-DFL choose in each round (``Evolution``).
+        loss: Loss of NTK-FL and NTK-DFL; gossip averaging has the cross entropy.
+        tuning_rounds: Rounds of a run that tries hyper-parameters.
+        tuning_seed: Seed of these runs.
+        num_train: Number of training examples of all clients.
+        num_validation: Number of examples on which hyper-parameters are chosen.
+        num_test: Number of test examples; 0 for all.
+    """
 
     graphs: tuple[str, ...] = ("ring", "torus", "erdos_renyi:0.3", "complete")
     graph_seed: int = within(0, least=0)
     num_clients: int = 16
     alpha: float = within(0.1, above=0)
     num_rounds: int = 15
-    target: float = within(0.8, above=0, below=1)  # test accuracy to reach
+    target: float = within(0.8, above=0, below=1)
     width: int = 100
-    last_w_std: float = within(0.1, at_least=0)  # last layer's initial deviation times sqrt(width)
+    last_w_std: float = within(0.1, at_least=0)
     batch_size: int = 25
     local_steps: tuple[int, ...] = within((5, 20), increasing=True)
     learning_rates: tuple[float, ...] = within((0.03, 0.1, 0.3, 1.0), above=0)
     tangent_rates: tuple[float, ...] = within((0.03, 0.1, 0.3), above=0)
     times: tuple[int, ...] = within((100, 200, 400, 800, 1400, 2000), increasing=True)
-    loss: str = within("squared_error", of=("squared_error", "cross_entropy"))  # of NTK-FL and NTK-DFL
+    loss: str = within("squared_error", of=("squared_error", "cross_entropy"))
     tuning_rounds: int = 5
     tuning_seed: int = within(1000, least=0)
     num_train: int = 800

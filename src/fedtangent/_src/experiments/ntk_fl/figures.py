@@ -107,24 +107,24 @@ def run_table1(study: Study) -> lab.Outcome:
 def _judge_table1(settings: TargetSettings, reached: dict[str, Reached]) -> list[lab.Claim]:
     """Judges whether NTK-FL or CP-NTK-FL needs fewer rounds than each other method, by differences paired by seed."""
     evolved = [name for name in EVOLVED if name in reached]
-    return [_claim(settings, reached, method, name) for method in evolved for name in reached if name not in EVOLVED]
+    return [_claim(settings, reached, method, other) for method in evolved for other in reached if other not in EVOLVED]
 
 
-def _claim(settings: TargetSettings, reached: dict[str, Reached], method: str, name: str) -> lab.Claim:
-    """Judges whether ``method`` needs fewer rounds to the target accuracy than the method ``name``."""
-    first, other = reached[method], reached[name]
-    claim = f"{LABELS[method]} needs fewer rounds than {LABELS[name]}"
+def _claim(settings: TargetSettings, reached: dict[str, Reached], method: str, other: str) -> lab.Claim:
+    """Judges whether the method ``method`` needs fewer rounds to the target accuracy than the method ``other``."""
+    first, second = reached[method], reached[other]
+    claim = f"{LABELS[method]} needs fewer rounds than {LABELS[other]}"
     if None in first.rounds:
         return lab.Claim(
             claim, f"does not get to {settings.target:g} in {settings.num_rounds} rounds with every seed", lab.UNDECIDED
         )
-    is_reached = None not in other.rounds
-    rounds = np.array([settings.reference_rounds if r is None else r for r in other.rounds], float)
+    is_reached = None not in second.rounds
+    rounds = np.array([settings.reference_rounds if r is None else r for r in second.rounds], float)
     ratio = f"{'' if is_reached else 'at most '}{first.mean_rounds / rounds.mean():.2f} times the rounds"
-    uplink = f" and {first.mean_mib / other.mean_mib:.2f} times its uplink" if is_reached else ""
+    uplink = f" and {first.mean_mib / second.mean_mib:.2f} times its uplink" if is_reached else ""
     paper = ""
-    if name in PUBLISHED_TABLE1:
-        published = [a / b for a, b in zip(PUBLISHED_TABLE1["cp_ntk_fl"], PUBLISHED_TABLE1[name], strict=True)]
+    if other in PUBLISHED_TABLE1:
+        published = [a / b for a, b in zip(PUBLISHED_TABLE1["cp_ntk_fl"], PUBLISHED_TABLE1[other], strict=True)]
         paper = f" (the paper: {published[0]:.2f} and {published[1]:.2f})"
     return lab.Claim(claim, f"{ratio}{uplink}{paper}", lab.interval(rounds - np.array(first.rounds, float)).above())
 

@@ -89,7 +89,14 @@ class Result(NamedTuple):
 
 
 class SecondPhase(NamedTuple):
-    """TCT's second phase: its test accuracy after each round, and the arguments with which ``compare`` repeats it."""
+    """TCT's second phase: its test accuracy, its learning rate, and the arguments with which ``compare`` repeats it.
+
+    Attributes:
+        accuracy: Test accuracy after each round, from round 0 on.
+        algorithm: Algorithm that trains the linear model.
+        data: Training features and labels, test features and labels.
+        rate: Client learning rate of ``algorithm``.
+    """
 
     accuracy: np.ndarray
     algorithm: Algorithm

@@ -90,7 +90,8 @@ class Averaging:
         flag("shuffle", self.shuffle)
         if self.personal is own_models:
             raise ValueError(
-                "personal: got own_models, must be left out: algorithms with models of clients use it anyway"
+                "personal: got own_models, must be left out (None): algorithms whose clients keep models of their own "
+                "use it without being asked"
             )
         bits = self.secure_aggregation
         if bits is not None and (isinstance(bits, bool) or bits not in BITS):

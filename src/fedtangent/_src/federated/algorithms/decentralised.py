@@ -69,7 +69,8 @@ def random_walk(model: Model, schedule: Schedule, *, base: Recipe = fed_avg, **o
     check_base(base)
     _no_server("random_walk", options.get("averaging"))
     if not _walks(schedule):
-        raise ValueError("schedule: must train each model on one client a round, as schedules.random_walk does")
+        must = "must train each model on at most one client a round, as schedules.random_walk does"
+        raise ValueError(f"schedule: got {schedule!r}, {must}")
     algorithm = base(model, schedule, **options)
     name = "random_walk" if base is fed_avg else f"{algorithm.name}_random_walk"
     return types.wrapped(algorithm, name, lambda cost, data: _between_clients(cost, 1.0))

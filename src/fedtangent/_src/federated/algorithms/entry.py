@@ -192,7 +192,7 @@ class AcceptOptions:
             return None
         if not self.max_update_norm > 0:
             raise ValueError(
-                f"max_update_norm: got {self.max_update_norm}, must be above 0 (inf accepts any finite one)"
+                f"max_update_norm: got {self.max_update_norm}, must be above 0 (inf accepts every finite update)"
             )
         return faults.finite(self.max_update_norm)
 
@@ -614,7 +614,13 @@ def _take_optimizer(name: str, arguments: dict[str, Any]) -> None:
 
 
 def _pool_size(chosen: object, supplied: Supplied) -> int | None:
-    """Returns the most examples that a server can pool for one model in a round; None without ``supplied.clients``."""
+    """Returns the largest number of examples that the clients of one round can send the server.
+
+    Args:
+        chosen: The algorithm's command-line options; its ``beta``, 1 if it has none, is the share of its examples that a
+            client sends.
+        supplied: Arguments of the run; the result is None if they have no ``clients``.
+    """
     if supplied.clients is None:
         return None
     return largest_sample(supplied.clients, supplied.schedule.largest_cohort, getattr(chosen, "beta", 1.0))

@@ -559,7 +559,12 @@ def _mean_kappa(program: Program, j: Int[Array, ""]) -> Float[Array, "K"]:
 
 
 def _products(program: Program, a: Float[Array, "q _ D"], j: Int[Array, ""]) -> Float[Array, "q _ D"]:
-    """Computes ``Theta a`` for coefficients a; if ``rounds.needed`` lists rows, only these rows, and 0 elsewhere."""
+    """Multiplies the kernel with the coefficients ``a`` of the models in round ``j``: ``Theta a``, shaped like ``a``.
+
+    Axis 1 of ``a`` has the K models of the round and then those of earlier rounds, as ``FlowState.models``. If
+    ``program.rounds.needed`` is given, each model gets only the rows of the clients that train it in round ``j``, and 0
+    in all other rows.
+    """
     if program.rounds.needed is None:
         return product(program.theta, a)
     rows = jnp.tile(program.rounds.needed[j], (a.shape[1] // program.num_models, 1))

@@ -49,10 +49,10 @@ class Rounds(NamedTuple):
     """Arrays that describe all R rounds: model and weight of every slot, step sizes, batches and delays.
 
     ``weight`` is relative to the sum over the model's slots in the round, ``fraction`` the share of the N clients that
-    train a model, and ``anchoring`` the alpha of Modified Local-GD. ``slots`` lists the slots of each bucket.
-    ``batches`` are positions among a client's examples, and ``needed`` the kernel rows of each model's clients (None
-    for all). ``delay`` counts rounds; ``oldest`` is the largest possible delay in each round, at which an answer
-    starts from the initial model.
+    train a model, and ``trained`` whether any client does. ``anchoring`` is the alpha of Modified Local-GD. ``slots``
+    lists the slots of each bucket. ``batches`` are positions among a client's examples, and ``needed`` the kernel rows
+    of each model's clients (None for all). ``delay`` counts rounds. ``oldest`` caps the delays: in round r an answer
+    can be at most r rounds old, and is then an answer to the initial model.
     """
 
     model: Int32[Array, "R S"]
@@ -66,7 +66,7 @@ class Rounds(NamedTuple):
     batches: Int32[Array, "R S T B"] | None = None  # places in the examples of a slot's client, -1 for none
     needed: Int32[Array, "R K E"] | None = None  # the rows of each model's clients; None: all rows
     delay: Int32[Array, "R S"] | None = None  # of the slots' answers, in rounds; None: no answer is late
-    oldest: Int32[Array, "R"] | None = None  # the largest delay in the round: that of an answer to the initial model
+    oldest: Int32[Array, "R"] | None = None  # cap of the delays, r in round r
 
 
 def build_rounds(

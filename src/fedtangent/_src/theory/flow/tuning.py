@@ -187,12 +187,13 @@ class Rates(NamedTuple):
     """Client learning rates found by ``searched_rates``; for a learning-rate schedule, each is its largest rate.
 
     Attributes:
-        stable: Largest rate up to which the final training loss is not above the initial one; 0 if every tried rate
-            raises it.
+        stable: Largest rate up to which the final training loss is not above the initial one; infinite if the search
+            for ``stable`` finds no rate that raises the loss, 0 if every rate of this search raises it.
         guaranteed: Rate below which no round can diverge (``Flow.stability``); None if no such bound is known.
         best: Rate of the least test loss after the last round.
-        at_edge: Whether the test loss still falls at an end of the rates that were tried.
-        tried, losses: Rates that were tried, rising, and the test loss of each.
+        at_edge: Whether the test loss still falls at the lowest or the highest rate of the search for ``best``.
+        tried: Rates of the search for ``best``, rising.
+        losses: Test loss after the last round at each rate of ``tried``.
     """
 
     stable: float

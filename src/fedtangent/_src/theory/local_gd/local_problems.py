@@ -80,7 +80,8 @@ def local_descent(learning_rate: float | None, local_steps: int | None) -> tuple
         local_steps: Number of steps.
     """
     if (learning_rate is None) != (local_steps is None):
-        raise ValueError(f"local_steps: got {local_steps} with learning_rate={learning_rate}, must be both or neither")
+        got = f"got {local_steps} with learning_rate={learning_rate}"
+        raise ValueError(f"local_steps: {got}, both or neither must be set")
     if learning_rate is None or local_steps is None:
         return None
     return number("learning_rate", learning_rate, above=0), whole("local_steps", local_steps)

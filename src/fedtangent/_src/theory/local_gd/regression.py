@@ -246,7 +246,8 @@ class LocalRegression:
             return bool(np.linalg.norm(_like((1 - values) ** float(rounds), away) * away) <= allowed)
 
         if not reached(MOST_ROUNDS):
-            raise ValueError(f"tolerance: got {tolerance:g}, which is not reached in {MOST_ROUNDS:.0e} rounds")
+            within = f"within {MOST_ROUNDS:.0e} rounds"
+            raise ValueError(f"tolerance: got {tolerance:g}, must be large enough to be reached {within}")
         return bisect.bisect_left(range(MOST_ROUNDS), True, key=reached)
 
 
@@ -290,9 +291,9 @@ class LocalTheorem1(NamedTuple):
 def local_theorem_1(run: LocalRegression, start: ArrayLike | None = None) -> LocalTheorem1:
     """Checks Theorem 1 of Local-GD: with fewer examples than dimensions the global model tends to the centralised one.
 
-    The assumptions are measured on the run's data: more dimensions than examples, every X_i of full rank, local work
-    until convergence, and the start (the proof needs a start in the span of the data). The proof needs the first two so
-    that one model fits all examples, which is the last assumption.
+    Five assumptions are measured on the run's data: more dimensions than examples, every X_i of full rank, local work
+    until convergence, a start in the span of the data, and that one model fits all examples (which the proof derives
+    from the first two).
 
     Args:
         run: Run of Local-GD.
