@@ -617,8 +617,8 @@ def _pool_size(chosen: object, supplied: Supplied) -> int | None:
     """Returns the largest number of examples that the clients of one round can send the server.
 
     Args:
-        chosen: The algorithm's command-line options; its ``beta``, 1 if it has none, is the share of its examples that a
-            client sends.
+        chosen: The algorithm's command-line options; its ``beta``, 1 if it has none, is the share of its examples that
+            a client sends.
         supplied: Arguments of the run; the result is None if they have no ``clients``.
     """
     if supplied.clients is None:
