@@ -102,15 +102,19 @@ def test_a_linear_model_follows_the_flow_under_every_loss_in_every_round(loss: s
         assert not apart(**wrong) < 1e-4, wrong
 
 
-@pytest.mark.parametrize("loss", nightly(["squared_error", "exponential"], ["exponential"]))
-def test_a_linear_model_that_starts_at_zero_beside_its_theory(loss: str) -> None:
+def check_a_start_at_zero(found: Any) -> None:
     """Nothing divides by the variance of the prior, which is 0."""
-    sizes = {"num_train": 30, "num_test": 8, "num_clients": 3, "num_rounds": 3, "draws": 5}
-    rate = {"client_learning_rate": 0.1} if loss == "squared_error" else {}
-    found = beside(model="linear", algorithm="fed_prox", loss=loss, **sizes, **rate)
     assert [v.passed for v in found.verdicts] == [True], found.verdicts
     assert found.rows[0].variance_ratio is None and found.rows[0].mean_difference is None
     assert all(not np.any(law.cov) for law in found.theory.moments)
+
+
+@pytest.mark.slow  # by day test_numbers_that_are_signs_and_others looks at such a model
+@pytest.mark.parametrize("loss", ["squared_error", "exponential"])
+def test_a_linear_model_that_starts_at_zero_beside_its_theory(loss: str) -> None:
+    sizes = {"num_train": 30, "num_test": 8, "num_clients": 3, "num_rounds": 3, "draws": 5}
+    rate = {"client_learning_rate": 0.1} if loss == "squared_error" else {}
+    check_a_start_at_zero(beside(model="linear", algorithm="fed_prox", loss=loss, **sizes, **rate))
 
 
 @pytest.mark.slow
@@ -127,23 +131,28 @@ def test_numbers_that_are_signs_and_others() -> None:
     algorithm = fed_avg(linear(3), all_clients(4), 0.1, loss="logistic", work=Work(epochs=5, batch_size=None))
     found = compare(algorithm, signs, clients, num_rounds=2, draws=5)
     assert found.rows[0].accuracy is None and all(v.passed for v in found.verdicts)
+    check_a_start_at_zero(found)
     assert set(found.history.curves()) == {"train.loss", "test.loss"}
     with pytest.raises(ValueError, match=r"y_train: got .*, must be -1 or 1 for the loss 'logistic'"):
         compare(algorithm, (x, 2 * signs[1], a, signs[3]), clients, num_rounds=2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "changes",
     [
         # there is no other round to be late by
-        pytest.param({"num_rounds": 1, "batch_size": 1}, marks=pytest.mark.slow),
+        {"num_rounds": 1, "batch_size": 1},
         # nobody answers in the last round
-        pytest.param({"dropout": 0.9, "num_rounds": 3}, marks=pytest.mark.slow),
+        {"dropout": 0.9, "num_rounds": 3},
         {"alpha": 0.3, "batch_size": 8, "local_epochs": 1, "schedule": "uniform", "clients_per_round": 1},
     ],
 )
 def test_every_control_can_fail(monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any]) -> None:
-    """Wrong theories that would be right of this very run are left out."""
+    """Wrong theories that would be right of this very run are left out.
+
+    By day ``test_near_misses_that_would_be_right_are_left_out`` of test_linear_models.py holds the same.
+    """
     monkeypatch.setattr(linear_models, "LINEARISED_WIDTH", 16)
     setting = described("fed_prox", **changes)
     assert linear_models.linearised_verdict(setting, cohorts(setting)).passed
@@ -340,9 +349,9 @@ def test_a_deep_linear_network_keeps_its_depth() -> None:
 
 
 @ft.recipe
-def half_way(model, schedule, client_learning_rate, share=0.5):
+def half_way(model, schedule, client_learning_rate, share=0.5, batch_size=4):
     """Builds FedAvg whose server goes a share of the way to the clients' mean."""
-    training = trained(model, client_learning_rate, None, Work(steps=3, batch_size=4), None)
+    training = trained(model, client_learning_rate, None, Work(steps=3, batch_size=batch_size), None)
 
     def server(rate):
         def update(params, mean, info):
@@ -378,15 +387,34 @@ def test_a_recipe_of_ones_own_is_simulated_predicted_and_compared() -> None:
         assert len(one.plot().axes) == 2 and "<img" in one._repr_html_() and len(one.to_pandas())
 
 
-def test_a_rule_of_ones_own_that_is_wrong_by_5_percent_does_not_pass(monkeypatch: pytest.MonkeyPatch) -> None:
-    data, clients = own_data()
+@pytest.fixture
+def trained_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Networks of width 16 are linearised, and those of the first verdict are those of the next one too."""
+    found, train = list[Any](), linear_models.trained_networks
+
+    def trained_networks(*given: Any, **more: Any) -> Any:
+        if not found:
+            found.append(train(*given, **more))
+        return found[0]
+
+    monkeypatch.setattr(linear_models, "trained_networks", trained_networks)
     monkeypatch.setattr(linear_models, "LINEARISED_WIDTH", 16)
-    network = half_way(mlp(3, 2, (16,)), all_clients(4), 0.5)
+
+
+@pytest.mark.usefixtures("trained_once")
+def test_a_rule_of_ones_own_that_is_wrong_by_5_percent_does_not_pass() -> None:
+    data, clients = own_data()
+    network = half_way(mlp(3, 2, (16,)), all_clients(4), 0.5, batch_size=None)
     wrong = network._replace(
         composition=network.composition._replace(rule={**network.rule, "server_learning_rate": 0.475})
     )
-    for of_rule, holds in ((network, True), (wrong, False)):
-        setting = comparison_of(of_rule, examples_of(of_rule, data, clients), 6, 0, ft.Evaluation(), (16, 32, 64), 5)
+    right, mistaken = (
+        comparison_of(of_rule, examples_of(of_rule, data, clients), 6, 0, ft.Evaluation(), (16, 32, 64), 5)
+        for of_rule in (network, wrong)
+    )
+    assert (right.followed.server_learning_rate, mistaken.followed.server_learning_rate) == (0.5, 0.475)
+    for rule, holds in ((right.rule, True), (mistaken.rule, False)):
+        setting = dataclasses.replace(right, rule=rule)
         assert linear_models.linearised_verdict(setting, cohorts(setting)).holds == holds
 
 
@@ -451,9 +479,9 @@ def test_refuses_a_rate_of_0() -> None:
             call(algorithm, data, clients, num_rounds=2)
 
 
+@pytest.mark.usefixtures("trained_once")
 @pytest.mark.parametrize("looks_ahead", nightly([False, True], [True]))
-def test_a_server_optimiser_is_followed_as_fed_avg_m_is(monkeypatch: pytest.MonkeyPatch, looks_ahead: bool) -> None:
-    monkeypatch.setattr(linear_models, "LINEARISED_WIDTH", 16)
+def test_a_server_optimiser_is_followed_as_fed_avg_m_is(looks_ahead: bool) -> None:
     data, clients = own_data()
     by_optax = ft.Averaging(server_optimizer=optax.sgd(0.7, momentum=0.6, nesterov=looks_ahead))
     found = fed_avg(mlp(3, 2, (16,)), all_clients(4), 0.3, averaging=by_optax)
@@ -464,11 +492,25 @@ def test_a_server_optimiser_is_followed_as_fed_avg_m_is(monkeypatch: pytest.Monk
     assert not linear_models.linearised_verdict(wrong, cohorts(wrong)).holds
 
 
+NO_TEST = "no test examples, so that all numbers are of training examples"
+
+
+def test_a_comparison_without_test_examples_says_so() -> None:
+    data, clients = own_data()
+    algorithm = fed_avg(linear(3, 2), all_clients(4), 0.1)
+    for given, said in ((data[:2], True), (data, False)):
+        examples = examples_of(algorithm, given, clients)
+        title = comparison_of(algorithm, examples, 2, 0, ft.Evaluation(), (16, 32, 64), 5).title
+        assert (NO_TEST in title) == said
+
+
+@pytest.mark.slow
 def test_a_comparison_without_test_examples_has_training_metrics_only() -> None:
+    """By day ``test_arrays_without_a_test_split_and_images`` and the test above hold the same."""
     (x, y, *_), clients = own_data()
     side = compare(fed_avg(linear(3, 2), all_clients(4), 0.1), (x, y), clients, num_rounds=2, draws=5)
     assert set(side.history.curves()) == {"train.mse", "train.accuracy", "train.accuracy_of_members"}
-    assert "no test examples, so that all numbers are of training examples" in side.setting.title
+    assert NO_TEST in side.setting.title
 
 
 def test_a_recipe_that_is_not_marked_cannot_be_compared() -> None:
