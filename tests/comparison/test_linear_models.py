@@ -122,7 +122,7 @@ def test_a_wrong_theory_that_leaves_float64_is_far_away(
 # The controls of the verdicts above are the same faults, put into the theory.
 
 
-@pytest.mark.parametrize("name", nightly(FAULTS, ["client rate", "one absence"]))
+@pytest.mark.parametrize("name", nightly(FAULTS, ["client rate"]))  # by day another is that of the weights below
 def test_a_small_fault_of_the_simulation_is_noticed(
     theory: predicted.Predicted, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
