@@ -87,8 +87,10 @@ NOISY = {
 }
 
 
-@pytest.mark.parametrize("name", nightly(list(EXACT), ["norm clipping"]))
+@pytest.mark.slow
+@pytest.mark.parametrize("name", list(EXACT))
 def test_an_algorithm_that_treats_all_directions_alike_is_followed(name: str) -> None:
+    """By day test_on_features.py compares such a run."""
     recipe, options = EXACT[name]
     measured = measured_of(recipe, **options)
     assert measured.disagreement <= SAME and measured.reason == "", measured
