@@ -13,19 +13,19 @@ import pytest
 
 from fedtangent._src import entries
 from fedtangent._src.cli import main, train
-from fedtangent._src.comparison import cases, linear_models, side_by_side, simulated
-from fedtangent._src.comparison.cases import CaseEntry, sine_linear
+from fedtangent._src.comparison import linear_models, side_by_side, simulated
+from fedtangent._src.comparison.cases import CaseEntry
 from fedtangent._src.comparison.laziness import METRICS as LAZINESS
-from fedtangent._src.comparison.settings import NTKRuns, Problem, Scale, Setting
+from fedtangent._src.comparison.settings import Setting
 from fedtangent._src.comparison.simulated import Simulated, Training
-from fedtangent._src.data import partition
 from fedtangent._src.engine.building import Built, build
 from fedtangent._src.engine.description import Description
 from fedtangent._src.engine.history import History, Measurement, Run
 from fedtangent._src.engine.memory import MemoryPlan
 from fedtangent._src.engine.run import Resolved
-from fedtangent._src.federated import schedule
 from fedtangent._src.types import Cost
+
+from ..comparison.tiny import linear
 
 
 class Ended(NamedTuple):
@@ -104,13 +104,9 @@ def no_training(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def tiny(data_dir: object, scale: str, seed: int) -> Setting:
-    """The linear model on 20 points."""
-    whole = sine_linear(None, "smoke", seed)
-    given, clients = whole.problem, partition.iid(20, 4, seed)
-    problem = Problem(given.x_train[:20], given.y_train[:20], given.x_test[::10], given.y_test[::10], clients)
-    algorithm = cases.ensemble(problem, whole.algorithm.model, schedule.per_client_permutations(4, 2))
-    size, runs = Scale((100,), 6, 4, 4), NTKRuns(times=(10, 50))
-    return cases.standard_case(whole.name, whole.title, problem, algorithm, size, seed, runs)
+    """The linear model on 30 points, whose programs are those of the comparisons in Python."""
+    assert seed == 0
+    return linear()
 
 
 TRAINED: dict[tuple[str, int], Simulated] = {}

@@ -27,7 +27,7 @@ RUNS = {  # options, and the bytes of a message by hand
 
 
 GIVEN = "--num-train 300 --num-clients 5 --widths 16 --num-rounds 4 --evaluate-every 2 "
-GIVEN += "--clients-per-round 3 --local-steps 1 --client-learning-rate 0.1"
+GIVEN += "--clients-per-round 3 --local-steps 1 --batch-size 0 --client-learning-rate 0.1"
 
 
 @pytest.mark.parametrize("name", RUNS)

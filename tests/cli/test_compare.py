@@ -67,9 +67,9 @@ def test_a_comparison_writes_its_files_and_ends_with_its_verdict(run: Callable, 
     rows = rows_of(out)
     assert ",".join(rows[0]) == "round,algorithm,seed,split,metric,value,uplink_bytes,downlink_bytes,seconds"
     fed = [r for r in rows if r["algorithm"].startswith("Fed-ensemble") and r["split"] == "test"]
-    assert [int(r["round"]) for r in fed] == [0, 4]
+    assert [int(r["round"]) for r in fed] == [0, 5, 10]
     assert float(fed[-1]["value"]) == pytest.approx(result["rows"][0]["test_mse"], rel=1e-12)
-    assert int(fed[-1]["uplink_bytes"]) == 4 * 4 * 100 * 8  # rounds, clients, weights, bytes
+    assert int(fed[-1]["uplink_bytes"]) == 10 * 6 * 100 * 8  # rounds, clients, weights, bytes
     config = json.loads((out / "config.json").read_text())
     assert config["command"] == "compare"
     assert config["options"]["case"] == ["sine", "sine"] and config["options"]["figures"] == "pdf"

@@ -102,7 +102,7 @@ def test_two_rounds_on_every_data_set(
     users = load(name, tmp_path / "files" if files else None).user_train
     more = SMALL.get(name, ["--widths", "8", *([] if users is not None else ["--num-clients", "2"])])
     cohort = ["--clients-per-round", "2", "--num-rounds", "2", "--evaluate-every", "2", "--mapping", "scan"]
-    given = ["--dataset", name, *files, *more, *cohort, "--batch-size", "8"]
+    given = ["--dataset", name, *files, *more, *cohort, "--batch-size", "0", "--local-steps", "1"]
     ended = run("train", *given, "--output", "out")
     assert ended.code == 0, ended.err
     assert (folder / "out" / "metrics.csv").exists() and f"fed_avg on {name}, round 2" in ended.out
@@ -112,6 +112,7 @@ def test_a_file_of_ones_own(run: Callable, folder: Path) -> None:
     x, y = np.random.default_rng(0).standard_normal((24, 3)), np.arange(24) % 3
     np.savez(folder / "mine.npz", x=x, y=y, users=np.repeat(["a", "b", "c"], 8))
     given = "--dataset mine.npz --widths 8 --num-rounds 2 --clients-per-round 2 --mapping scan"
+    given += " --batch-size 0 --local-steps 2"
     ended = run("train", *given.split(), "--output", "out")
     assert ended.code == 0, ended.err
     assert "fed_avg on mine.npz" in ended.out

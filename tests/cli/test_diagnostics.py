@@ -83,7 +83,7 @@ def _check_rows(folder: Path, kind: str) -> None:
 
 
 def test_several_seeds_of_a_network_whose_kernel_is_singular(run: Callable, folder: Path) -> None:
-    given = ["--activation", "erf", "--seeds", "0,5", "--output", "out"]
+    given = ["--activation", "erf", "--seeds", "0,5", "--batch-size", "0", "--local-steps", "2", "--output", "out"]
     narrow = ["1" if word == "8" else word for word in RUN]
     ended = run(*narrow, "--diagnostics", "kernel", "--diagnostics-examples", "200", *given)
     assert (ended.code, ended.err) == (0, ""), ended

@@ -100,7 +100,7 @@ def mine(folder: Path) -> Iterator[Path]:
 
 
 RUN = ["--num-train", "60", "--num-clients", "3", "--num-rounds", "2", "--evaluate-every", "2", "--local-steps", "2"]
-RUN += ["--mapping", "scan", "--num-test", "30"]
+RUN += ["--mapping", "scan", "--num-test", "30", "--batch-size", "0"]
 NETWORK = ["--model", "mine:network", "--units", "5"]
 
 
@@ -196,7 +196,8 @@ def test_what_is_refused(run: Callable, folder: Path, case: str) -> None:
 @pytest.mark.parametrize(("command", "draws"), nightly([("compare", "5"), ("predict", "2")], ["predict"]))
 def test_theory_follows_a_users_algorithm_and_network(run: Callable, folder: Path, command: str, draws: str) -> None:
     """An algorithm without a rule by the features of the kernel, a network without a kernel by its linearisation."""
-    options = [command, *RUN[:6], "--client-learning-rate", "0.1", "--output", "out"]
+    options = [command, *RUN[:6], "--batch-size", "0", "--local-steps", "2", "--client-learning-rate", "0.1"]
+    options += ["--output", "out", *(["--no-rates"] if command == "predict" else [])]
     widths = ["--widths", "8", "16", "32"] if command == "compare" else []
     ended = run(*options, "--algorithm", "mine:stubborn", "--draws", draws, *widths)
     assert ended.code == 0 and "the kernel's features" in ended.out and "it is stubborn; nearest is" in ended.out

@@ -32,6 +32,7 @@ RUNS = {
     + ["--client-learning-rate", "0.1"],
 }
 SEVERAL = [*DIGITS, "--algorithm", "fed_ensemble", "--num-models", "2", "--loss", "cross_entropy", "--seeds", "0,1"]
+SEVERAL += ["--batch-size", "0", "--local-steps", "5"]
 
 pytestmark = pytest.mark.usefixtures("kept_builds")
 
@@ -195,7 +196,19 @@ def test_what_is_refused(line: str, message: str) -> None:
 @pytest.mark.parametrize("name", nightly(["dp_fed_avg", "ntk_fl", "fed_be_no_distillation"], ["ntk_fl"]))
 def test_the_last_line_the_result_and_the_exit_code_agree(run: Callable, folder: Path, name: str) -> None:
     more = ["--ntk-unstable", "allow"] if name == "ntk_fl" else []
-    given = ["--algorithm", name, "--num-train", "40", "--num-clients", "4", "--num-rounds", "3", *more]
+    given = [
+        "--algorithm",
+        name,
+        "--num-train",
+        "40",
+        "--num-clients",
+        "4",
+        "--num-rounds",
+        "3",
+        "--widths",
+        "8",
+        *more,
+    ]
     ended = run("train", *given, "--client-learning-rate", "1e18", "--mapping", "scan", "--output", "out")
     result = json.loads((folder / "out" / "result.json").read_text())
     assert ended.code == result["exit_code"] == 1, ended

@@ -197,7 +197,7 @@ if __name__ == "__main__":
         checkpoint_files.locked = lambda *given: contextlib.nullcontext()
     folder.mkdir(parents=True, exist_ok=True)
     os.chdir(folder)
-    for line in LINES.values():
+    for line in (LINES[name] for name in names):
         commands.find(*line.split())  # imports what each process would
     alone = {name: folder / f"alone {i}" for i, name in enumerate(names)} if real else None
     for name, out in (alone or {}).items():
