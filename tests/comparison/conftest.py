@@ -26,11 +26,17 @@ def linear_result(linear_setting: Setting) -> Comparison:
 
 @pytest.fixture(scope="package")
 def network_result() -> Comparison:
-    """With NTK-FL of the widest networks only; by night ``digits_result`` has it of all."""
+    """With NTK-FL of the widest networks only, and the distances not in parts: ``whole_result`` has both."""
     evolutions = side_by_side._evolutions
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(side_by_side, "_evolutions", lambda *given: evolutions(*given)[-1:])
+        patch.setattr(side_by_side, "watched_draws", lambda setting: 0)
         return run(network())
+
+
+@pytest.fixture(scope="package")
+def whole_result() -> Comparison:
+    return run(network())
 
 
 @pytest.fixture(scope="package")

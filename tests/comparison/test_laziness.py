@@ -267,12 +267,12 @@ def test_a_model_without_forward_derivatives_is_refused() -> None:
 
 
 @pytest.mark.slow
-def test_networks_of_a_comparison(network_result: Comparison, linear_result: Comparison) -> None:
+def test_networks_of_a_comparison(whole_result: Comparison, linear_result: Comparison) -> None:
     """The parts are those of the first draw's networks, their trained linearisations, and the flow beside them."""
     assert linear_result.laziness == ()
-    found, setting = network_result.laziness, network_result.setting
+    found, setting = whole_result.laziness, whole_result.setting
     assert [lazy.width for lazy in found] == list(setting.size.widths)
-    for lazy, seen, gap in zip(found, network_result.simulated, network_result.gaps, strict=True):
+    for lazy, seen, gap in zip(found, whole_result.simulated, whole_result.gaps, strict=True):
         curves = lazy.curves()
         assert tuple(curves) == METRICS and all(v.shape == (4, 2, 1) for v in curves.values())
         line = np.split(by_training(setting, seen.width), [len(setting.problem.x_train)], axis=-2)

@@ -1,8 +1,9 @@
-"""The cases of ``fedtangent compare``, cut down to what runs in seconds."""
+"""The cases of ``fedtangent compare``, cut down to what runs in seconds: each one object, whose programs tests share."""
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 
 import jax.numpy as jnp
 import pytest
@@ -45,11 +46,13 @@ def cut(setting: Setting, examples: int, clients: int, points: int, size: Scale,
     return cases.standard_case(setting.name, setting.title, problem, algorithm, size, setting.seed, runs)
 
 
+@functools.cache
 def linear() -> Setting:
     """The radial basis functions, which follow the flow exactly."""
     return cut(whole(sine_linear), 30, 6, 30, Scale((100,), 5, 10, 5))
 
 
+@functools.cache
 def network() -> Setting:
     """A network of one output on 24 digits (is it a 0?), whose kernel is far from singular."""
     small = digits()
@@ -59,6 +62,7 @@ def network() -> Setting:
     return dataclasses.replace(small, problem=problem, algorithm=small.algorithm.on(model))
 
 
+@functools.cache
 def digits() -> Setting:
     """A network of ten outputs on 24 digits."""
     return cut(whole(whole_digits), 24, 4, 24, Scale((16, 32, 64), 5, 10, 4), exact_draws=5)
