@@ -1,4 +1,4 @@
-"""The cases of ``fedtangent compare``, cut down to what runs in seconds: each one object, whose programs tests share."""
+"""The cases of ``fedtangent compare``, cut down to seconds; each is one object, whose programs tests share."""
 
 from __future__ import annotations
 
