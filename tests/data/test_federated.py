@@ -161,7 +161,9 @@ def test_features_whose_differences_float32_rounds_away(x64):
     if x64:
         np.testing.assert_array_equal(federated_data(late, Y, PARTITION).x, late)
     else:
-        with pytest.raises(ValueError, match=r"x: got numbers from 1700000000 to 1700003600 at \[1\] of an example"):
+        with pytest.raises(
+            ValueError, match=r"x: got numbers from 1700000000 to 1700003600 at index \[1\] of the examples"
+        ):
             federated_data(late, Y, PARTITION)
         with pytest.raises(ValueError, match="y: got numbers from"):
             federated_data(X, seconds[:, None], PARTITION)

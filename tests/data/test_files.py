@@ -137,7 +137,7 @@ def test_arrays_are_read_as_they_were_written(tmp_path: Path) -> None:
             assert (told[name].shape, told[name].dtype) == (array.shape, array.dtype)
             assert found[name].dtype.isnative and found[name].dtype == array.dtype.newbyteorder("=")
             np.testing.assert_array_equal(files.array_of(npy(array)), array)
-    with pytest.raises(ValueError, match="the file is damaged: it has 236 bytes"):
+    with pytest.raises(ValueError, match="the file is damaged: it has 239 bytes"):
         files.array_of(npy(X)[:-1])
 
 
