@@ -24,7 +24,6 @@ from fedtangent._src.output.files import Ended
 from .asking import prepared
 
 TINY = "train --num-clients 4 --num-train 120 --widths 6 --num-rounds 1 --client-learning-rate 0.1"
-TINY += " --batch-size 0 --local-steps 2"
 
 
 def job(folder: Path, *more: object, num_rounds: int = 1) -> Any:
