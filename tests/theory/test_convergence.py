@@ -254,7 +254,7 @@ def test_refuses(maker):
         "partition: got 40 for client 0, must be from 0 to 39": {
             "partition": Partition(np.arange(1, 41), np.array([0, 40]))
         },
-        "cohorts: got shapes": {"cohorts": Cohort(run.client, run.model, run.weight[:1])},
+        "cohorts: got client, model and weight of shapes": {"cohorts": Cohort(run.client, run.model, run.weight[:1])},
     }
     for message, change in bad.items():
         with pytest.raises(ValueError, match=message):
