@@ -31,6 +31,7 @@ def plain_quantile(scores: list[list[float]], alpha: float, weights: list[float]
     return math.inf
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("alpha", [0.05, 0.1, 0.25, 0.5, 0.9])
 @pytest.mark.parametrize("weights", [None, [1.0, 0.0, 3.0, 0.5], [0.0, 0.0, 1.0, 0.0], [1.0, 1.0, 1.0, 1.0]])
 def test_the_quantile_is_that_of_a_plain_loop(alpha: float, weights: list[float] | None) -> None:
@@ -206,6 +207,7 @@ def test_the_guides_sets_keep_their_promise_and_the_ensembles_own_intervals_do_n
 
 
 def test_the_guides_sets_of_digits_keep_their_promise() -> None:
+    """By day the guide's other sets keep theirs, in the test above."""
     names = run("own sets")
     found = names["conformal"].coverage(names["prediction"], names["digits"].y_train, names["test"]).overall
     assert found.high > 0.9 and 1 < names["size"] < 5
