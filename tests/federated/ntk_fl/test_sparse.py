@@ -89,8 +89,12 @@ def errors(found: dict[str, Any], params: Any, sparse: np.ndarray) -> dict[str, 
 
 
 @pytest.mark.parametrize("structured", [True, False], ids=["structured", "any model"])
-@pytest.mark.parametrize(("name", "sparsity"), [("two layers", 0.9), ("three layers without biases", 0.85)])
+@pytest.mark.parametrize(
+    ("name", "sparsity"),
+    nightly([("two layers", 0.9), ("three layers without biases", 0.85)], ["three layers without biases"]),
+)
 def test_kernel_and_update_are_those_of_the_sorted_jacobian(name: str, sparsity: float, structured: bool) -> None:
+    """By day of the deeper network."""
     model = network(name, structured)
     params = parameters(model)
     jacobian = whole_jacobian(model, params)
