@@ -113,7 +113,7 @@ def test_features_are_the_inputs_of_the_trained_networks_last_layer(monkeypatch:
     """By day from drawn weights, biases too; that they are trained is held with the features of a run, by night."""
     loaded = data.load("digits", num_train=60, num_test=20)
     whole = pretrained._network(loaded.x_train.shape[1:], 10, 16)
-    params = parameters(whole, scale=0.3, shift=0.1)
+    params = jax.tree.map(np.asarray, parameters(whole, scale=0.3, shift=0.1))
     model, cut = pretrained.beheaded(params, loaded.x_train.shape[1:], 16)
     values = pretrained._features(model, cut, "", loaded.x_test).values
     outputs = values @ params["Dense_0"]["kernel"] + params["Dense_0"]["bias"]
