@@ -31,7 +31,6 @@ def plain_quantile(scores: list[list[float]], alpha: float, weights: list[float]
     return math.inf
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("alpha", [0.05, 0.1, 0.25, 0.5, 0.9])
 @pytest.mark.parametrize("weights", [None, [1.0, 0.0, 3.0, 0.5], [0.0, 0.0, 1.0, 0.0], [1.0, 1.0, 1.0, 1.0]])
 def test_the_quantile_is_that_of_a_plain_loop(alpha: float, weights: list[float] | None) -> None:
@@ -206,6 +205,7 @@ def test_the_guides_sets_keep_their_promise_and_the_ensembles_own_intervals_do_n
     assert names["conformal"].quantile.uplink_bytes == 8 * 243
 
 
+@pytest.mark.slow
 def test_the_guides_sets_of_digits_keep_their_promise() -> None:
     """By day the guide's other sets keep theirs, in the test above."""
     names = run("own sets")
