@@ -60,7 +60,6 @@ def outputs_of(layers: list) -> np.ndarray:
     return h
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "widths", [*(pytest.param(both, marks=pytest.mark.slow) for both in ((32, 32), (64, 64))), (24, 40), (16,)]
 )
@@ -275,6 +274,7 @@ def test_theory_of_infinite_width_refuses_it_and_the_linearisation_follows_it():
     np.testing.assert_array_equal(linear.kernel(X).ntk, mlp(4, 3, (), dtype=jnp.float64).kernel(X).ntk)
 
 
+@pytest.mark.slow
 def test_the_example_of_the_page_trains_a_wide_network_at_the_rate_of_a_narrow_one() -> None:
     """By day the steps are held to those of the table above."""
     names = run("narrow.at_width(")
