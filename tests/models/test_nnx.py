@@ -43,7 +43,6 @@ def weights_of(module: nnx.Module) -> Any:
     return nnx.to_pure_dict(nnx.state(module, nnx.Param))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("made", [Convolution, lambda rngs: Convolution(rngs=rngs)], ids=["class", "function"])
 def test_a_model_has_the_functions_of_its_module(made: Any) -> None:
     model, module = from_flax(made, X[:1], 2), Convolution(rngs=nnx.Rngs(jax.random.key(3)))
@@ -116,6 +115,7 @@ def test_another_number_of_outputs_is_refused() -> None:
         from_flax(Convolution, X[:1], 3)
 
 
+@pytest.mark.slow
 def test_the_example_of_the_documentation() -> None:
     """A recipe of the user's own trains an nnx network from given weights, in ten lines.
 
