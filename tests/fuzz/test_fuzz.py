@@ -28,7 +28,7 @@ def case() -> ModuleType:
 
 
 def test_a_slice() -> None:
-    numbers = ["--lines", "2", "--calls", "2", "--numbers", "1"]
+    numbers = ["--lines", "3", "--calls", "3", "--numbers", "2"]
     command = [sys.executable, HERE, *numbers, "--processes", "1", "--seed", "2"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0 and "cases: {'well': " in done.stdout, done.stdout + done.stderr
