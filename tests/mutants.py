@@ -10,6 +10,7 @@ from __future__ import annotations
 import ast
 import builtins
 import copy
+import functools
 import re
 import tomllib
 from collections.abc import Callable, Iterator
@@ -388,18 +389,25 @@ def mutated(fault: Fault, root: Path = ROOT) -> str:
     if not (root / fault.path).is_file():
         raise ValueError(f"{fault}: there is no file {path}{elsewhere(name, root)}")
     source = (root / fault.path).read_text()
-    tree = ast.parse(source)
-    function = dict(definitions(tree)).get(name)
+    defined, known = read(source)
+    function = defined.get(name)
     if function is None:
         raise ValueError(f"{fault}: {path} has no {name}{elsewhere(name, root)}")
     applicable = edits(fault, function)
-    chosen = [edit for edit in applicable if fault.at in ast.unparse(edit.node)]
+    chosen = [edit for edit in applicable if not fault.at or fault.at in ast.unparse(edit.node)]
     if len(chosen) < fault.nth:
         raise ValueError(f"{fault}: the operator applies to {len(applicable)} places, {len(chosen)} of them with `at`")
     edit = chosen[fault.nth - 1]
-    if strangers := names_of(edit.replacement) - names_of(tree) - set(dir(builtins)):
+    if strangers := names_of(edit.replacement) - known - set(dir(builtins)):
         raise ValueError(f"{fault}: {path} does not know {', '.join(sorted(strangers))}")
     return spliced(source, edit)
+
+
+@functools.lru_cache(2)
+def read(source: str) -> tuple[dict[str, ast.AST], set[str]]:
+    """The definitions of a text and the names in it, read once for all faults of a file: no operator changes a node."""
+    tree = ast.parse(source)
+    return dict(definitions(tree)), names_of(tree)
 
 
 def names_of(tree: ast.AST) -> set[str]:

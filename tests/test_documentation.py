@@ -84,7 +84,9 @@ def test_every_example_is_run_by_a_test() -> None:
         assert f'"{mark}"' in (ROOT / "tests" / place).read_text(), place
 
 
+@pytest.mark.slow
 def test_a_simulation_beside_its_flow_is_as_far_from_it_as_the_page_says() -> None:
+    """By day simulations are held to their flow by ``comparison/test_side_by_side.py``."""
     stated = float(re.findall(r"^error = .*# ([0-9.]+)", example("flow.predict(initial"), re.MULTILINE)[0])
     names = run("flow.predict(initial")
     # Networks drawn and trained anew on another platform differ by rounding only, not in the third decimal.
@@ -98,7 +100,9 @@ def test_an_image_is_read_from_sparse_jacobians() -> None:
     assert run("read_first_layer")["similarity"] > 0.99
 
 
+@pytest.mark.slow
 def test_the_best_rates_are_inside_and_the_correction_helps() -> None:
+    """By day the search is held by ``theory/test_tuning.py``."""
     names = run("best_learning_rate")
     assert not names["plain"].at_edge and names["corrected"].loss < names["plain"].loss
 

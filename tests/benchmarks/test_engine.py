@@ -227,7 +227,8 @@ def test_the_table_fits_the_screen(bench, width: int):
 @pytest.mark.parametrize(
     ("model", "mapping", "precision"),
     [
-        *(("logistic", "scan", "float32"), ("mlp", "python loop", "float32"), ("mlp", "auto", "float32")),
+        *(("logistic", "scan", "float32"), ("mlp", "python loop", "float32")),
+        pytest.param("mlp", "auto", "float32", marks=pytest.mark.slow),  # as engine/test_auto.py
         ("logistic", "chunked:2", "bfloat16"),
         pytest.param("lstm", "vmap", "bfloat16", marks=pytest.mark.slow),
         pytest.param("cnn", "chunked:2", "bfloat16", marks=pytest.mark.slow),
@@ -254,8 +255,12 @@ def test_a_transformer_reads_its_tokens_in_order(bench):
     assert not np.allclose(apply(params, x), apply(params, np.roll(x, 1, axis=1)), atol=1e-4)
 
 
-def test_the_command_writes_its_rows_and_holds_no_device(bench, tmp_path: Path):
-    """Four host devices and a stand-in for the peak; a case that fails keeps its error and makes the status 1."""
+@pytest.mark.parametrize("precise", [(), pytest.param(("float32", "float64"), marks=pytest.mark.slow)])
+def test_the_command_writes_its_rows_and_holds_no_device(bench, precise: tuple[str, ...], tmp_path: Path):
+    """Four host devices and a stand-in for the peak; a case that fails keeps its error and makes the status 1.
+
+    By day without the two processes of one precision each, whose distance the test below holds.
+    """
     code = f"""
 import os, sys
 sys.path.insert(0, {str(HERE)!r})
@@ -264,7 +269,7 @@ import engine
 from machine.cases import Case
 cnn = Case("devices", "mlp", "sharded:scan", devices=4)
 engine.cases = lambda *a: [cnn, Case("models", "mlp", "sideways"), *(
-    Case("precision", "ntk round", "chebyshev", p) for p in ("float32", "float64"))]
+    Case("precision", "ntk round", "chebyshev", p) for p in {precise})]
 status = engine.main(sys.argv[1:])
 assert not {{"jax", "jaxlib", "fedtangent"}} & set(sys.modules), "the parent holds JAX"
 sys.exit(status)
@@ -275,15 +280,18 @@ sys.exit(status)
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 1, done.stderr
     found = json.loads((tmp_path / "out" / "engine.json").read_text())
-    sharded, failed, single, double = found["rows"]
+    sharded, failed, *beside = found["rows"]
     assert sharded["devices used"] == 4 and sharded["device kind"] == "cpu"
     assert sharded["share of peak"] == pytest.approx(sharded["flop/s"] / 4e13)
     assert sharded["share of data sheet"] == pytest.approx(sharded["flop/s"] / 66.9e12)
     assert "mapping: got 'sideways'" in failed["error"] and "steps/s" not in failed
-    assert 0 < single["distance"] == double["float32's error"] < 0.01
+    assert len(beside) == len(precise)
+    if precise:
+        single, double = beside
+        assert 0 < single["distance"] == double["float32's error"] < 0.01
     assert {row["precision"] for row in found["measured peaks"]} == set(bench.peaks.PRECISIONS)
     assert found["versions"] and found["method"] == "a stand-in" and not list((tmp_path / "out").glob(".*"))
-    assert "1 of 4" in done.stderr and "failed" in done.stdout and "another device" in done.stdout
+    assert f"1 of {2 + len(precise)}" in done.stderr and "failed" in done.stdout and "another device" in done.stdout
     assert "Other work ran" in done.stdout and "Other work" not in bench.engine.legend(host | {"load": 0.1}, [])
 
 
@@ -302,6 +310,16 @@ def test_what_is_measured_is_kept_when_it_is_stopped(bench, monkeypatch, tmp_pat
     status = bench.engine.main(["--peaks", str(tmp_path / "peaks.json"), "--output", str(tmp_path)])
     assert status == 130
     assert len(json.loads((tmp_path / "engine.json").read_text())["rows"]) == 2
+
+
+def test_the_second_precision_is_compared_to_what_the_first_left(bench, monkeypatch, tmp_path: Path):
+    """In the folder that the processes share; a stand-in for the round."""
+    ends = {"float32": np.array([3.0, 4.5]), "float64": np.array([3.0, 4.0])}
+    monkeypatch.setattr(bench.child, "ntk_round", lambda case: ({"steps/s": 1.0}, ends[case.precision]))
+    single, double = (
+        bench.child.beside_double(bench.cases.Case("precision", "ntk round", "chebyshev", p), tmp_path) for p in ends
+    )
+    assert single == {"steps/s": 1.0} and double == {"steps/s": 1.0, "float32's error": 0.1}
 
 
 def test_float32_is_apart_from_float64_only_where_both_were_measured(bench):

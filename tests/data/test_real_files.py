@@ -20,8 +20,9 @@ ALPHAS, DRAWS, NUM_CLIENTS, CLIENT_SIZE = (0.1, 0.2, 0.3, 0.4, 0.5), 5, 300, 196
 REAL = Path(os.environ["FEDTANGENT_DATA"]).resolve(strict=True) if os.environ.get("FEDTANGENT_DATA") else None
 
 
-@pytest.fixture(params=["tiny", *(["real"] if REAL else [])])
+@pytest.fixture(params=["tiny", *([pytest.param("real", marks=pytest.mark.slow)] if REAL else [])])
 def folder(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The real ones, which are large, are read by night; by day the tiny ones are held to the same."""
     if request.param == "real" and REAL is not None:
         return REAL
     for name in NAMES:

@@ -82,6 +82,8 @@ def test_the_value_is_that_of_a_run() -> None:
     run = simulate(algorithm, tiny_runs.data(), num_rounds=ROUNDS, seed=SEED)
     value = float(tiny_runs.validation_loss(algorithm, run.state))
     assert [float(f.value) for f in (found(), found("none", last=1))] == pytest.approx([value] * 2, rel=1e-12)
+    by_stretches = final_objective(build, tiny_runs.data(), ROUNDS, SEED, tiny_runs.validation_loss, remat="sqrt")
+    assert float(jax.jit(by_stretches)(VALUES)) == pytest.approx(value, rel=1e-12)
 
 
 @pytest.mark.parametrize("name", VALUES)
@@ -98,9 +100,11 @@ def test_central_differences_close_in_with_the_square_of_the_step(name: str) -> 
 
 @pytest.mark.parametrize(
     ("remat", "mapping", "last"),
-    [("sqrt", "vmap", ROUNDS), pytest.param("none", "scan", None, marks=pytest.mark.slow)],
+    [("sqrt", "vmap", ROUNDS), ("none", "scan", None)],
 )
+@pytest.mark.slow
 def test_neither_what_is_kept_nor_the_mapping_changes_it(remat: str, mapping: str, last: int | None) -> None:
+    """By day all ways of keeping have the same value, above, and one has the derivative of central differences."""
     other = found(remat, mapping, last)
     for name in VALUES:
         assert float(other.gradient[name]) == pytest.approx(float(found().gradient[name]), rel=1e-10)

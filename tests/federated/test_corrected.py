@@ -423,7 +423,7 @@ def test_linear_optimisers_pass_also_in_float32_and_while_tracing() -> None:
         ("fed_nova", {"client_learning_rate": 0.0}, "client_learning_rate: got 0.0"),
         ("modified_local_gd", {"first_index": -1}, "first_index: got -1, must be a whole number from 0 to"),
         ("modified_local_gd", {"first_index": 0.5}, "first_index: got 0.5"),
-        ("modified_local_gd", {"alpha": lambda k: jnp.float32(1.5)}, "anchoring: got 1.5 at index 0"),
+        ("modified_local_gd", {"alpha": lambda k: jnp.float32(1.5)}, r"anchoring: got alpha\(0\) = 1.5, must be"),
         ("modified_local_gd", {"work": Work()}, "exactly one of steps and epochs"),
         ("scaffold", {"weighting": "size"}, "weighting: got 'size'"),
     ],

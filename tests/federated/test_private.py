@@ -111,10 +111,14 @@ def test_equals_the_loop(name: str) -> None:
 
 @pytest.mark.parametrize(
     ("name", "fault"),
-    [(n, f) for n in SCHEDULES for f in ("unclipped", "no noise", "noise of the sum", "each leaf")]
-    + [("dropout", "those who came")],
+    nightly(
+        [(n, f) for n in SCHEDULES for f in ("unclipped", "no noise", "noise of the sum", "each leaf")]
+        + [("dropout", "those who came")],
+        ["poisson"],
+    ),
 )
 def test_a_loop_with_one_thing_wrong_differs(name: str, fault: str) -> None:
+    """By day of the schedule whose run is also compared to the right loop by day."""
     assert distance(simulated(name)[1], replayed(name, fault)) > VISIBLE
 
 

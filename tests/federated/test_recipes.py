@@ -167,9 +167,10 @@ def wrongly_assigned(cohort: Cohort, case: Case) -> Cohort:
     return cohort._replace(weight=dropped)
 
 
-@pytest.mark.parametrize(
-    "name", nightly(CASES, ["ensemble_of_one", "permutations_minibatches", "strata_partial_minibatches_uniform"])
-)
+DAILY = ("ensemble_of_one", "permutations_minibatches", "strata_partial_minibatches_uniform")
+
+
+@pytest.mark.parametrize("name", nightly(CASES, DAILY))
 def test_equals_the_loop(name: str) -> None:
     start, end = simulated(name)
     assert distance(start, end) > 1e-2  # something was learnt
@@ -177,8 +178,9 @@ def test_equals_the_loop(name: str) -> None:
 
 
 @pytest.mark.parametrize("fault", ["weights", "steps", "assignment", "server_rate"])
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", nightly(CASES, DAILY))
 def test_loop_with_one_thing_wrong_differs(name: str, fault: str) -> None:
+    """By day of the runs that are also compared to the right loop by day."""
     assert distance(simulated(name)[1], replayed(name, fault)) > VISIBLE
 
 

@@ -18,6 +18,7 @@ from fedtangent._src.federated.local import Work
 from fedtangent._src.federated.schedule import per_client_permutations, uniform_sampling
 from fedtangent._src.types import Partition
 
+from ..nightly import nightly
 from . import reference
 from .reference_corrected import Clients, Selections, plus, zeros
 from .replay import MODEL, SEED, TOLERANCE, VISIBLE, batches
@@ -114,8 +115,9 @@ CASES = {
 ROUNDS = 6
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", nightly(CASES, ["fed_async", "fed_buff_ensemble"]))
 def test_a_run_is_the_loop_of_the_paper(name: str) -> None:
+    """By day without a buffer, and with one of an ensemble."""
     case, data = CASES[name], uneven_data()
     averaging = ft.Averaging(server_learning_rate=0.6)
     options = {"client_learning_rate": 0.2, "work": case.work, "staleness": case.staleness, "averaging": averaging}

@@ -62,7 +62,7 @@ def test_the_tangent_kernel_of_the_model_is_the_kernel(outputs: str) -> None:
         model, x = features.model, np.concatenate([features.train, features.test])
         start = model.init(jax.random.key(0))
         assert not np.any(np.asarray(model.apply(start, x)))
-        jacobian = jax.jacobian(lambda w: model.apply(w, x))(start).reshape((N + M) * C, -1)  # noqa: B023
+        jacobian = jax.jit(jax.jacobian(lambda w: model.apply(w, x)))(start).reshape((N + M) * C, -1)  # noqa: B023
         expected = np.kron(theta, np.eye(C)) if outputs == "shared" else theta
         np.testing.assert_allclose(jacobian @ jacobian.T, expected, rtol=1e-11, atol=1e-11)
         assert np.max(np.abs(jacobian @ jacobian.T - 1.01 * expected)) > 1e-3

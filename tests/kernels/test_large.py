@@ -98,8 +98,9 @@ RULES: dict[str, dict[str, Any]] = {
 CASES = [f"{name} {loss}" for name in RULES for loss in ("squared_error", "cross_entropy")]
 
 
-@pytest.mark.parametrize("case", nightly(CASES, ["fed_avg squared_error", "scaffold cross_entropy"]))
+@pytest.mark.parametrize("case", nightly(CASES, ["scaffold cross_entropy"]))
 def test_a_flow_is_that_of_float64(points: Any, blocks: KernelBlocks, case: str) -> None:
+    """By day of the longest rule and loss; FedAvg's squared error is that of the reading few rows at a time, below."""
     (name, loss), given, y, rounds = case.split(), starts(3), points[2], [0, 2, ROUNDS, 2]
     found = flow_of(built(points), y, loss=loss, **RULES[name]).runs(*given, rounds)
     right = flow_of(blocks, y, loss=loss, **RULES[name])

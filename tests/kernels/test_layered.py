@@ -241,15 +241,22 @@ def wide(width):
     "layer",
     [
         lambda x: Dense(4, dtype=jnp.bfloat16)(x).astype(x.dtype),
-        lambda x: Dense(4, dot_general=lambda *a, **k: 2 * jax.lax.dot_general(*a, **k))(x),
         lambda x: Conv(4, (2,), feature_group_count=2)(x),
-        lambda x: Conv(4, (2,), padding="CIRCULAR")(x),
-        lambda x: Conv(4, (2,), padding=1, input_dilation=2)(x),
-        lambda x: Conv(4, (2,), mask=jnp.ones((2, 4, 4)))(x),
         lambda x: Dense(4)(inputs=x),
+        *(
+            pytest.param(other, marks=pytest.mark.slow)
+            for other in (
+                lambda x: Dense(4, dot_general=lambda *a, **k: 2 * jax.lax.dot_general(*a, **k))(x),
+                lambda x: Conv(4, (2,), padding="CIRCULAR")(x),
+                lambda x: Conv(4, (2,), padding=1, input_dilation=2)(x),
+                lambda x: Conv(4, (2,), mask=jnp.ones((2, 4, 4)))(x),
+            )
+        ),
     ],
 )
 def test_layers_of_another_kind_are_not_counted(layer):
+    """By day of two dense layers and a convolution."""
+
     class Network(nn.Module):
         @nn.compact
         def __call__(self, x):

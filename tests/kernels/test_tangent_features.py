@@ -130,8 +130,12 @@ def test_the_flow_follows_the_second_phase() -> None:
     assert np.max(np.abs(predicted(0.99 * RATE) / measured - 1)) > 1e-6  # control
 
 
+@pytest.mark.slow
 def test_the_example_of_the_guide() -> None:
-    """Labels become one-hot targets less 1 / C, and the flow follows every round of the second phase."""
+    """Labels become one-hot targets less 1 / C, and the flow follows every round of the second phase.
+
+    By day the flow follows the second phase in the test above.
+    """
     names = run("ft.kernels.tangent_features(")
     measured, predicted = names["second"].history.curves(), names["theory"].given
     np.testing.assert_allclose(predicted.mean("test", "mse"), measured["test.mse"], rtol=1e-9)

@@ -60,9 +60,14 @@ def outputs_of(layers: list) -> np.ndarray:
     return h
 
 
-@pytest.mark.parametrize("widths", [(32, 32), (64, 64), (24, 40), (16,)])
+@pytest.mark.parametrize(
+    "widths", [*(pytest.param(both, marks=pytest.mark.slow) for both in ((32, 32), (64, 64))), (24, 40), (16,)]
+)
 def test_steps_of_sgd_are_those_of_the_papers_table(widths):
-    """Table 3 has no factors and a rate for each layer; ``mlp`` has factors (table 9) and one rate."""
+    """Table 3 has no factors and a rate for each layer; ``mlp`` has factors (table 9) and one rate.
+
+    By day of two layers of other widths and of one layer.
+    """
     model = mlp(4, 3, widths, "relu", "maximal_update", w_std=W_STD, b_std=B_STD, dtype=jnp.float64)
     params, sizes = model.init(jax.random.key(1)), [4, *widths, 3]
     factors = model.structure.layers
@@ -269,7 +274,9 @@ def test_theory_of_infinite_width_refuses_it_and_the_linearisation_follows_it():
     np.testing.assert_array_equal(linear.kernel(X).ntk, mlp(4, 3, (), dtype=jnp.float64).kernel(X).ntk)
 
 
+@pytest.mark.slow
 def test_the_example_of_the_page_trains_a_wide_network_at_the_rate_of_a_narrow_one() -> None:
+    """By day the steps are held to those of the table above."""
     names = run("narrow.at_width(")
     first, last = (row.metrics["test"] for row in names["run"].history.evaluations)
     assert names["model"].name == "mlp(64-256-256-10, relu, maximal_update)"

@@ -167,9 +167,12 @@ class OfTokens(nn.Module):
         return nn.Dense(2)(jnp.tanh(h).reshape(len(x), -1))
 
 
-@pytest.mark.parametrize("reads", nightly(["embedding", "one hot", "table", "clipped"], ["embedding", "clipped"]))
+@pytest.mark.parametrize("reads", nightly(["embedding", "one hot", "table", "clipped"], ["embedding"]))
 def test_a_network_of_unknown_vocabulary_that_lacks_a_token_of_the_data_is_refused(reads: str) -> None:
-    """JAX reads beyond a table without an error. Tokens below 80 are read; 80 is the first that is not."""
+    """JAX reads beyond a table without an error. Tokens below 80 are read; 80 is the first that is not.
+
+    By day of one network, whose output is then NaN.
+    """
     model = ft.models.from_flax(OfTokens(reads), jax.ShapeDtypeStruct((1, 5), jnp.int32), 2)
     x, y, clients = np.zeros((6, 5), np.int32), np.arange(6) % 2, np.arange(6) % 3
     recipe = ft.fed_avg(model, ft.schedules.all_clients(3), 0.1, loss="cross_entropy")

@@ -191,9 +191,12 @@ def test_the_published_network_has_the_published_number_of_parameters() -> None:
     assert 0 < 102_469_840 - 4 * numbers < 40_000  # the published file: the rest is its header
 
 
-@pytest.mark.parametrize("shape", [(20, 31), (32, 32), (60, 41)])
+@pytest.mark.parametrize("shape", [(20, 31), pytest.param((32, 32), marks=pytest.mark.slow), (60, 41)])
 def test_images_of_any_shape_are_resized_as_pillow_does(path: Path, shape: tuple[int, int]) -> None:
-    """What the weights were trained with, but for its rounding: smooth where images become smaller."""
+    """What the weights were trained with, but for its rounding: smooth where images become smaller.
+
+    By day of images that all become larger, and of ones that become smaller.
+    """
     images = RNG.random((2, *shape, 3)).astype(np.float32)
     found = resnet50_features(images, path, DIGEST, 40).values
     assert error(found, reference(images * 255.0, 40, resize="pillow")) < TOLERANCE
