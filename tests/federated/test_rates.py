@@ -204,12 +204,9 @@ STILL: dict[str, Any] = {  # recipe and its arguments from a schedule of the rat
 }
 
 
-@pytest.mark.parametrize("name", nightly(STILL, ["fed_nova, mu and momentum"]))
+@pytest.mark.parametrize("name", nightly(STILL, ["fed_dyn", "fed_nova, mu and momentum"]))
 def test_a_round_of_rate_0_changes_no_bit_of_a_model(name: str) -> None:
-    """Three clients of other sizes, minibatches; the last three rounds of seven, and the first of a warm-up.
-
-    By day of one algorithm, whose clients divide by what their rates add up to.
-    """
+    """Three clients of other sizes, minibatches; the last three rounds of seven, and the first of a warm-up."""
     data = uneven_data(sizes=(3, 5, 4))
     for rate in (FALLING, RISING):
         recipe, arguments = STILL[name](rate)
