@@ -94,7 +94,7 @@ def test_a_changed_file_is_refused_before_any_work(
     capsys.readouterr()
     assert run([*line, "--output", "second"]) == 2
     said = capsys.readouterr().err
-    assert "which is not as it was written" in said and said.count("\n") == 1
+    assert "was changed since it was written" in said and said.count("\n") == 1
     assert not Path("second").exists() and Path("first/metrics.csv").exists()
 
 
