@@ -444,7 +444,7 @@ def test_bad_options(tmp_path: Path, options: dict[str, Any], message: str) -> N
 
 
 def test_a_metric_that_a_checkpoint_cannot_hold(tmp_path: Path) -> None:
-    for metric, kind in ((object(), "object"), (np.array([object()]), "array of object"), ({1: 2}, "dict")):
+    for metric, kind in ((object(), "object"), (np.array([object()]), "array of dtype object"), ({1: 2}, "dict")):
         with pytest.raises(ValueError, match=rf"metrics of round 0\['a'\]: a checkpoint cannot hold an? {kind}"):
             stateful.run(1, measure=lambda _, state, m=metric: {"a": m}, checkpoints=at(tmp_path, resume=False))
 

@@ -92,7 +92,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"partition": "shards", "shards_per_client": 1000}, "shards_per_client: got 4000 shards"),
     ({"partition": "classes", "classes_per_client": 11}, "classes_per_client: got 11, must be .*1 to 10"),
     ({"partition": "by_user"}, "partition: got .by_user., must be another: the data set digits has no users"),
-    ({"dataset": "sine", "partition": "dirichlet", "num_train": None}, "partition: .* sine has none"),
+    ({"dataset": "sine", "partition": "dirichlet", "num_train": None}, "partition: .* sine has no class labels"),
     ({"num_clients": 0}, "num_clients: got 0"),
     ({"num_clients": 5000}, "num_clients: got 5000"),
     ({"min_client_size": 1000}, "min_client_size: got 1000"),

@@ -92,5 +92,7 @@ def test_what_is_refused(case: str) -> None:
 def test_as_many_outputs_at_every_width() -> None:
     stax = ft.kernels.stax()
     model = from_stax(lambda width: stax.serial(stax.Dense(4), stax.Relu(), stax.Dense(width)), 3, 2)
-    with pytest.raises(ValueError, match="with 2 outputs at width 2 and 5 at 5, must have the same number at every width"):
+    with pytest.raises(
+        ValueError, match="with 2 outputs at width 2 and 5 at 5, must have the same number at every width"
+    ):
         model.at_width(5)

@@ -174,7 +174,11 @@ def test_runs_are_found_below_a_folder(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     assert report.runs_below(tmp_path) == [paths[0], paths[1], paths[3]]
     assert report.runs_below(paths[1]) == [paths[1]]
-    for name, says in (("none", "must be a folder"), ("empty", "must be the folder of a run"), ("report", "have some")):
+    for name, says in (
+        ("none", "must be a folder"),
+        ("empty", "must be the folder of a run"),
+        ("report", "have folders of runs"),
+    ):
         with pytest.raises(ValueError, match=f"runs: got .*{name}, .*{says}"):
             report.runs_below(tmp_path / name)
 
