@@ -197,6 +197,6 @@ def _sharing_clients(data: FederatedData, shared: np.ndarray, per_client: int) -
     if short.size:
         raise ValueError(
             f"data: client {short[0]} holds {holds[short[0]]} of the shared examples, must hold {per_client} "
-            f"({short.size} clients hold fewer): give every client all its shared examples"
+            f"({short.size} clients hold fewer): make the partition by partition.with_shared"
         )
     return int(np.sum(sizes > 0))
