@@ -215,7 +215,7 @@ BAD = {
     "channels": (X, W[:, :, :3], {}, "feature groups"),
     "groups": (X, W, {"feature_group_count": 3}, "3 feature groups"),
     "padding": (X, W, {"lhs_dilation": (2, 1)}, "padding: got 'SAME'"),
-    "axes": (X[0, 0], W[0, 0], {}, "must have 3 to 5 axes"),
+    "axes": (X[0, 0], W[0, 0], {}, "must have the same number of axes"),
 }
 
 

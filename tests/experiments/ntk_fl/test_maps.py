@@ -66,7 +66,7 @@ def test_bad_maps_are_refused(folder: Path, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="map: got 9 for client 1, must be from 0 to 8"):
         maps.authors_map(few, "a0.1_0", folder)
     with pytest.raises(
-        ValueError, match="partition: got 'given' for digits, must be another: the authors' maps are of fashion_mnist"
+        ValueError, match="partition: got 'given' for digits, must be another: there are maps of fashion_mnist"
     ):
         study_of("ntk_fl.fig4c", ("partition=given", "map=a0.5_0"))
     with pytest.raises(ValueError, match=r"map: got .*, must be left out without partition=given"):

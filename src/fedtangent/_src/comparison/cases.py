@@ -99,7 +99,13 @@ def standard_case(
 
 
 def sine_linear(data_dir: DataDir, scale: str, seed: int) -> Setting:
-    """Builds the sine toy of the paper FE-2024: 50 clients of 1 to 3 points, and 100 radial basis functions."""
+    """Builds the sine toy of the paper FE-2024: 50 clients of 1 to 3 points, and 100 radial basis functions.
+
+    Args:
+        data_dir: Unused: the data are computed.
+        scale: One of ``SCALES``, which decides the numbers of draws and rounds.
+        seed: Seed of data, initialisations and schedule.
+    """
     sizes = {"smoke": _size((100,), 16, 100), "default": _size((100,), 16, 200), "paper": _size((100,), 100, 2000)}
     model = rbf_linear(num_features=100, bandwidth=0.08, sigma=1.0, seed=seed, dtype=jnp.float64)
     title = "Sine toy (FE-2024, section V-A), 1 to 3 points a client: 100 radial basis functions, linear in the weights"

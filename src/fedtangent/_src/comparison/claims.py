@@ -88,7 +88,12 @@ def claimed_verdicts(
 
 
 def check_width(width: int, widths: Iterable[int]) -> None:
-    """Raises ``ValueError`` if ``width``, for which a claim has a tolerance, is not among the networks' ``widths``."""
+    """Raises ``ValueError`` if a claim has a tolerance for a width that no network has.
+
+    Args:
+        width: The width in the claim.
+        widths: Widths of the networks.
+    """
     if width not in (allowed := list(widths)):
         raise ValueError(f"within: got width {width}, allowed are {', '.join(map(str, allowed))}")
 

@@ -307,7 +307,7 @@ def trained(explored: Explored, controls: Controls, report: Reported) -> Curves:
 
 
 def _num_strata(num_clients: int) -> int:
-    """Returns the largest number of equal groups (strata) of at least four clients each; 1 if there is none."""
+    """Returns the largest number of equal groups (strata) of at least four clients each, and at least 1."""
     return max(q for q in range(1, max(num_clients // 4, 1) + 1) if num_clients % q == 0)
 
 

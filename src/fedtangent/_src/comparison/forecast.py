@@ -698,7 +698,7 @@ def _polled_traffic(
 def _sent(plan: Plan, infos: dict[str, Any]) -> tuple[Num[np.ndarray, "r"], Num[np.ndarray, "r"]]:
     """Computes uplink and downlink bytes until each evaluated round, [r] each.
 
-    ``infos`` holds what the algorithm reports in every round, such as its cohort, [R, ...].
+    ``infos`` holds the algorithm's reports of all rounds, such as its cohorts, [R, ...].
     """
     of_round = [pytrees.take(infos, r) for r in range(plan.setting.size.num_rounds)]
     sent = [at_start(plan.cost), *(charge(plan.cost, info) for info in of_round)]

@@ -109,7 +109,12 @@ class Path(NamedTuple):
     propagate: Callable[[int, np.ndarray], np.ndarray]
 
     def gap(self, round_: int, outputs: Float64[np.ndarray, "n C"]) -> Float64[np.ndarray, "q D"]:
-        """Returns ``outputs`` minus the predicted outputs of ``round_``, in the shape [q, D] of the coefficients."""
+        """Returns ``outputs`` minus the predicted outputs of a round, in the shape [q, D] of the coefficients.
+
+        Args:
+            round_: The round.
+            outputs: Outputs [n, C] of the network after it.
+        """
         gap: np.ndarray = (outputs - self.outputs[round_]).reshape(self.coefficients.shape[1:])
         return gap
 
@@ -195,10 +200,10 @@ class Source(NamedTuple):
 def source(
     of: Federation, path: Path, change: Float64[np.ndarray, "q q"], begin: int, end: int, travelled: float
 ) -> Source:
-    """Computes to first order what the kernel's change in rounds ``begin`` to ``end`` adds to the prediction's error.
+    """Computes the error of the prediction by the kernel's change in rounds ``begin`` to ``end``, to first order.
 
     The error is the distance between the network's outputs and the predicted ones. ``residual_ledger`` explains how
-    these contributions enter the tolerance.
+    these errors enter the tolerance.
 
     Args:
         of: Targets, clients, cohorts and rule of the run.

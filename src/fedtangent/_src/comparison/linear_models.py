@@ -29,6 +29,7 @@ from fedtangent._src.kernels.gram import KernelBlocks, joined
 from fedtangent._src.models.linearised import linearised
 from fedtangent._src.streams import model_keys
 from fedtangent._src.theory.flow import Flow
+from fedtangent._src.theory.prior import prior_blocks
 from fedtangent._src.types import AnyArray, Array, Cohort, Key, Model, Partition, PyTree
 
 LINEARISED_WIDTH = 64
@@ -362,8 +363,9 @@ def _of_kernels(theory: Predicted, points: np.ndarray) -> tuple[Setting, int]:
     """
     setting, problem, blocks = theory.setting, theory.setting.problem, theory.blocks
     n = len(problem.x_train)
+    assert blocks.ntk_test is not None
     tangent = _factor(blocks.ntk_train, blocks.ntk_test_train, blocks.ntk_test, points)
-    prior = _factor(blocks.nngp_train, blocks.nngp_test_train, blocks.nngp_test, points)
+    prior = _factor(*prior_blocks(blocks), points)
     inputs = np.concatenate([tangent, prior], axis=1)
     problem = dataclasses.replace(problem, x_train=inputs[:n], x_test=inputs[n:], y_test=problem.y_test[points])
     return dataclasses.replace(setting, problem=problem, size=setting.size._replace(draws=1)), len(tangent)
@@ -394,13 +396,12 @@ def _cut(blocks: KernelBlocks, points: np.ndarray) -> KernelBlocks:
 
 
 def _factor(
-    train: AnyArray | None, test_train: AnyArray | None, test: AnyArray | None, points: Int[np.ndarray, "p"]
+    train: AnyArray, test_train: AnyArray, test: AnyArray, points: Int[np.ndarray, "p"]
 ) -> Float64[np.ndarray, "q q"]:
     """Returns a matrix ``G`` for which ``G G'`` is the kernel of the training points and the test points ``points``.
 
-    ``train``, ``test_train`` and ``test`` are the blocks of that kernel, which must all be given.
+    ``train``, ``test_train`` and ``test`` are the blocks of that kernel.
     """
-    assert train is not None and test_train is not None and test is not None
     cross = np.asarray(test_train)[points]
     eigenvalues, vectors = np.linalg.eigh(joined(train, cross, np.asarray(test)[np.ix_(points, points)]))
     return vectors * np.sqrt(np.maximum(eigenvalues, 0))

@@ -179,7 +179,7 @@ LOST = {
 
 
 def lost(rounds: Mapping[str, PyTree]) -> list[str]:
-    """Returns sentences that count what a run discarded or changed, such as dropped messages, and untrained models.
+    """Returns sentences with numbers of discarded or changed messages, and of models that no client trained.
 
     Args:
         rounds: Infos of every round, arrays [R, ...], such as "rejected", the number of rejected messages.

@@ -186,8 +186,7 @@ def _check(input_shape: Sequence[int], sizes: tuple[Sequence[int], Sequence[int]
         raise ValueError("filters: got none, must be a number for each convolution, one or more")
     if min(input_shape[:2]) < pool ** len(filters):
         side = pool ** len(filters)
-        each = f"each of {len(filters)} convolutions" if len(filters) > 1 else "the convolution"
-        why = f"{each} divides both by {pool}"
+        why = f"each of {len(filters)} convolutions divides both by {pool}"
         raise ValueError(f"input_shape: got {tuple(input_shape)}, must be at least {side} high and wide: {why}")
 
 

@@ -285,7 +285,7 @@ ad.defbilinear(
 
 def _check(x: Array, w: Array, dimension_numbers: DimensionNumbers, groups: int) -> None:
     if not 3 <= x.ndim <= 5 or w.ndim != x.ndim:
-        raise ValueError(f"lhs and rhs: got shapes {x.shape} and {w.shape}, must have 3 to 5 axes, as many each")
+        raise ValueError(f"lhs and rhs: got shapes {x.shape} and {w.shape}, must have the same number of axes, 3 to 5")
     layout = lax.conv_dimension_numbers(x.shape, w.shape, dimension_numbers)
     if layout != lax.conv_dimension_numbers(x.shape, w.shape, channels_last(x.ndim)):
         allowed = ", ".join(channels_last(x.ndim))

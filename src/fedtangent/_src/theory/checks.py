@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Bool, Float64, Int
 
-from fedtangent._src.checks import MAX_INDEX, choice, finite, real_array, symmetric, whole
+from fedtangent._src.checks import MAX_INDEX, choice, finite, real_array, shown, symmetric, whole
 from fedtangent._src.data.partition import validate
 from fedtangent._src.kernels import gram
 from fedtangent._src.kernels.large import LargeKernel
@@ -229,14 +229,10 @@ def check_steps(local_steps: ArrayLike, num_clients: int) -> Int[np.ndarray, "N"
     if steps.shape not in ((), (num_clients,)):
         raise ValueError(f"local_steps: got shape {steps.shape}, must be a number or one per client [{num_clients}]")
     if not np.issubdtype(steps.dtype, np.integer) or np.any(steps < 1):
-        raise ValueError(f"local_steps: got {_in_one_line(local_steps)}, must be whole numbers of at least 1")
+        raise ValueError(f"local_steps: got {shown(steps.tolist())}, must be whole numbers of at least 1")
     if np.any(steps > MAX_INDEX):
         raise ValueError(f"local_steps: got {steps.max()}, must be whole numbers from 1 to {MAX_INDEX}")
     return np.broadcast_to(steps, (num_clients,)).astype(np.int64)
-
-
-def _in_one_line(value: object) -> str:
-    return f"{' '.join(str(value).split()):.60}"
 
 
 def check_rate(name: str, rate: ArrayLike, num_rounds: int) -> None:
@@ -249,7 +245,7 @@ def check_rate(name: str, rate: ArrayLike, num_rounds: int) -> None:
     """
     value = _each_round(name, rate, num_rounds)
     if value is not None and not (np.all(np.isfinite(value)) and (np.all(value >= 0) if value.ndim else value > 0)):
-        raise ValueError(f"{name}: got {_in_one_line(rate)}, must be above 0 (in a round: 0 or more) and finite")
+        raise ValueError(f"{name}: got {shown(value.tolist())}, must be above 0 (in a round: 0 or more) and finite")
 
 
 def check_shares(name: str, share: ArrayLike, num_rounds: int) -> None:
@@ -262,7 +258,7 @@ def check_shares(name: str, share: ArrayLike, num_rounds: int) -> None:
     """
     value = _each_round(name, share, num_rounds)
     if value is not None and not (np.all(value >= 0) and np.all(value <= 1)):
-        raise ValueError(f"{name}: got {_in_one_line(share)}, must be from 0 to 1")
+        raise ValueError(f"{name}: got {shown(value.tolist())}, must be from 0 to 1")
 
 
 def _each_round(name: str, numbers: ArrayLike, num_rounds: int) -> np.ndarray | None:

@@ -47,7 +47,7 @@ def _load(name: str, num_classes: int, options: WritersOptions, data_dir: Path |
     for split in leaf.SPLITS:
         if len(arrays[f"y_{split}"]) == 0:
             raise ValueError(
-                f"{name}: got no example of its {num_classes} classes to {split} in {stored.read_from}, must be some"
+                f"{name}: got no example of its {num_classes} classes to {split} in {stored.read_from}, must have some"
             )
     described = FEMNIST._replace(name=name, num_classes=num_classes)
     return dataset(described, stored._replace(arrays=arrays), options, SIZE)

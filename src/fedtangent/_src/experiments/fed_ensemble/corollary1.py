@@ -52,8 +52,8 @@ class Series(NamedTuple):
     name: str
     num_rounds: int
     limit: Corollary1
-    both: dict[int, tuple[Decomposition, Decomposition]]  # by K, closed form and simulation
-    runs: int  # independent runs of each K
+    both: dict[int, tuple[Decomposition, Decomposition]]
+    runs: int
 
     def slope(self, simulated: bool) -> Slope:
         """Fits the slope of log variance against log K: of the simulation if ``simulated``, else of the closed form."""

@@ -66,15 +66,15 @@ class Law(NamedTuple):
     Attributes:
         mean, sd: Mean and standard deviation, [m].
         kept: Whether the standard deviation at a point is at least a tenth of the largest, [m].
-        directions: Leading eigenvectors of the covariance, which have 99 % of the variance, [m, rank].
+        directions: Leading unit eigenvectors of the covariance, which have 99 % of the variance, [m, rank].
         variances: Their eigenvalues, [rank].
     """
 
-    mean: np.ndarray  # [m]
-    sd: np.ndarray  # [m]
-    kept: np.ndarray  # [m] bool, points whose sd is not negligible
-    directions: np.ndarray  # [m, rank], unit eigenvectors of the covariance, leading first
-    variances: np.ndarray  # [rank]
+    mean: np.ndarray
+    sd: np.ndarray
+    kept: np.ndarray
+    directions: np.ndarray
+    variances: np.ndarray
 
     @property
     def rank(self) -> int:
@@ -96,8 +96,8 @@ class PosteriorCase(NamedTuple):
     data: sine.SineData
     law: Law
     trained: sine.TrainedOutputs
-    distances: dict[str, Distance]  # by BEFORE, AFTER
-    to_limit: float  # relative distance of the finite round's mean from the limit's, the largest over models
+    distances: dict[str, Distance]
+    to_limit: float
 
 
 def law_of(process: Gaussian) -> Law:

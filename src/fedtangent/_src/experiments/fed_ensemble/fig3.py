@@ -77,12 +77,12 @@ class Triple(NamedTuple):
     """
 
     params: list[PyTree]
-    losses: np.ndarray  # [3] at the models
-    gradients: np.ndarray  # [3] norm of the loss's gradient
-    at_mean: float  # loss at the mean of the three weights
-    segments: np.ndarray  # [3, q] loss along each of PAIRS
-    distances: np.ndarray  # [3] between the weights of each pair
-    disagreement: np.ndarray  # [3] share of test examples that a pair classifies differently
+    losses: np.ndarray
+    gradients: np.ndarray
+    at_mean: float
+    segments: np.ndarray
+    distances: np.ndarray
+    disagreement: np.ndarray
 
     @property
     def barriers(self) -> np.ndarray:

@@ -79,7 +79,7 @@ def check(study: Study) -> None:
     """Raises ``ValueError`` unless ``slowness`` is 0, fewer answers are kept than asked for, and settings are valid."""
     settings = study.settings
     if settings.slowness != 0:
-        raise ValueError(f"slowness: got {settings.slowness:g}, must be 0: the option slow has its values")
+        raise ValueError(f"slowness: got {settings.slowness:g}, must be 0: set the option slow instead")
     invited = settings.clients_per_round
     if invited < 2:
         raise ValueError(f"clients_per_round: got {invited}, must be at least 2, so that a round can end with fewer")

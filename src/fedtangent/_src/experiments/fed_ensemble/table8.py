@@ -71,7 +71,7 @@ def _divide(study: Study, seed: int) -> Trial:
 def _left_out(x: np.ndarray, user: np.ndarray) -> np.ndarray:
     """Selects the validation examples; returns a mask [n].
 
-    Each user's examples are sorted by their first input and cut into eleven blocks, of which the fifth is selected.
+    Each user's examples are sorted by their first input and cut into eleven blocks; the fifth block is selected.
     """
     is_left_out = np.zeros(len(x), bool)
     for rows in (np.flatnonzero(user == u) for u in np.unique(user)):

@@ -189,8 +189,8 @@ def _own_predictions(scores: Sequence[Scores]) -> lab.Sheet:
 def _claims(scores: Sequence[Scores]) -> Iterator[lab.Claim]:
     """Judges which methods are more accurate (FE-2024's Table III), and whether own predictions help their clients.
 
-    A client's own prediction should be more accurate on its examples than the shared one, and less accurate on those of
-    another client.
+    A client's own prediction should be more accurate on its examples than the shared one, and less accurate on another
+    client's examples.
     """
     # It should also be better for the client itself than for another client.
     for (classes,), group in lab.grouped(scores, "classes").items():

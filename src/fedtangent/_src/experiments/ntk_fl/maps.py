@@ -33,8 +33,8 @@ def authors_map(loaded: Dataset, name: str, folder: Path | None) -> Partition:
         ValueError: There are no maps of this data set, no archive, or no map of that name, or the archive is damaged.
     """
     if loaded.name not in ARCHIVES:
-        known = " and ".join(ARCHIVES)
-        raise ValueError(f"partition: got 'given' for {loaded.name}, must be another: the authors' maps are of {known}")
+        allowed = " and ".join(ARCHIVES)
+        raise ValueError(f"partition: got 'given' for {loaded.name}, must be another: there are maps of {allowed}")
     archive = ARCHIVES[loaded.name]
     places = [] if folder is None else [place / archive for place in files.places(folder, FOLDER)]
     path = next((place for place in places if place.is_file()), None)

@@ -321,7 +321,7 @@ def _check_mixing(matrix: np.ndarray, num_models: int) -> None:
     check_doubly_stochastic("mixing", matrix)
     if spectral_gap(matrix) < 1e-9:
         raise ValueError(
-            "mixing: has no spectral gap, so models would never agree: connect all, with positive diagonal"
+            "mixing: has no spectral gap, so models never agree: connect all models, and make the diagonal positive"
         )
 
 

@@ -619,7 +619,7 @@ def _pool_size(chosen: object, supplied: Supplied) -> int | None:
     Args:
         chosen: The algorithm's command-line options; its ``beta``, 1 if it has none, is the share of its examples that
             a client sends.
-        supplied: Arguments of the run; the result is None if they have no ``clients``.
+        supplied: Arguments of the run; the result is None where they lack ``clients``.
     """
     if supplied.clients is None:
         return None

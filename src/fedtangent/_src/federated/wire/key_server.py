@@ -106,7 +106,7 @@ def seal_seed(seed: Secret, public_key: bytes) -> bytes:
     try:
         return bytes(SealedBox(PublicKey(public_key)).encrypt(seed.reveal()))
     except (CryptoError, RuntimeError) as error:
-        raise ValueError("public_key: got bytes that are no valid key, must be that of generate_keys") from error
+        raise ValueError("public_key: got bytes that are no valid key, must be a key from generate_keys") from error
 
 
 def open_seed(sealed: bytes, keys: KeyPair) -> Secret:

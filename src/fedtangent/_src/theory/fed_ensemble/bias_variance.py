@@ -74,16 +74,16 @@ class Corollary1(NamedTuple):
 
     Attributes:
         mean: Mean m(x) of ``gp_limit`` at m test points; None if the tangent kernel Theta has no inverse in float64.
-        limit: The value k(x, x) / K after many rounds, with the covariance k of ``gp_limit``; None if ``mean`` is None.
-        at_round: Exact value after a requested number of rounds; None without a flow or without a mean.
+        limit: The value k(x, x) / K after many rounds, with the covariance k of ``gp_limit``; None without a mean.
+        at_round: E (1/K sum_k f_k - m)^2 after a requested number of rounds, exact; None without a flow or a mean.
         variance: The ensemble's variance after these rounds; None without a flow.
         assumptions: The corollary's assumptions, and whether each holds.
     """
 
-    mean: Float64[np.ndarray, "m C"] | None  # m(x) of Theorem 2; None if Theta has no inverse in float64
-    limit: Float64[np.ndarray, "m"] | None  # k(x, x) / K
-    at_round: Float64[np.ndarray, "m C"] | None  # E (1/K sum_k f_k - m)^2 = variance + (mean - m)^2 at the round
-    variance: Variance | None  # at the round, known even without a limit
+    mean: Float64[np.ndarray, "m C"] | None
+    limit: Float64[np.ndarray, "m"] | None
+    at_round: Float64[np.ndarray, "m C"] | None
+    variance: Variance | None
     assumptions: tuple[Assumption, ...]
 
 

@@ -353,7 +353,7 @@ def clipped_round(
 def _trained(
     program: Program, drive: Drive, state: FlowState, j: Int[Array, ""], clip_norm: Array | float | None = None
 ) -> _Sums:
-    """Trains the clients of round ``j`` from ``drive`` and sums their updates, clipped unless ``clip_norm`` is None."""
+    """Trains the clients of round ``j`` from ``drive`` and sums their updates, clipped to ``clip_norm`` if set."""
     rounds = program.rounds
     change, corrected, pull = jnp.zeros_like(state.a), jnp.zeros_like(state.a), jnp.zeros(program.num_models)
     starts = jnp.zeros(state.models.shape[1]) if program.kind.algorithm == "fed_async" else None
@@ -561,9 +561,9 @@ def _mean_kappa(program: Program, j: Int[Array, ""]) -> Float[Array, "K"]:
 def _products(program: Program, a: Float[Array, "q _ D"], j: Int[Array, ""]) -> Float[Array, "q _ D"]:
     """Multiplies the kernel with the coefficients ``a`` of the models in round ``j``: ``Theta a``, shaped like ``a``.
 
-    Axis 1 of ``a`` has the K models of the round and then those of earlier rounds, as ``FlowState.models``. If
-    ``program.rounds.needed`` is given, each model gets only the rows of the clients that train it in round ``j``, and 0
-    in all other rows.
+    Axis 1 of ``a`` has the K models of the round, then the models of earlier rounds, as ``FlowState.models``. If
+    ``program.rounds.needed`` is not None, each model gets only the rows of the clients that train it in round ``j``,
+    and 0 in all other rows.
     """
     if program.rounds.needed is None:
         return product(program.theta, a)

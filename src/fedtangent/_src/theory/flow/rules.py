@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Bool, Float, Int, Int32
 
-from fedtangent._src.checks import choice, flag, instance, number, real_array
+from fedtangent._src.checks import choice, flag, instance, number, real_array, shown
 from fedtangent._src.losses import Loss, get_loss
 from fedtangent._src.optimizers import Optimizer, check_linear
 from fedtangent._src.pytrees import on_device
@@ -382,7 +382,7 @@ def _step_weights(rule: Rule, most: int) -> Any:
     if is_concrete(weights):
         values = np.asarray(weights)
         if not np.all(np.isfinite(values)) or np.any(values < 0) or values.sum() == 0:
-            raise ValueError(f"step_weights: got {values.tolist()!s:.60}, must be finite, at least 0 and not all 0")
+            raise ValueError(f"step_weights: got {shown(values.tolist())}, must be finite, at least 0 and not all 0")
     return weights
 
 
