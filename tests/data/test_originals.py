@@ -229,7 +229,7 @@ def test_femnist_in_leafs_own_format(tmp_path: Path) -> None:
         assert "\n" not in str(caught.value)
     leaf(folder, test={"a": (image[3:], [61, 10])})
     with pytest.raises(
-        ValueError, match=f"femnist_digits: got no example of its 10 classes to test in {folder}, must be "
+        ValueError, match=f"femnist_digits: got no example of its 10 classes to test in {folder}, must have some"
     ):
         load("femnist_digits", tmp_path)
     for text, says in (
