@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from fedtangent._src.experiments import lab
+from fedtangent._src.experiments.lab import trials
 from fedtangent._src.experiments.lab.harness import Record
 from fedtangent._src.experiments.ntk_dfl import topologies
 from fedtangent._src.experiments.ntk_dfl.topologies import GOSSIP, NTK, SERVER, Ends, TopologySettings
@@ -67,8 +68,7 @@ def test_claims_are_of_differences_by_seed() -> None:
 
 def test_a_pool_has_room_for_the_largest_neighbourhood() -> None:
     study = study_of("ntk_dfl.topologies", SMALL)
-    trial = topologies._divide("digits", None, 0, study.settings)
-    methods = topologies.methods_of(study.settings, trial)
+    methods = topologies.methods_of(study.settings, trials.label_skewed(study, 0))
     sizes = {"ntk_fl": 40, "ntk_dfl-ring": 32, "gossip-ring": 0, "ntk_dfl-complete": 40, "gossip-complete": 0}
     assert {name: method.pool_size for name, method in methods.items()} == sizes
 

@@ -404,8 +404,7 @@ def fell(accuracy: np.ndarray) -> float:
 def check(study: Study) -> None:
     """Raises ``ValueError`` for wrong settings: divides the first seed's data in every way and builds all methods."""
     settings = study.settings
-    if settings.tuning_seed in study.seeds:
-        raise ValueError(f"tuning_seed: got {settings.tuning_seed}, must not be among the seeds that are measured")
+    harness.check_tuning_seed(study)
     for classes in settings.classes_per_client:
         harness.build_all(_methods(settings, divide(study, classes, study.seeds[0])))
 

@@ -99,8 +99,7 @@ def _measure(algorithm: Algorithm, state: PyTree, splits: EvaluationSets) -> dic
 def check(study: Study) -> None:
     """Raises ``ValueError`` for wrong settings: builds FedAvg and Fed-ensemble with every learning rate."""
     settings = study.settings
-    if settings.tuning_seed in study.seeds:
-        raise ValueError(f"tuning_seed: got {settings.tuning_seed}, must not be among the seeds that are measured")
+    harness.check_tuning_seed(study)
     harness.build_all(methods(settings, _divide(study, study.seeds[0])))
 
 

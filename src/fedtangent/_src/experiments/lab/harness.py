@@ -117,6 +117,11 @@ class Record(NamedTuple):
 Runs = dict[str, list[Record]]  # by method, one for each seed
 
 
+def first_at(record: Record, target: float) -> int:
+    """Returns the number, from 0, of the first evaluation with a test accuracy of at least ``target``; E if none is."""
+    return int(np.argmax(np.append(record.test, np.inf) >= target))
+
+
 def finite_accuracy(members: Array, labels: Array) -> Array:
     """Computes the accuracy of an ensemble, whose output is the mean of its models' outputs; 0 if one is not finite.
 
@@ -363,6 +368,14 @@ def build_all(methods: Mapping[str, Method]) -> None:
             method.build(method.steps[0], rate)
 
 
+def check_tuning_seed(study: Study) -> None:
+    """Raises ``ValueError`` if the seed of the tuning runs is one of the seeds that are measured."""
+    if study.settings.tuning_seed in study.seeds:
+        raise ValueError(
+            f"tuning_seed: got {study.settings.tuning_seed}, must not be among the seeds that are measured"
+        )
+
+
 def tune(bench: Bench, name: str, seed: int, num_rounds: int) -> Tuned:
     """Finds the learning rate and number of steps of a method that score best on validation examples.
 
@@ -427,7 +440,7 @@ def repeat_all(bench: Bench, tuned: Mapping[str, Tuned], rounds: Mapping[str, in
     metric = bench.judged_by.replace("validation", "test")
     for seed in study.seeds:
         for name, (config, *_) in tuned.items():
-            record = play(bench, config, seed, rounds.get(name, study.settings.num_rounds))
+            record = play(bench, config, seed, rounds.get(name) or study.settings.num_rounds)
             runs.setdefault(name, []).append(record)
             per_round = record.seconds / max(record.num_rounds, 1)
             value = record.metrics[metric][-1]

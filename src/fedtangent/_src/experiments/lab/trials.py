@@ -14,6 +14,7 @@ from fedtangent._src import data
 from fedtangent._src.data import partition, sharing
 from fedtangent._src.data.dataset import TOKENS
 from fedtangent._src.data.partition.drawn import assemble
+from fedtangent._src.experiments.lab.runner import Study
 from fedtangent._src.storage import sha256
 from fedtangent._src.types import Array, FederatedData, Partition
 
@@ -232,6 +233,23 @@ def trial_of(examples: Examples, clients: Partition | Mapping[str, Partition], s
     federated = data.federated_data(examples.x["train"], examples.y["train"], clients, examples.x["train"].dtype)
     splits = {part: EvaluationSet(jnp.asarray(examples.x[part]), jnp.asarray(examples.y[part])) for part in PARTS[1:]}
     return Trial(seed, federated, splits, num_classes)
+
+
+def label_skewed(study: Study, seed: int) -> Trial:
+    """Draws the examples of one seed, standardises the pixels and divides the examples among clients by label skew.
+
+    Args:
+        study: The study, whose settings have ``num_train``, ``num_validation``, ``num_test``, ``num_clients``, and
+            ``alpha`` of the Dirichlet distribution.
+        seed: Seed of the draw and the division.
+    """
+    settings = study.settings
+    loaded = ft.data.load(study.dataset, data_dir=study.data_dir, seed=seed, flatten=True)
+    examples = draw(loaded, seed, settings.num_train, settings.num_validation, settings.num_test)
+    mean, deviation = np.float32(loaded.x_train.mean()), np.float32(loaded.x_train.std())
+    x = {part: (values - mean) / deviation for part, values in examples.x.items()}
+    clients = partition.dirichlet(examples.y["train"], settings.num_clients, settings.alpha, seed)
+    return trial_of(examples._replace(x=x), clients, seed, loaded.num_classes)
 
 
 def one_hot(trial: Trial) -> FederatedData:

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import NamedTuple
 
 import jax
@@ -87,16 +86,6 @@ class TopologySettings:
     num_train: int = 800
     num_validation: int = 200
     num_test: int = within(0, least=0)
-
-
-def _divide(name: str, data_dir: Path | None, seed: int, settings: TopologySettings) -> Trial:
-    """Draws the examples of one seed, standardises the pixels and divides the examples among clients by label skew."""
-    loaded = ft.data.load(name, data_dir=data_dir, seed=seed, flatten=True)
-    examples = trials.draw(loaded, seed, settings.num_train, settings.num_validation, settings.num_test)
-    mean, deviation = np.float32(loaded.x_train.mean()), np.float32(loaded.x_train.std())
-    x = {part: (values - mean) / deviation for part, values in examples.x.items()}
-    clients = ft.partition.dirichlet(examples.y["train"], settings.num_clients, settings.alpha, seed)
-    return trials.trial_of(examples._replace(x=x), clients, seed, loaded.num_classes)
 
 
 def methods_of(settings: TopologySettings, trial: Trial) -> dict[str, Method]:
@@ -190,7 +179,7 @@ def ends(records: Sequence[Record], others: Sequence[Record], target: float) -> 
     rows = []
     for record, other in zip(records, others, strict=True):
         sent, last = record.sent.sum(axis=1), other.sent[-1].sum()
-        first = int(np.argmax(np.append(record.test, np.inf) >= target))
+        first = harness.first_at(record, target)
         mib = np.append(sent / MIB, np.inf)[first]
         rows.append((record.test[-1], record.metrics[CLIENTS][-1], first, mib, record.test[sent <= last][-1]))
     return Ends(*np.array(rows, np.float64).T)
@@ -249,7 +238,7 @@ def run(study: Study) -> lab.Outcome:
 def bench_of(study: Study) -> Bench:
     """Builds the ``Bench`` that tunes and trains all methods of the study: data, methods on all graphs, and metrics."""
     settings = study.settings
-    of_seed = partial(_divide, study.dataset, study.data_dir, settings=settings)
+    of_seed = partial(trials.label_skewed, study)
     return Bench(study, of_seed, partial(methods_of, settings), harness.decisive(settings, DECISIVE), measure)
 
 
@@ -259,10 +248,8 @@ def _check(study: Study) -> None:
     Other wrong settings are found by building every method on the first seed's data.
     """
     settings: TopologySettings = study.settings
-    if settings.tuning_seed in study.seeds:
-        raise ValueError(f"tuning_seed: got {settings.tuning_seed}, must not be among the seeds that are measured")
-    trial = _divide(study.dataset, study.data_dir, study.seeds[0], settings)
-    harness.build_all(methods_of(settings, trial))
+    harness.check_tuning_seed(study)
+    harness.build_all(methods_of(settings, trials.label_skewed(study, study.seeds[0])))
 
 
 DEFAULT = TopologySettings()

@@ -255,8 +255,7 @@ def check(study: Study, **changes: object) -> None:
         )
     if settings.map and settings.partition != "given":
         raise ValueError(f"map: got {settings.map!r}, must be left out without partition=given")
-    if settings.tuning_seed in study.seeds:
-        raise ValueError(f"tuning_seed: got {settings.tuning_seed}, must not be among the seeds that are measured")
+    harness.check_tuning_seed(study)
     harness.build_all(_methods(settings, _divide(study.dataset, study.data_dir, study.seeds[0], settings)))
 
 

@@ -1,0 +1,211 @@
+"""Power-of-choice and gradient-norm sampling beside uniform sampling of clients (Cho et al., 2020; Chen et al., 2022).
+
+FedAvg trains the same network with each way to choose the clients of a round, and with all clients in every round. The
+bytes with which clients report their losses or gradient norms are counted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import NamedTuple
+
+import numpy as np
+
+import fedtangent as ft
+from fedtangent._src import checks
+from fedtangent._src.experiments import lab
+from fedtangent._src.experiments.lab import harness, trials
+from fedtangent._src.experiments.lab.harness import Bench, Method, Record, Steps
+from fedtangent._src.experiments.lab.runner import Study, by_scale, experiment, with_changes, within
+from fedtangent._src.experiments.lab.trials import Trial
+from fedtangent._src.output.run_plots import curves
+from fedtangent._src.types import Algorithm, Array, Schedule
+
+UNIFORM, NORM, EVERYONE = "uniform", "gradient_norm", "all"
+LABELS = {UNIFORM: "uniform", NORM: "gradient norm", EVERYONE: "all clients"}
+MIB = 2**20
+LAST = 5  # evaluations whose mean is the final accuracy
+LITTLE = 0.02  # of accuracy: "close to" in a claim
+DECISIVE = "clients_per_round width local_steps batch_size"
+COLUMNS = (
+    "choice of clients: {label} | learning rate: {rate:g} | accuracy: {accuracy:.4f} | "
+    "minus uniform, 95 % interval: {lead:+.4f} | seeds at the target: {reached:d} | rounds to it: {rounds:.1f} | "
+    "MiB: {mib:.2f} | accuracy after uniform's bytes: {within_bytes:.4f}"
+)
+REMARKS = (
+    f"accuracy: test accuracy, mean of the last {LAST} rounds",
+    "a target that is never reached counts as reached one round after the last",
+    "uniform sampling has exactly as many clients in every round, and a mean weighted by their examples; the baseline "
+    "of Chen et al. draws each client independently and divides by its chance",
+)
+
+
+@dataclass(frozen=True)
+class SamplingSettings:
+    """Settings of the clients, the network and the training.
+
+    Attributes:
+        num_clients: Number of clients.
+        clients_per_round: Clients that train in a round; with gradient-norm sampling their expected number.
+        candidates: Numbers of clients that power-of-choice asks for their losses.
+        alpha: Parameter of the Dirichlet distribution that divides the classes among clients; smaller is more uneven.
+        num_rounds: Number of rounds.
+        target: Test accuracy to reach.
+        width: Width of the network's hidden layer.
+        local_steps: Local steps of a client.
+        batch_size: Minibatch of a client.
+        learning_rates: Learning rates that are tried.
+        tuning_rounds: Rounds of a run that tries a learning rate.
+        tuning_seed: Seed of these runs.
+        num_train: Number of training examples of all clients.
+        num_validation: Number of examples on which learning rates are chosen.
+        num_test: Number of test examples; 0 for all.
+    """
+
+    num_clients: int = 100
+    clients_per_round: int = 3
+    candidates: tuple[int, ...] = within((6, 15, 50), increasing=True)
+    alpha: float = within(0.3, above=0)
+    num_rounds: int = 100
+    target: float = within(0.85, above=0, below=1)
+    width: int = 64
+    local_steps: int = 20
+    batch_size: int = 10
+    learning_rates: tuple[float, ...] = within((1.0, 3.0, 10.0, 30.0), above=0)
+    tuning_rounds: int = 40
+    tuning_seed: int = within(1000, least=0)
+    num_train: int = 1000
+    num_validation: int = 200
+    num_test: int = within(0, least=0)
+
+
+def methods_of(settings: SamplingSettings, trial: Trial) -> dict[str, Method]:
+    """Builds FedAvg with every way to choose clients, on one seed's data; returns the methods by name.
+
+    Args:
+        settings: The settings.
+        trial: Data and clients of the seed.
+    """
+    count, some = settings.num_clients, settings.clients_per_round
+    model = ft.models.mlp(trial.data.x.shape[1], trial.num_classes, (settings.width,), b_std=0.1)
+    work = ft.Work(steps=settings.local_steps, batch_size=settings.batch_size)
+
+    def choosing(label: str, schedule: Schedule, weighting: str = "examples") -> Method:
+        def build(steps: Steps, rate: float | Array) -> Algorithm:
+            return ft.fed_avg(model, schedule, rate, work, "cross_entropy", averaging=ft.Averaging(weighting=weighting))
+
+        return Method(label, settings.learning_rates, (0,), build, trial.data, trial.splits)
+
+    methods = {
+        UNIFORM: choosing(LABELS[UNIFORM], ft.schedules.uniform_sampling(count, some)),
+        NORM: choosing(LABELS[NORM], ft.schedules.gradient_norm_sampling(count, some)),
+        EVERYONE: choosing(LABELS[EVERYONE], ft.schedules.all_clients(count)),
+    }
+    for asked in settings.candidates:
+        schedule = ft.schedules.power_of_choice(count, asked, some)
+        methods[f"power_of_choice-{asked}"] = choosing(f"power-of-choice of {asked}", schedule, "uniform")
+    return methods
+
+
+class Ends(NamedTuple):
+    """Results of one way to choose clients, [seeds] each.
+
+    Attributes:
+        accuracy: Test accuracy, mean of the last rounds.
+        rounds: Rounds to the target accuracy; one more than all rounds if never.
+        mib: MiB sent in all rounds, polls included.
+        within_bytes: Accuracy after as many bytes as uniform sampling sent in all its rounds.
+    """
+
+    accuracy: np.ndarray
+    rounds: np.ndarray
+    mib: np.ndarray
+    within_bytes: np.ndarray
+
+
+def ends(records: Sequence[Record], uniform: Sequence[Record], target: float) -> Ends:
+    """Computes final accuracy, rounds to the target and accuracy at equal bytes of one way to choose clients.
+
+    Args:
+        records: Its runs, one for each seed.
+        uniform: Runs of uniform sampling for the same seeds; the bytes of all their rounds are the budget.
+        target: Test accuracy to reach.
+    """
+    rows = []
+    for record, other in zip(records, uniform, strict=True):
+        sent, budget = record.sent.sum(axis=1), other.sent[-1].sum()
+        affordable = record.test[sent <= budget][-LAST:]
+        rows.append((record.test[-LAST:].mean(), harness.first_at(record, target), sent[-1] / MIB, affordable.mean()))
+    return Ends(*np.array(rows, np.float64).T)
+
+
+def _claims(results: Mapping[str, Ends], settings: SamplingSettings) -> Iterator[lab.Claim]:
+    """Judges power-of-choice and gradient-norm sampling against uniform sampling and against all clients."""
+    uniform = results[UNIFORM]
+    for asked in settings.candidates:
+        chosen, label = results[f"power_of_choice-{asked}"], f"power-of-choice of {asked}"
+        sooner = lab.interval(uniform.rounds / chosen.rounds)
+        claim = f"{label} needs fewer rounds than uniform sampling to {settings.target:.0%} (the paper: up to 3 times)"
+        yield sooner.claim_above(claim, "{:.2f} times", 1.0)
+        lead = lab.interval(chosen.accuracy - uniform.accuracy)
+        yield lead.claim_above(f"{label} is above uniform sampling (the paper: by up to 0.10)", "by {:+.4f}")
+        fair = lab.interval(chosen.within_bytes - uniform.accuracy)
+        yield fair.claim_above(f"ours: {label} is above uniform sampling after as many bytes", "by {:+.4f}")
+    norm = results[NORM]
+    lead = lab.interval(norm.accuracy - uniform.accuracy)
+    yield lead.claim_above("gradient-norm sampling is above uniform sampling", "by {:+.4f}")
+    behind = lab.interval(norm.accuracy - results[EVERYONE].accuracy)
+    yield behind.claim_above(f"gradient-norm sampling is within {LITTLE:g} of all clients", "{:+.4f} from it", -LITTLE)
+
+
+def _row(label: str, rate: float, of: Ends, uniform: Ends, num_rounds: int) -> lab.Row:
+    """Builds the row of one way to choose clients, with means over seeds and its lead over uniform sampling."""
+    row: lab.Row = {name: float(values.mean()) for name, values in of._asdict().items()}
+    reached = int(np.sum(of.rounds <= num_rounds))
+    row["rounds"] = row["rounds"] if reached == len(of.rounds) else None
+    lead = None if of is uniform else lab.interval(of.accuracy - uniform.accuracy)
+    return {"label": label, "rate": rate, **row, "reached": reached, "lead": lead}
+
+
+def bench_of(study: Study) -> Bench:
+    """Builds the ``Bench`` that tunes and trains with every way to choose clients."""
+    settings = study.settings
+    depends_on = harness.decisive(settings, DECISIVE)
+    return Bench(study, partial(trials.label_skewed, study), partial(methods_of, settings), depends_on)
+
+
+def run(study: Study) -> lab.Outcome:
+    """Tunes and trains with every way to choose clients and every seed, and compares."""
+    settings, bench = study.settings, bench_of(study)
+    harness.plan(bench)
+    tuned = harness.tune_all(bench)
+    labels = {name: method.label for name, method in bench.methods(settings.tuning_seed).items()}
+    runs = harness.repeat_all(bench, tuned)
+    results = {name: ends(records, runs[UNIFORM], settings.target) for name, records in runs.items()}
+    rows = [
+        _row(labels[name], tuned[name].config.rate, of, results[UNIFORM], settings.num_rounds)
+        for name, of in results.items()
+    ]
+    title = f"test accuracy on {study.dataset} after {settings.num_rounds} rounds, mean of {len(study.seeds)} seeds"
+    accuracy = harness.by_round({labels[name]: records for name, records in runs.items()})
+    curves({"test accuracy": accuracy}, range(settings.num_rounds + 1), title, study.figures.path("by_round"))
+    remarks = (*REMARKS, *harness.edges({labels[name]: choice for name, choice in tuned.items()}))
+    claims = tuple(_claims(results, settings))
+    return lab.Outcome((lab.table(title, rows, COLUMNS),), rows, claims, remarks=remarks)
+
+
+def check(study: Study) -> None:
+    """Raises ``ValueError`` for a tuning seed among the seeds, or settings with which a method cannot be built."""
+    settings: SamplingSettings = study.settings
+    harness.check_tuning_seed(study)
+    checks.whole("num_rounds", settings.num_rounds, LAST)
+    harness.build_all(methods_of(settings, trials.label_skewed(study, study.seeds[0])))
+
+
+DEFAULT = SamplingSettings()
+SMALL = with_changes(DEFAULT, "num_clients=30 candidates=6,15 num_rounds=60 tuning_rounds=30 num_train=600")
+IMAGES = with_changes(DEFAULT, "num_train=5000 num_test=2000 target=0.75")
+SCALES = {"digits": by_scale(SMALL, DEFAULT), "fashion_mnist": by_scale(SMALL, IMAGES)}
+ENTRIES = (experiment(__name__, run, SCALES, ("cho2020", "chen2022"), check=check, least_seeds=2),)

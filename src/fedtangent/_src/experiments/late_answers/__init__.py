@@ -1,0 +1,1 @@
+"""Asynchronous rounds: FedAsync and FedBuff beside a server that waits for every answer."""

@@ -1,0 +1,282 @@
+"""FedBuff and FedAsync beside a server that waits for all answers (Nguyen et al., 2022; Xie et al., 2019).
+
+The same number of clients trains at any time in all methods. A client's time is exponential with mean 1, the unit of
+time. Waiting for all clients, the server takes few steps; FedBuff takes a step as soon as a few answers have arrived,
+and FedAsync with every answer, but their answers are late. Both also run without delays, to show what lateness costs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import NamedTuple
+
+import numpy as np
+
+import fedtangent as ft
+from fedtangent._src import checks
+from fedtangent._src.experiments import lab
+from fedtangent._src.experiments.lab import harness, trials
+from fedtangent._src.experiments.lab.harness import Bench, Method, Record, Steps, Tuned
+from fedtangent._src.experiments.lab.runner import Study, by_scale, experiment, with_changes, within
+from fedtangent._src.experiments.lab.trials import Trial
+from fedtangent._src.output.run_plots import curves
+from fedtangent._src.types import Algorithm, Array
+
+WAITING, BUFFERED, SINGLE = "fed_avg", "fed_buff", "fed_async"
+LABELS = {WAITING: "FedAvg, waits for all", BUFFERED: "FedBuff", SINGLE: "FedAsync"}
+PROMPT = "-prompt"  # ending of a method's name: without delays
+TOO_LATE = 0.01  # chance of a delay that counts as the largest
+LITTLE = 0.02  # of accuracy: "as good as" in a claim
+GRID = 61  # points of time in the figure
+DECISIVE = "training_clients buffer mixing_rate width local_steps batch_size"
+COLUMNS = (
+    "method: {label} | learning rate: {rate:g} | steps of the server: {steps:d} | accuracy: {accuracy:.4f} | "
+    "seeds at the target: {reached:d} | time to it: {time:.2f} | clients' answers until then: {answers:.0f}"
+)
+REMARKS = (
+    "time: in units of a client's mean time; accuracy: on test examples, mean over the last tenth of the time",
+    "a target that is never reached counts as reached at the end",
+    "times of the server's steps and delays of answers are drawn independently of each other",
+)
+
+
+@dataclass(frozen=True)
+class WaitingSettings:
+    """Settings of the clients, the server, the network and the training.
+
+    Attributes:
+        num_clients: Number of clients.
+        training_clients: Clients that train at any time.
+        buffer: Answers that FedBuff adds in one step of the server.
+        mixing_rate: FedAsync's mixing rate alpha: weight of a client's model in the server's.
+        time: Time of a run, in units of a client's mean time.
+        alpha: Parameter of the Dirichlet distribution that divides the classes among clients; smaller is more uneven.
+        target: Test accuracy to reach.
+        width: Width of the network's hidden layer.
+        local_steps: Local steps of a client.
+        batch_size: Minibatch of a client.
+        learning_rates: Learning rates that are tried.
+        tuning_seed: Seed of the runs that try learning rates; they are as long as the others.
+        num_train: Number of training examples of all clients.
+        num_validation: Number of examples on which learning rates are chosen.
+        num_test: Number of test examples; 0 for all.
+    """
+
+    num_clients: int = 100
+    training_clients: int = within(20, least=2)
+    buffer: int = within(5, least=2)
+    mixing_rate: float = within(0.6, above=0, at_most=1)
+    time: int = within(60, least=10)
+    alpha: float = within(0.3, above=0)
+    target: float = within(0.85, above=0, below=1)
+    width: int = 64
+    local_steps: int = 10
+    batch_size: int = 10
+    learning_rates: tuple[float, ...] = within((1.0, 3.0, 10.0, 30.0), above=0)
+    tuning_seed: int = within(1000, least=0)
+    num_train: int = 1000
+    num_validation: int = 200
+    num_test: int = within(0, least=0)
+
+
+def answers_of(settings: WaitingSettings) -> dict[str, int]:
+    """Returns how many answers a step of the server has, by method."""
+    return {WAITING: settings.training_clients, BUFFERED: settings.buffer, SINGLE: 1}
+
+
+def rounds_of(settings: WaitingSettings) -> dict[str, int]:
+    """Computes how many steps the server takes on average in the time of a run, by method, at least one."""
+    busy = settings.training_clients
+    longest = np.sum(1 / np.arange(1, busy + 1))  # expected largest of ``busy`` exponential times
+    spans = {WAITING: longest, BUFFERED: settings.buffer / busy, SINGLE: 1 / busy}
+    rounds = {name: max(1, round(settings.time / span)) for name, span in spans.items()}
+    return rounds | {name + PROMPT: rounds[name] for name in (BUFFERED, SINGLE)}
+
+
+def clock(settings: WaitingSettings, name: str, seed: int) -> np.ndarray:
+    """Draws the times at which the server has taken 0, 1, 2, .. steps, [R + 1].
+
+    As exponential times have no memory, a pool of M busy clients answers at rate M.
+
+    Args:
+        settings: The settings.
+        name: Name of the method.
+        seed: Seed of the run.
+    """
+    rng, busy, rounds = np.random.default_rng([seed, 2]), settings.training_clients, rounds_of(settings)[name]
+    if name == WAITING:
+        spans = rng.exponential(size=(rounds, busy)).max(axis=1)
+    else:
+        spans = rng.gamma(answers_of(settings)[name.removesuffix(PROMPT)], 1 / busy, rounds)
+    return np.concatenate([[0.0], np.cumsum(spans)])
+
+
+def delays(settings: WaitingSettings, name: str) -> np.ndarray:
+    """Computes how likely an answer is 0, 1, .. D steps of the server late; larger delays count as D."""
+    mean = settings.training_clients / answers_of(settings)[name]  # a client's time in steps of the server
+    return ft.faults.delay_probabilities(mean, int(np.ceil(-mean * np.log(TOO_LATE))), "exponential")
+
+
+def methods_of(settings: WaitingSettings, trial: Trial) -> dict[str, Method]:
+    """Builds FedAvg, FedBuff and FedAsync, the last two also without delays, on one seed's data.
+
+    Args:
+        settings: The settings.
+        trial: Data and clients of the seed.
+    """
+    model = ft.models.mlp(trial.data.x.shape[1], trial.num_classes, (settings.width,), b_std=0.1)
+    work = ft.Work(steps=settings.local_steps, batch_size=settings.batch_size)
+
+    def method(label: str, name: str, late: bool) -> Method:
+        schedule = ft.schedules.uniform_sampling(settings.num_clients, answers_of(settings)[name])
+        if late:
+            staleness = ft.Staleness(probabilities=delays(settings, name), buffered=name == BUFFERED)
+        else:
+            staleness = ft.Staleness(0, buffered=name == BUFFERED)
+
+        def build(steps: Steps, rate: float | Array) -> Algorithm:
+            if name == WAITING:
+                return ft.fed_avg(
+                    model, schedule, rate, work, "cross_entropy", averaging=ft.Averaging(weighting="uniform")
+                )
+            averaging = ft.Averaging(server_learning_rate=settings.mixing_rate if name == SINGLE else 1.0)
+            return ft.fed_async(model, schedule, rate, work, staleness, "cross_entropy", averaging=averaging)
+
+        return Method(label, settings.learning_rates, (0,), build, trial.data, trial.splits)
+
+    methods = {name: method(label, name, late=True) for name, label in LABELS.items()}
+    prompt = {name + PROMPT: method(f"{LABELS[name]}, no delays", name, late=False) for name in (BUFFERED, SINGLE)}
+    return methods | prompt
+
+
+class Ends(NamedTuple):
+    """Results of one method, [seeds] each.
+
+    Attributes:
+        accuracy: Test accuracy, mean over the last tenth of the time.
+        time: Time to the target accuracy; the time of the whole run if it is never reached.
+        is_reached: Whether the target is reached.
+        answers: Clients' answers until then.
+    """
+
+    accuracy: np.ndarray
+    time: np.ndarray
+    is_reached: np.ndarray
+    answers: np.ndarray
+
+
+def ends(settings: WaitingSettings, name: str, records: list[Record], seeds: tuple[int, ...]) -> Ends:
+    """Computes final accuracy, and time and answers to the target, of one method.
+
+    Args:
+        settings: The settings.
+        name: Name of the method.
+        records: Its runs, one for each seed.
+        seeds: Their seeds.
+    """
+    rows, answers = [], answers_of(settings)[name.removesuffix(PROMPT)]
+    for record, seed in zip(records, seeds, strict=True):
+        times, first = clock(settings, name, seed), harness.first_at(record, settings.target)
+        reached, first = first < len(times), min(first, len(times) - 1)
+        last = record.test[times >= 0.9 * times[-1]].mean()
+        rows.append((last, times[first] if reached else max(times[-1], settings.time), reached, answers * first))
+    return Ends(*np.array(rows, np.float64).T)
+
+
+def by_time(settings: WaitingSettings, name: str, record: Record, seed: int) -> np.ndarray:
+    """Returns a run's test accuracy at equally spaced points of time, that of the last step before each.
+
+    Args:
+        settings: The settings.
+        name: Name of the method.
+        record: The run.
+        seed: Its seed.
+    """
+    done = np.searchsorted(clock(settings, name, seed), np.linspace(0, settings.time, GRID), side="right") - 1
+    return np.asarray(record.test[done])
+
+
+def _claims(results: Mapping[str, Ends], settings: WaitingSettings) -> Iterator[lab.Claim]:
+    """Judges FedBuff and FedAsync against waiting and each other, and whether lateness costs accuracy."""
+    waiting, buffered, single = (results[name] for name in LABELS)
+    for label, one, other, paper in (
+        ("FedBuff needs less time than FedAvg, which waits,", buffered, waiting, " (the paper: 3.3 times)"),
+        ("FedBuff needs less time than FedAsync", buffered, single, " (the paper: up to 2.5 times)"),
+        ("FedAsync needs less time than FedAvg, which waits,", single, waiting, ""),
+    ):
+        ratio = lab.interval(other.time / one.time)
+        yield ratio.claim_above(f"{label} to {settings.target:.0%}{paper}", "{:.2f} times", 1.0)
+    for name in (SINGLE, BUFFERED):
+        loss = lab.interval(results[name].accuracy - results[name + PROMPT].accuracy)
+        whose = "" if name == SINGLE else "ours: "
+        claim = f"{whose}{LABELS[name]} tolerates late answers: within {LITTLE:g} of itself without delays"
+        yield loss.claim_above(claim, "{:+.4f} from it", -LITTLE)
+    fewer = lab.interval(waiting.answers / buffered.answers)
+    yield fewer.claim_above(
+        f"ours: FedBuff needs fewer answers than FedAvg to {settings.target:.0%}", "{:.2f} times", 1.0
+    )
+
+
+def bench_of(study: Study) -> Bench:
+    """Builds the ``Bench`` that tunes and trains all methods."""
+    settings = study.settings
+    depends_on = harness.decisive(settings, DECISIVE)
+    return Bench(study, partial(trials.label_skewed, study), partial(methods_of, settings), depends_on)
+
+
+def _tuned(bench: Bench, rounds: Mapping[str, int]) -> dict[str, Tuned]:
+    """Tunes every method in runs of ``rounds`` rounds; methods without delays take the rates of those with delays."""
+    seed = bench.study.settings.tuning_seed
+    tuned = {name: harness.tune(bench, name, seed, rounds[name]) for name in LABELS}
+    for name in (BUFFERED, SINGLE):
+        tuned[name + PROMPT] = tuned[name]._replace(config=tuned[name].config._replace(method=name + PROMPT))
+    return tuned
+
+
+def run(study: Study) -> lab.Outcome:
+    """Tunes every method, trains with every seed, and compares the times to the target accuracy."""
+    settings, bench, rounds, seeds = study.settings, bench_of(study), rounds_of(study.settings), study.seeds
+    study.time_left.planned += len(settings.learning_rates) * sum(rounds[name] for name in LABELS)
+    study.time_left.planned += len(seeds) * sum(rounds.values())
+    tuned = _tuned(bench, rounds)
+    labels = {name: method.label for name, method in bench.methods(settings.tuning_seed).items()}
+    runs = harness.repeat_all(bench, tuned, rounds)
+    results = {name: ends(settings, name, records, seeds) for name, records in runs.items()}
+    rows = [_row(labels[name], tuned[name].config.rate, rounds[name], of) for name, of in results.items()]
+    title = f"test accuracy on {study.dataset} by time, mean of {len(seeds)} seeds"
+    accuracy = {
+        labels[name]: np.stack([by_time(settings, name, *one) for one in zip(records, seeds, strict=True)])
+        for name, records in runs.items()
+    }
+    times = [float(point) for point in np.linspace(0, settings.time, GRID)]
+    curves({"test accuracy": accuracy}, times, title, study.figures.path("by_time"), "time, in a client's mean times")
+    remarks = (*REMARKS, *harness.edges({labels[name]: tuned[name] for name in LABELS}))
+    claims = tuple(_claims(results, settings))
+    return lab.Outcome((lab.table(title, rows, COLUMNS),), rows, claims, remarks=remarks)
+
+
+def _row(label: str, rate: float, steps: int, of: Ends) -> lab.Row:
+    """Builds the row of one method, with means over seeds."""
+    reached = int(of.is_reached.sum())
+    row: lab.Row = {"label": label, "rate": rate, "steps": steps, "accuracy": float(of.accuracy.mean())}
+    to_target = {"time": float(of.time.mean()), "answers": float(of.answers.mean())}
+    never = dict.fromkeys(to_target)
+    return {**row, "reached": reached, **(to_target if reached == len(of.time) else never)}
+
+
+def check(study: Study) -> None:
+    """Raises ``ValueError`` for a tuning seed among the seeds, or settings with which a method cannot be built."""
+    settings: WaitingSettings = study.settings
+    harness.check_tuning_seed(study)
+    checks.whole("training_clients", settings.training_clients, 2, settings.num_clients)
+    checks.whole("buffer", settings.buffer, 2, settings.training_clients)
+    harness.build_all(methods_of(settings, trials.label_skewed(study, study.seeds[0])))
+
+
+DEFAULT = WaitingSettings()
+SMALL = with_changes(DEFAULT, "num_clients=40 training_clients=10 buffer=3 time=40 num_train=600")
+IMAGES = with_changes(DEFAULT, "num_train=5000 num_test=2000 target=0.75")
+SCALES = {"digits": by_scale(SMALL, DEFAULT), "fashion_mnist": by_scale(SMALL, IMAGES)}
+ENTRIES = (experiment(__name__, run, SCALES, ("nguyen2022", "xie2019"), check=check, least_seeds=2),)
