@@ -153,11 +153,11 @@ def measure(num_clusters: int, algorithm: Algorithm, state: PyTree, sets: Evalua
     loss = -jax.vmap(lambda of_model: jax.ops.segment_sum(of_model, owner, count))(log_p)  # [K, N]
     chosen = jnp.argmin(jnp.where(jnp.isfinite(loss), loss, jnp.inf), axis=0)
     cluster = jnp.arange(count) // (count // num_clusters)
-    alike = (chosen[:, None] == chosen) == (cluster[:, None] == cluster)
+    alike = (chosen[:, None] == chosen[None]) == (cluster[:, None] == cluster[None])
     metrics = {PAIRS: (jnp.sum(alike) - count) / (count * (count - 1))}
     for part in ("validation", "test"):
         members = algorithm.predict(state, sets[part].x).members
-        right = (members.argmax(axis=-1) == sets[part].labels) & jnp.isfinite(members).all(axis=-1)
+        right = (members.argmax(axis=-1) == sets[part].labels[None]) & jnp.isfinite(members).all(axis=-1)
         by_cluster = right.reshape(len(members), num_clusters, -1).mean(axis=-1)
         metrics[f"{part}.accuracy"] = by_cluster[chosen, cluster].mean()
     return metrics
