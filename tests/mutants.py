@@ -332,8 +332,13 @@ def places(function: ast.AST) -> list[ast.AST]:
     nodes, todo = [], [function]
     while todo:
         nodes.append(todo.pop())
-        todo += children(nodes[-1])
+        todo += [part for part in children(nodes[-1]) if not is_docstring(part)]
     return nodes
+
+
+def is_docstring(node: ast.AST) -> bool:
+    """Whether a statement is only a text."""
+    return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
 
 
 def edits(fault: Fault, function: ast.AST) -> list[Edit]:

@@ -36,7 +36,7 @@ SMALL = 1e-3
 
 class Step:
     def moved(self, x, rate=0.5, *, decay: float = 0.1):
-        """x - rate * decay"""
+        """x - rate * decay, and no old pull"""
         if x is None: return SMALL
         pulls = {"old": x, "new": -x}
         for pull in [p for p in pulls.values() if p > 0]:
@@ -56,6 +56,7 @@ AFTER = [
     (Fault("a.py::Step.moved", "scale", "2", at="max"), "max(x, SMALL)", "(2 * max(x, SMALL))"),
     (Fault("a.py::Step.moved", "change-constant", "0.9"), "=0.5", "=(0.9)"),
     (Fault("a.py::SMALL", "change-constant", "1"), "1e-3", "(1)"),
+    (Fault("a.py::Step.moved", "change-constant", "'older'", at="old"), '"old": x', "('older'): x"),  # no docstring
     (Fault("a.py::Step.moved", "change-name", "rate", at="decay"), "- decay", "- (rate)"),
     (Fault("a.py::Step.moved", "change-attribute", "keys"), "pulls.values", "(pulls.keys)"),
     (Fault("a.py::Step.moved", "set-value", "0"), "return SMALL", "return 0"),
