@@ -39,6 +39,7 @@ REMARKS = (
     "a target that is never reached counts as reached one round after the last",
     "uniform sampling has exactly as many clients in every round, and a mean weighted by their examples; the baseline "
     "of Chen et al. draws each client independently and divides by its chance",
+    "gradient norms are those before a client trains; the FedAvg of Chen et al. takes norms of whole updates",
 )
 
 
