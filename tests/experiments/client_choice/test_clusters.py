@@ -97,6 +97,8 @@ def test_bad_settings() -> None:
     for change, words in (
         ("tuning_seed=1", "tuning_seed: got 1, must not be among the seeds"),
         ("num_clusters=5", "num_clusters: got 5"),
+        ("num_clusters=1", "num_clusters: got 1"),
+        ("clients_per_cluster=31", "clients_per_cluster: got 31"),
     ):
         with pytest.raises(ValueError, match=words):
             study_of("client_choice.clusters", (*SMALL, change))

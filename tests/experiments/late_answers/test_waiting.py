@@ -133,6 +133,7 @@ def test_bad_settings() -> None:
     for change, words in (
         ("tuning_seed=1", "tuning_seed: got 1, must not be among the seeds"),
         ("training_clients=7", "training_clients: got 7"),
+        ("training_clients=201", "training_clients: got 201, must be a whole number from 2 to 200"),
         ("buffer=5", "buffer: got 5"),
         ("mixing_rate=1.5", "mixing_rate: got 1.5"),
     ):

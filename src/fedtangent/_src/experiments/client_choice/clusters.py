@@ -16,6 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import fedtangent as ft
+from fedtangent._src import checks
 from fedtangent._src.data.partition.drawn import assemble
 from fedtangent._src.experiments import lab
 from fedtangent._src.experiments.lab import harness, trials
@@ -60,7 +61,7 @@ class ClusterSettings:
         num_test: Number of test images; 0 for all.
     """
 
-    num_clusters: int = within(4, most=4)
+    num_clusters: int = within(4, least=2, most=4)
     clients_per_cluster: int = 10
     num_rounds: int = 60
     width: int = 64
@@ -240,6 +241,7 @@ def run(study: Study) -> lab.Outcome:
 def check(study: Study) -> None:
     """Raises ``ValueError`` for wrong settings, a tuning seed among the seeds included."""
     harness.check_tuning_seed(study)
+    checks.whole("clients_per_cluster", study.settings.clients_per_cluster, most=study.settings.num_train)
     harness.build_all(methods_of(study.settings, divide(study, ROTATED, study.seeds[0])))
 
 

@@ -65,7 +65,7 @@ class WaitingSettings:
     """
 
     num_clients: int = 100
-    training_clients: int = within(20, least=2)
+    training_clients: int = within(20, least=2, most=200)
     buffer: int = within(5, least=2)
     mixing_rate: float = within(0.6, above=0, at_most=1)
     time: int = within(60, least=10)
