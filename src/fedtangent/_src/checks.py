@@ -195,7 +195,7 @@ def choice(name: str, value: object, allowed: Iterable[str]) -> str:
 def nearest(value: object, names: Iterable[str]) -> str:
     """Returns "; did you mean NAME?" with the name spelt most like ``value``, or "" if no name is similar.
 
-    Names such as fed_ensemble.table2 are also found by the part behind their dot.
+    Names that end with a dot and ``value``, such as fed_ensemble.table2 for table2, are preferred, and all are named.
 
     Args:
         value: The value that the user passed.
@@ -253,10 +253,13 @@ def finite(name: str, array: np.ndarray) -> None:
 
 
 def square(name: str, matrix: object) -> np.ndarray:
-    """Returns ``matrix`` as float64 [n, n], which may hold NaN; raises ``ValueError`` if it is empty or not square.
+    """Returns ``matrix`` as float64 [n, n], which may hold NaN.
 
     Args:
         name, matrix: Name of the argument, for the error message, and the matrix [n, n].
+
+    Raises:
+        ValueError: The matrix is not an array of real numbers, is empty or is not square.
     """
     array = real_array(name, matrix)
     if array.ndim != 2 or array.shape[0] != array.shape[1] or array.shape[0] == 0:

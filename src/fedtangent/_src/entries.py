@@ -65,7 +65,8 @@ def option(default: object, *, may_differ: bool = False, used_with: str = "", mo
         default: Value of the option if the user sets none.
         may_differ: Whether a resumed run may have another value than the run that it continues.
         used_with: Name of another option. While the other one has its default value, this option has no effect.
-        most: Largest number allowed; None: the largest that the package handles, ``MAX_INDEX`` or ``MAX_NUMBER``.
+        most: Largest absolute value allowed; None: the largest that the package handles, ``MAX_INDEX`` for an int and
+            ``MAX_NUMBER`` for a float.
     """
     return dataclasses.field(default=default, metadata={"may_differ": may_differ, "used_with": used_with, "most": most})
 
@@ -73,7 +74,8 @@ def option(default: object, *, may_differ: bool = False, used_with: str = "", mo
 def check_limits(options: Any) -> None:
     """Raises ``ValueError`` if a number among the fields of ``options`` exceeds, in absolute value, its limit ``most``.
 
-    ``option`` sets the limit. Infinity passes, because each option says what infinity means for it.
+    ``option`` sets the limit. Infinity passes, because each option says what infinity means for it; minus infinity and
+    NaN raise the error.
     """
     for field in dataclasses.fields(options):
         value = getattr(options, field.name)
@@ -85,7 +87,7 @@ def check_limits(options: Any) -> None:
 
 
 def lasting(*groups: Any) -> list[str]:
-    """Returns the names of the options in ``groups`` (dataclasses) that a resumed run must share with the first one."""
+    """Returns the names of the options in ``groups`` (dataclasses) that must not change when a run is resumed."""
     return [f.name for group in groups for f in dataclasses.fields(group) if not f.metadata.get("may_differ")]
 
 
@@ -153,7 +155,7 @@ def catalogue(kind: str) -> Mapping[str, Any]:
 
 
 def _marked(kind: str, module: types.ModuleType) -> list[Any]:
-    """Builds the entries of the functions that ``module`` defines and that a decorator such as ``recipe`` marks."""
+    """Builds entries of a ``kind``, such as "models", from the functions of ``module`` that a decorator has marked."""
     marked = [v for v in vars(module).values() if hasattr(v, "about") and v.__module__ == module.__name__]
     return [importlib.import_module(OWN[kind]).entry_of(function) for function in marked] if marked else []
 
@@ -173,7 +175,8 @@ def choose(kind: str, name: str) -> Any:
             Its module is imported only here, and its options are its parameters (``own_options``).
 
     Raises:
-        ValueError: No entry has that name (the message lists the allowed names), or the function cannot be found.
+        ValueError: No entry has that name (the message lists the allowed names), or the user's function cannot be
+            imported, or its parameters cannot be options.
     """
     entries, noun = catalogue(kind), kind.removesuffix("s")
     if isinstance(name, str) and ":" in name and kind in OWN:
@@ -225,7 +228,8 @@ def own_options(noun: str, name: str, function: Builder, skipped: Sequence[str],
         bases: Dataclasses of the options that every function of this kind has.
 
     Raises:
-        ValueError: Another parameter has no default, or a type that cannot be written on a command line.
+        ValueError: The first two parameters cannot be positional, or another one has no default, or a type that cannot
+            be written on a command line.
     """
     names = [p.name for p in _parameters(noun, name, function)[2:] if p.name not in skipped]
     return signature_options(name, function, names, bases, strict=True, noun=noun)
@@ -255,6 +259,9 @@ def signature_options(
     noun: str = "algorithm",
 ) -> Any:
     """Returns a dataclass whose fields are parameters of a function, with their names, types, defaults and help.
+
+    ``*args``, ``**kwargs`` and ``base`` (the recipe inside another one) are left out, and so is a parameter of a type
+    such as ``float | Callable`` whose default cannot be written on a command line.
 
     Args:
         name: Name of the function in error messages.
@@ -298,7 +305,7 @@ def signature_options(
 
 
 def written_fields(record: type[Any]) -> dict[str, Any]:
-    """Returns the fields of a dataclass that can be written on a command line: name -> type."""
+    """Returns a dataclass's fields that can be written on a command line: name -> the part of its type that can."""
     kinds = {name: _written_type(kind) for name, kind in typing.get_type_hints(record).items()}
     return {field.name: kinds[field.name] for field in dataclasses.fields(record) if kinds.get(field.name) is not None}
 
@@ -330,7 +337,7 @@ def prefixed(message: str, names: Sequence[str], prefix: str) -> str:
 
     Args:
         message: Message that begins with the name of an argument.
-        names: Names of the arguments that have the prefix.
+        names: Names of the arguments that get the prefix; a message about another one is returned unchanged.
         prefix: The prefix.
     """
     return prefix + message if message.partition(":")[0] in names else message

@@ -79,6 +79,8 @@ def check_rate(name: str, rate: Rate | np.number, num_rounds: int = 1) -> None:
 def check_optimizer(name: str, optimizer: Optimizer) -> None:
     """Raises ``ValueError`` unless ``optimizer`` is an optax optimiser, or a function from the round to one.
 
+    A function whose first parameter has "rate" in its name, such as ``optax.adam``, is refused.
+
     Args:
         name: Name of the argument, for the error message.
         optimizer: The value that the user passed.
@@ -224,7 +226,7 @@ def check_linear(name: str, optimizer: Optimizer) -> None:
     """Raises ``ValueError`` unless an optimiser moves parameters by ``-sum_t a_t g_t`` for gradients g_1 .. g_T.
 
     The optimiser runs on random gradients, on multiples of them and on the sum of two sequences of gradients. Its
-    movement must scale and add up likewise, and all parameters must share the same a_t, none of them negative.
+    movement must scale and add up likewise, and all parameters must share the same a_t, none negative and not all 0.
     ``optax.adam`` and clipping fail; so does weight decay, which pulls parameters to 0 and not to the start. A function
     from the round to an optimiser is tried in the first of the rounds 0, 1, 2, 4, .., 2^20 in which it moves, because a
     warm-up may start at rate 0. An optimiser with a traced rate passes untested.
@@ -334,7 +336,7 @@ def heavy_ball(name: str, optimizer: Optimizer) -> dict[str, float | bool]:
 def unit_response(
     optimizer: optax.GradientTransformation, prox: float | Array, steps: Array, most: int | None, dtype: DTypeLike
 ) -> Array:
-    """Returns how far an optimiser moves one number downhill, a scalar, when every gradient is 1.
+    """Returns how far an optimiser moves one number downhill, a scalar, when every gradient of the loss is 1.
 
     Args:
         optimizer: An optax optimiser that is linear in the gradients.

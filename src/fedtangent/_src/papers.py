@@ -15,7 +15,8 @@ PAPERS: dict[str, str] = {entry.partition("{")[2].partition(",")[0]: entry for e
 def papers_of(algorithm: Algorithm | str) -> tuple[str, ...]:
     """Returns the papers of an algorithm: keys of papers.bib such as "mcmahan2017", or BibTeX.
 
-    If the algorithm wraps another one, as ``fed_prox_ensemble`` does, its own papers come first.
+    For an algorithm inside a wrapper, as in ``fed_prox_ensemble``, the papers of the wrapper (``fed_ensemble``) come
+    first.
 
     Args:
         algorithm: An ``Algorithm``, or the name of one.

@@ -30,11 +30,12 @@ ZSTANDARD = b"\x28\xb5\x2f\xfd"  # first bytes of a program that is not compress
 
 
 def keep(root: str | None = None) -> None:
-    """Makes JAX keep compiled programs on disk; a user's own settings of JAX's compilation cache have precedence.
+    """Makes JAX keep compiled programs on disk; when the process ends, ``tidy`` removes those beyond ``MOST_BYTES``.
 
     Args:
-        root: Folder of the programs, or "off" to keep none. None: ``programs`` in the folder of all caches. But nothing
-            changes if JAX's cache is set up or switched off, this JAX has a bug in reading it, or there is no home.
+        root: Folder of the programs, or "off" to keep none. None: ``programs`` in the folder of all caches; but nothing
+            changes if the user has set up or switched off JAX's cache, if this JAX has a bug in reading it, or if the
+            home folder is unknown.
 
     Raises:
         ValueError: ``root`` begins with ``~``, and the home folder is unknown.
@@ -99,6 +100,7 @@ def tidy(folder: Path, most_bytes: int) -> None:
 
     A kill or a full disk can leave a part of a program, which JAX would never replace. JAX's own limit of the size,
     ``jax_compilation_cache_max_size``, is not used: it counts at every write, and cannot read from a read-only folder.
+    Nothing is removed if no program was written to ``folder`` since the last call, whose time the file ``STAMP`` has.
 
     Args:
         folder: Folder that ``folder_of_machine`` returned; the other folders are beside it.

@@ -80,7 +80,7 @@ class Stream(Protocol):
 
 
 class Lines(Bar):
-    """A progress bar for logs, which prints a new line at each update."""
+    """A progress bar for logs, which prints lines, at first ``SECONDS`` apart and later more rarely (``SHARE``)."""
 
     monitor_interval = 0  # tqdm starts no thread to watch it
 
@@ -90,7 +90,10 @@ class Lines(Bar):
         return lambda line: print(line, file=file, flush=True) if line else None
 
     def update(self, n: float | None = 1) -> bool | None:
-        """Counts ``n`` more finished units and prints a line; prints none if the first update finishes all work."""
+        """Counts ``n`` more finished units, and prints a line if the last line is old enough.
+
+        No line is printed if the first update finishes all work.
+        """
         if not self.is_timed and self.total is not None and self.n + (n or 0) >= self.total:
             self.n += n or 0
             return None
@@ -133,7 +136,7 @@ class TimeLeft:
 
 
 def progress_of(total: int, task: str, unit: str = "round", done: int = 0, shown: bool | None = True) -> tqdm:
-    """Returns a progress bar on standard error.
+    """Returns a progress bar on standard error: a ``Bar`` on a terminal, else ``Lines``.
 
     Args:
         total: Number of units of work.

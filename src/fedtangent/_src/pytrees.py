@@ -106,7 +106,7 @@ def magnitude(values: Array, axis: int | None = None) -> Array:
     """Returns the largest power of two that is not above the largest absolute value of ``values``.
 
     Numbers divided by it lose no digit, and their squares neither overflow nor vanish. The result is 1 if all numbers
-    are 0, or if a number is not finite.
+    are 0, or if a number is not finite. It is clipped to powers that have an inverse, and its gradient is 0.
 
     Args:
         values: Numbers in float32 at least.

@@ -37,11 +37,11 @@ MASKS = _APART + 3
 DROPOUT = _APART
 STRAGGLERS = _APART + 1
 CANDIDATES = _APART + 2  # of a poll
-# Into a client's key for its update, beside epochs.
+# Folded into a client's key for its update, apart from epochs.
 PERSONAL = _APART  # its personal model's minibatches
 SUBSAMPLE = _APART + 7
 DELAYS = _APART + 8
-# Into the key of the initial models.
+# Folded into the key of the initial models.
 MIXTURE = _APART  # draws from a mixture around the models
 
 

@@ -38,7 +38,7 @@ class Attack:
         num_restarts: Number of random starts; the result with the smallest mismatch is returned.
         compare: Which entries of a sparsified message have to match: "all", with the zeros, as in Zhu et al. (2019), or
             "kept", only entries that were sent.
-        init_scale: Standard deviation of the pixels at the start; for the logits of unknown labels it is 1.
+        init_scale: Standard deviation of the pixels at the start; for unknown labels it is 1.
         tolerance: Relative squared mismatch at which the search ends.
     """
 
@@ -86,8 +86,10 @@ class Leak(NamedTuple):
 
     Attributes:
         x: Reconstructed inputs, [m, ...] from Jacobians and [m, B, ...] from gradients of batches of B examples.
-        labels: Reconstructed or known labels of batches, as probabilities (cross entropy) or targets (squared error).
-        mismatch: Squared distance of the compared entries, relative to the message's squared norm, [m].
+        labels: Reconstructed or known labels of batches, as probabilities (cross entropy) or targets (squared error);
+            None from Jacobians.
+        mismatch: Squared distance of the compared entries, relative to their squared norm in the message, [m]; if the
+            outputs are known, plus the same of the outputs.
         history: Lowest mismatch before each step and after the last, [m, num_steps + 1].
         steps: Number of steps taken, [m].
         finite: Whether any restart found a finite mismatch, [m].
@@ -234,7 +236,7 @@ def _limits(attack: Attack) -> Attack:
 def _search(
     model: Model, loss: str | None, attack: Attack, params: PyTree, sight: Sight, starts: tuple[Array, Array | None]
 ) -> Minimum:
-    """Searches for the input behind each message, from each start in turn.
+    """Searches for the input behind each message, from each start in turn; returns a minimum for each start, stacked.
 
     ``sight`` has the messages, the weights of their entries, and known outputs or labels. Messages are gradients of
     ``loss``; without a loss they are Jacobians. ``starts`` are inputs and labels, all restarts of a message in a row.
@@ -265,7 +267,7 @@ def _search(
 
 
 def _best_of(minima: Minimum, messages: int) -> Leak:
-    """Returns for each message the result of the restart with the smallest mismatch."""
+    """Returns for each of the messages, whose number is ``messages``, the restart with the smallest mismatch."""
     rows = jax.tree.map(lambda leaf: leaf.reshape(messages, -1, *leaf.shape[1:]), minima)
     best = jnp.argmin(rows.value, axis=1)
     point, value, history, steps = jax.tree.map(lambda leaf: leaf[jnp.arange(messages), best], rows)
@@ -290,8 +292,8 @@ def _targets(loss: str, guess: Array | None, labels: Array | None) -> Array:
 def minimise(objective: Callable[[PyTree], Float[Array, ""]], start: PyTree, attack: Attack) -> Minimum:
     """Minimises ``objective`` from ``start`` by the optimiser of ``attack``.
 
-    It ends when the tolerance or the number of steps is reached, or when L-BFGS makes no more progress. L-BFGS chooses
-    its steps by a line search and ignores the learning rate. A value that is not finite is never the best.
+    The search ends when the tolerance or the number of steps is reached, or when L-BFGS makes no more progress. L-BFGS
+    chooses its steps by a line search and ignores the learning rate. A value that is not finite is never the best.
 
     Args:
         objective: Function of a pytree that returns a number.

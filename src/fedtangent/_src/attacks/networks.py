@@ -90,10 +90,11 @@ def ssim(
         originals: The images to compare with, shaped like ``images``.
         data_range: Value of white minus value of black.
         window: Side of the sliding window in pixels, an odd number from 3 to the side of the image. None for 7, as in
-            scikit-image; for images of a side below 14, for the largest odd number up to half the side (3 for 8 x 8).
+            scikit-image; for images of a side below 14, for the largest odd number up to half the side, at least 3.
 
     Raises:
-        ValueError: The shapes differ, ``data_range`` is not positive, or the window is even, below 3, or too large.
+        ValueError: The shapes differ, a side is below 3 pixels, ``data_range`` is not positive, or the window is even,
+            below 3, or too large.
     """
     from skimage.metrics import structural_similarity
 

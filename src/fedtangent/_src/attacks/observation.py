@@ -30,8 +30,8 @@ class Observed(NamedTuple):
 def jacobians(model: Model, params: PyTree, x: Shaped[AnyArray, "n ..."]) -> Observed:
     """Computes every example's Jacobian of the outputs by the parameters: ``values`` [n, C, P] for ``x`` [n, ...].
 
-    A client of NTK-FL sends this message (Yue et al., 2022, section 4.1). The C outputs' derivatives
-    by the P parameters are in the order of ``jax.flatten_util.ravel_pytree``.
+    A client of NTK-FL sends this message (Yue et al., 2022, section 4.1). The P parameters are in the order of
+    ``jax.flatten_util.ravel_pytree``.
 
     Args:
         model: The clients' network.
@@ -69,7 +69,7 @@ def gradient(
         loss: Name of a loss.
 
     Raises:
-        ValueError: ``x`` and ``y`` have different lengths.
+        ValueError: ``x`` and ``y`` have different lengths, or the loss is unknown or does not take such targets.
     """
     if len(x) != len(y):
         raise ValueError(f"y: got {len(y)} targets, must be {len(x)}, one for each example")

@@ -182,7 +182,7 @@ def options_of(groups: Mapping[str, object]) -> dict[str, Option]:
 
 
 def words_of(arguments: Sequence[str]) -> dict[str, list[str]]:
-    """Splits a command line into options: returns the words after each option, by the option's name.
+    """Splits a command line into options: returns the words after each option, by its name in Python.
 
     The key ``""`` has the words before the first option.
     """

@@ -52,7 +52,7 @@ class ClaimedRuns(NamedTuple):
     Attributes:
         settings: The comparisons with theory to make.
         words: Command line of ``fedtangent compare`` for these comparisons.
-        agree: Words that occur in the verdicts that must hold; None for all verdicts.
+        agree: Parts of the statements of the verdicts that must hold; None for all verdicts.
         within: Largest allowed distance of networks' outputs from their prediction, relative to how far the prediction
             moved: one number for the widest networks, or a number for each width. None allows any distance.
     """
@@ -93,7 +93,7 @@ def prepare(options: CheckOptions, verdicts: VerdictOptions) -> CheckJob:
 
 
 def _claim(table: Mapping[str, Any]) -> ClaimedRuns:
-    """Converts a table of the TOML file to a claim; raises ``ValueError`` for an option that `compare` lacks."""
+    """Converts a table of the TOML file to a claim; raises ``ValueError`` for a bad option."""
     options = {name.replace("-", "_"): value for name, value in table.items()}
     if len(options) < len(table):
         raise ValueError("an option is given twice, once with - and once with _ in its name: leave one out")
@@ -148,7 +148,8 @@ def run_job(job: CheckJob) -> Ended:
 def _outcome(name: str, claim: ClaimedRuns, say: Report, times: dict[str, float]) -> tuple[Verdict, ...] | str:
     """Compares the runs of one claim with theory; returns its verdicts, or the text of the error that ended it.
 
-    ``say`` prints a line of progress. The seconds of the comparison are added to ``times``.
+    ``say`` prints a line of progress. The seconds of each step are added to ``times``. An unexpected error is also
+    printed with its traceback.
     """
     verdicts: list[Verdict] = []
     try:

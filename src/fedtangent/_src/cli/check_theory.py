@@ -85,7 +85,7 @@ def run_job(job: TheoryJob) -> Ended:
 
 
 def _run(entry: TheoremEntry, options: CheckTheoryOptions) -> list[Verdict]:
-    """Performs a theorem check and returns its verdicts; an exception becomes a failed verdict, so that others run."""
+    """Performs a theorem check and returns its verdicts; an exception, which is printed, becomes a failed verdict."""
     try:
         verdicts: list[Verdict] = entry.build(options.scale, options.seed)
         failure = "returned no verdict"

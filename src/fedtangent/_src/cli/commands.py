@@ -131,8 +131,8 @@ def _command(name: str, module: ModuleType, prepare: Prepare) -> Command:
 def groups_of(command: Command, chosen: Mapping[str, str]) -> Groups:
     """Returns the option groups of a command by title.
 
-    They are the choices that describe a run, the options of the chosen algorithm, model and so on, and the groups that
-    only this command has.
+    They are the choices that describe a run, the options of the chosen algorithm, model and so on, the groups that only
+    this command has, and ``OutputOptions`` if the command has an output folder.
 
     Args:
         command: The command.
@@ -150,7 +150,8 @@ def groups_of(command: Command, chosen: Mapping[str, str]) -> Groups:
 def options_by_name(groups: Mapping[str, object]) -> dict[str, Option]:
     """Returns the options of ``groups`` by name.
 
-    If a group of the command and a group that describes a run have an option of one name, the command's is returned.
+    If a group of the command (a class) and one that describes a run (an instance) have options of the same name, the
+    command's option is returned.
     """
     of_command = {title: group for title, group in groups.items() if isinstance(group, type)}
     return flat.options_of(groups) | flat.options_of(of_command)
@@ -162,6 +163,9 @@ def begun(command: Command, arguments: Sequence[str]) -> Line:
     Args:
         command: The command.
         arguments: Words after the command's name.
+
+    Raises:
+        ValueError: The config.json cannot be read, or is not of a run of this command.
     """
     words = flat.words_of(arguments)
     config = _repeated(command, Path(words["config"][0])) if words.get("config") else {}
@@ -171,7 +175,10 @@ def begun(command: Command, arguments: Sequence[str]) -> Line:
 
 
 def _repeated(command: Command, path: Path) -> Values:
-    """Reads the options of the run in a config.json; raises ``ValueError`` if another command wrote it."""
+    """Reads the options of the run in a config.json, except those in ``ANEW``.
+
+    Raises ``ValueError`` if ``path`` is not the config.json of a run of ``command``.
+    """
     content = files.json_of("config", path)
     try:
         options, writer = dict(content["options"]), str(content["command"])
@@ -211,6 +218,7 @@ def read(command: Command, arguments: Sequence[str]) -> ParsedLine:
 def _varied(algorithms: Sequence[str], line: Line) -> dict[str, list[str]]:
     """Finds the options for which the user gave several values, to get a run for each; returns these values by option.
 
+    Only options of the algorithm, partition and schedule count (``VARIED``); equal values raise ``ValueError``.
     ``algorithms`` are the names of the algorithms on the command line ``line``.
     """
     varied: dict[str, list[str]] = {}
@@ -278,7 +286,7 @@ def _read(command: Command, arguments: Sequence[str], line: Line) -> ParsedLine:
 
 
 def _refusal(command: Command, name: str, chosen: Mapping[str, str], options: Mapping[str, Option]) -> ValueError:
-    """Builds the error for an option ``name`` that a command does not have.
+    """Returns or raises the ``ValueError`` for an option ``name`` that a command does not have.
 
     ``chosen`` are the names of the chosen algorithm, model and so on, and ``options`` the options that the command has
     with them.

@@ -66,7 +66,7 @@ def prepare(options: DataOptions) -> DataJob:
 
 
 def run_job(job: DataJob) -> Ended:
-    """Prepares or verifies the data set and prints a table of its arrays or files; returns the outcome."""
+    """Prepares or verifies the data set and prints a table; returns the outcome (code 2 after an error)."""
     try:
         return _prepared(job) if job.options.action == "prepare" else _verified(job)
     except ValueError as error:  # no network, a wrong checksum, a full disk

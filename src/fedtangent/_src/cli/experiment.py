@@ -60,7 +60,7 @@ def continues(options: object) -> bool:
 
 
 def allowed(words: Mapping[str, Sequence[str]]) -> dict[str, Iterable[str]]:
-    """Returns the data sets and settings that an experiment allows, for the help page; {} for an unknown experiment.
+    """Returns the values of --dataset and --set that an experiment allows, by option; {} for an unknown experiment.
 
     ``words`` has the words after each option of the command line; ``words[""]`` is the name of the experiment.
     """

@@ -120,7 +120,10 @@ def run(arguments: list[str], loaded: Callable[[], None] = lambda: None) -> int:
 
 
 def _performed(line: ParsedLine, job: object) -> int:
-    """Runs the job that a command's ``prepare`` has returned, and returns the exit code; errors become one line."""
+    """Runs the job that a command's ``prepare`` has returned, and returns the exit code.
+
+    The outcome is added to result.json. Expected errors, such as a full disk, become one line on standard error.
+    """
     import jax
 
     from fedtangent._src.comparison.followed import NotFollowed
@@ -168,7 +171,7 @@ def _folder(line: ParsedLine) -> Path | None:
 def _prepared(line: ParsedLine) -> object:
     """Calls the command's ``prepare`` and returns its job; with ``--overwrite`` removes an earlier run of the folder.
 
-    Raises ``ValueError`` if the folder has a run that must be neither continued nor replaced.
+    Creates the folder. Raises ``ValueError`` if it has a run that must be neither continued nor replaced.
     """
     from fedtangent._src.output.files import check_free, clear, output_folder
 
@@ -232,7 +235,7 @@ def _place(one: Option) -> str:
 
 
 def _overview(to_stdout: bool) -> int:
-    """Prints the list of commands to standard output or standard error, and returns the exit code."""
+    """Prints the list of commands; returns the exit code, 0 on standard output and 2 on standard error."""
     lines = [f"usage: {PROGRAM} COMMAND [OPTIONS]", ABOUT, "commands:"]
     lines += [f"  {name:<14} {about}" for name, about in summaries().items()]
     lines += ["options:", "  --help         this page; of a command, its own", "  --version      the version"]

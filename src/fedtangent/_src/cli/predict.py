@@ -143,7 +143,7 @@ def _is_far(curve: Curve, loss: str) -> bool:
 
 
 def _metrics(forecast: Forecast) -> list[Metric]:
-    """Builds the rows of metrics.csv for a predicted run: each metric by round, and its 5th and 95th percentiles."""
+    """Builds the rows of metrics.csv for a predicted run: by round, each metric's mean, 5th and 95th percentiles."""
     curves = {"predicted": forecast.given}
     if forecast.rates is not None:
         curves["predicted at the best rate"] = forecast.best

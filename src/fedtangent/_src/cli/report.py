@@ -40,7 +40,10 @@ class ReportJob(NamedTuple):
 
 
 def prepare(options: ReportOptions) -> ReportJob:
-    """Reads the files of all runs and builds the page in memory; raises ``ValueError`` if a folder has no run."""
+    """Reads the files of all runs and builds the page in memory.
+
+    Raises ``ValueError`` if a folder has no run or cannot be read, or if the output folder is one of the runs.
+    """
     if not options.runs:
         raise ValueError("runs: got none, must be folders of runs")
     try:

@@ -252,7 +252,7 @@ def _measured(
 
 
 def _measured_on_clients(built: Built, tests: FederatedData, state: PyTree) -> dict[str, float]:
-    """Computes the accuracy of every client's predictions on its own test examples, or the MSE without class labels.
+    """Computes the accuracy of each client's predictions on its examples in ``tests``, or the MSE without class labels.
 
     Returns two means by name: over clients (such as "accuracy"), and over examples ("accuracy_over_examples").
     """

@@ -58,7 +58,7 @@ class RunFiles:
         return tensorboard(self.folder) if self.logs and is_main() else contextlib.nullcontext()
 
     def write(self, log: Log | None, seed: int, row: Measurement) -> None:
-        """Writes one evaluation of a run to metrics.csv; the first call writes config.json as well.
+        """Writes one evaluation of a run to metrics.csv; the first call also writes config.json and prints notices.
 
         A checkpoint that cannot be resumed raises an error before the first evaluation, and so before anything is
         written.
@@ -111,7 +111,7 @@ class RunFiles:
                 say(remark if len(runs) == 1 else f"seed {seed}: {remark}")
 
     def _reliabilities(self, runs: dict[int, Run]) -> list[Reliability]:
-        """Computes the calibration of each run on the test examples; returns [] if the loss is not for classes."""
+        """Computes each run's calibration on test examples; [] without test labels, or if the loss takes no classes."""
         test = self.built.examples.test
         if targets_of(self.built.loss) != "classes" or test is None or test.labels is None:
             return []
@@ -137,7 +137,7 @@ class RunFiles:
             reliability_diagram({self.built.algorithm.name: reliabilities}, title, path)
 
     def _draw_diagnostics(self, diagnostics: Diagnostics, run: Run) -> None:
-        """Draws the diagnostics of all seeds by round, and the first and last spectra of the kernels of ``run``."""
+        """Draws the diagnostics of all seeds by round; of kernels, also the first and last spectra of ``run``."""
         from fedtangent._src.output.run_plots import kernel_figure, laziness_figure
 
         kind = "laziness" if isinstance(diagnostics, LazinessDiagnostics) else "kernel"
