@@ -332,7 +332,10 @@ def _cost(composed: _Composed, data: FederatedData, engine: Engine) -> Cost:
 
 
 def _sent(model: Model, local: Local, server: Server, data: FederatedData, largest: int) -> tuple[PyTree, PyTree]:
-    """Returns an example of a client's message and of the server's broadcast; only their shapes are used."""
+    """Returns a client's message and the server's broadcast, as examples of their shapes.
+
+    ``largest`` is the number of examples of the largest client.
+    """
     params = model.init(jax.random.key(0))
     broadcast = server.broadcast(server.init(params))
     client = client_view(data, jnp.int32(0), jnp.bool_(True), largest)

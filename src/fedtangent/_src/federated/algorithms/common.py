@@ -98,7 +98,7 @@ class Averaging:
             raise ValueError(f"secure_aggregation: got {bits!r}, must be the bits of a masked number, 32 or 64")
 
     def filled(self, **defaults: str | float) -> Averaging:
-        """Returns the options, with values of ``defaults`` (by name of the option) for options that are None.
+        """Returns the options; values of ``defaults``, by name of the option, replace None.
 
         With a ``server_optimizer`` the default of ``server_learning_rate`` is not used.
         """

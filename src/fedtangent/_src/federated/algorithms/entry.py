@@ -484,7 +484,7 @@ def _parameters_of(function: Recipe) -> Mapping[str, inspect.Parameter]:
     """Returns the parameters of a recipe by name.
 
     A recipe with ``**options`` and no ``base`` is taken to pass these on to ``fed_avg``, whose parameters are returned
-    too (except ``client_optimizer`` if the recipe has a ``client_learning_rate``).
+    too, except ``client_optimizer`` if the recipe has a ``client_learning_rate``.
     """
     parameters = dict(inspect.signature(function).parameters)
     collects = any(p.kind is p.VAR_KEYWORD for p in parameters.values())

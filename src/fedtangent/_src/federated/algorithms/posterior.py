@@ -20,7 +20,7 @@ MEMBERS = ("samples", "clients", "mean")
 
 
 class Clients(NamedTuple):
-    """The models that clients trained from one global model in a round, sorted by client id; rows without a client last.
+    """The models that clients trained from one global model in a round, sorted by client id; empty rows are last.
 
     Attributes:
         params: The clients' models [M, ...].
@@ -139,7 +139,7 @@ def dirichlet(clients: Clients, concentration: float) -> Callable[[Key], PyTree]
 def check_teacher(teacher: Teacher) -> None:
     """Raises ``ValueError`` for an unknown distribution, or a concentration that is not positive and finite.
 
-    It also does for kinds of members that are unknown or repeated, or if there is none.
+    It also raises unless the kinds of members are one or more of ``MEMBERS``, each once.
     """
     choice("posterior", teacher.posterior, POSTERIORS)
     unknown = [name for name in teacher.members if name not in MEMBERS]

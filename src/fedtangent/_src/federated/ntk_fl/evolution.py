@@ -97,8 +97,8 @@ def ntk_evolve(
         - ``products`` [] int32: number of products with the kernel, without those that estimate ``lambda_max``;
         - ``kernel_error`` [] = |Theta - H (x) I| / |Theta| of the averaged kernel H, in Frobenius norm (estimated by
           random probes if n C > 1024 or H is not in memory), and ``function_gap`` []: the relative difference between
-          two changes of the pooled examples' outputs, that of the linearised network at the chosen weights and that
-          which H predicts. Both are 0 with the exact kernel.
+          the change of the linearised network's outputs at the chosen weights, on the pooled examples, and the change
+          that H predicts. Both are 0 with the exact kernel.
 
     Raises:
         ValueError: JAX is not in 64-bit mode, an argument has a wrong shape or range, or ``unstable`` is "stop" and

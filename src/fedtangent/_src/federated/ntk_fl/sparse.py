@@ -267,7 +267,7 @@ def _num_weights(layer: _DensePart, num_outputs: int) -> int:
 
 
 def _search(layers: list[_DensePart], num_outputs: int, k: int) -> Array:
-    """Computes ``_thresholds`` for one block of examples, each of which keeps its k largest entries."""
+    """Computes ``_thresholds`` for one block of examples; k is the number of entries that an example keeps."""
     counts: list[sparsify.Count] = []
     most: list[Array] = []
     for layer in layers:
