@@ -1,1 +1,1 @@
-"""Simulation and theory side by side: the only package that imports both."""
+"""Simulation and theory side by side: besides ``experiments`` the only package that imports both."""

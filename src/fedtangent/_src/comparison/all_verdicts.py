@@ -28,11 +28,11 @@ FIXED_POINT = 1e-8
 NUM_MODELS = 5  # K of the schedules whose fixed points are checked
 MAX_DROPPED = 20  # clients tried as those to leave out
 SLOWER = (0.75, 0.5, 0.25, 0.1)  # wrong rates
-SHARES = (0.9, 0.5, 0.1, 0.0)  # of the time, wrong too
+SHARES = (0.9, 0.5, 0.1, 0.0)  # of the training time, wrong too
 FIXED_POINT_AGES = 20  # ages of K rounds in a pass: under partial participation too, every client comes up
 MORE_STARTS = 2000  # values of initial functions at a point, at least, that are drawn and not trained
-NARROW = 1e-3  # of the prior's widest axis: those below are left out
-REACHED = 0.25  # of a verdict's margin: how near the flow is to the limit when networks are judged by that too
+NARROW = 1e-3  # of the variance along the prior's widest axis: axes of less variance are left out
+REACHED = 0.25  # of a verdict's margin: networks are compared with the limit too if the flow is as near to it
 
 
 def all_verdicts(
@@ -171,7 +171,7 @@ def _every_round(theory: Predicted, networks: tuple[Simulated, ...], wrong: dict
     """Compares networks at every evaluated round with the flow from their initial functions.
 
     Three verdicts say whether the error falls with the width, and whether mean and variance agree. The verdict on the
-    variance is left out for a loss other than the squared error.
+    variance is left out for a loss other than the squared error. ``wrong`` are flows of wrong theories, the controls.
     """
     setting, name, rounds = theory.setting, theory.setting.name, theory.setting.size.rounds[1:]
     right = predicted_networks(theory.flow, networks, rounds)
@@ -299,7 +299,8 @@ def _limit(theory: Predicted, networks: tuple[Simulated, ...], limit: Gaussian) 
 def _is_reached(theory: Predicted, limit: Gaussian, scale: float) -> bool:
     """Returns whether the flow's mean and variance at the last round are near the limit of many rounds.
 
-    Near means within a quarter of the verdicts' margins; ``scale`` is how far training changes the functions.
+    Near means within a quarter of the verdicts' margins; ``scale`` is how far training changes the functions. A limit
+    without variance counts as not near.
     """
     last, trace = theory.moments[-1], np.trace(limit.cov)
     if not trace > 0:  # as at the training points: there is no variance to compare

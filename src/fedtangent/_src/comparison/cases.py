@@ -113,7 +113,11 @@ def sine_linear(data_dir: DataDir, scale: str, seed: int) -> Setting:
 
 
 def sine_network(data_dir: DataDir, scale: str, seed: int) -> Setting:
-    """Builds the setting of a network on the sine data with a gap in the middle (FE-2024, section V-B)."""
+    """Builds the setting of a network on the sine data with a gap in the middle (FE-2024, section V-B).
+
+    Args:
+        data_dir, scale, seed: As for ``sine_linear``.
+    """
     sizes = {
         "smoke": _size((64, 256, 1024), 48, 6),
         "default": _size((64, 256, 1024), 48, 20),
@@ -143,12 +147,21 @@ def _images(name: str, title: str, data_dir: DataDir, scale: str, seed: int) -> 
 
 
 def digits(data_dir: DataDir, scale: str, seed: int) -> Setting:
-    """Builds the setting of scikit-learn's handwritten digits, with ten outputs and clients of different classes."""
+    """Builds the setting of scikit-learn's handwritten digits, with ten outputs and clients of different classes.
+
+    Args:
+        data_dir, scale, seed: As for ``sine_linear``; ``scale`` also decides the number of examples.
+    """
     return _images("digits", "Digits", data_dir, scale, seed)
 
 
 def fashion_mnist(data_dir: DataDir, scale: str, seed: int) -> Setting:
-    """Builds the setting of Fashion-MNIST, whose files are read from ``data_dir``."""
+    """Builds the setting of Fashion-MNIST, with ten outputs and clients of different classes.
+
+    Args:
+        data_dir: Folder of the data set's files; None for $FEDTANGENT_DATA.
+        scale, seed: As for ``digits``.
+    """
     return _images("fashion_mnist", "Fashion-MNIST", data_dir, scale, seed)
 
 
@@ -157,7 +170,7 @@ def build(name: str, data_dir: DataDir = None, scale: str = "default", seed: int
 
     Args:
         name: Name of the case; ``fedtangent list cases`` shows all.
-        data_dir: Folder of the data sets' files.
+        data_dir: Folder of the data sets' files; None for $FEDTANGENT_DATA.
         scale: One of ``SCALES``: "smoke", "default" or "paper".
         seed: Seed of data, schedule and initialisations.
 

@@ -30,15 +30,16 @@ def assert_follows_theory(
     """Asserts that networks agree with theory, and that wrong theories, the negative controls, do not.
 
     A test of an algorithm calls ``compare`` and then this function. Under pytest a test is skipped if all its verdicts
-    are undecided, and ``-W error::fedtangent.testing.UndecidedWarning`` makes it fail if one is.
+    are undecided. If some are, ``UndecidedWarning`` is issued, and the test fails with
+    ``-W error::fedtangent.testing.UndecidedWarning``.
 
     Args:
         compared: Result of ``fedtangent.compare``.
         agree: Which verdicts are checked: words that their statements contain, such as "slope" or "linearised network";
             default: all verdicts.
-        within: Largest distance of single networks from their prediction at the last round, relative to how far the
-            prediction moved: one number for the widest networks, or one for each width. It adds a verdict for each
-            width, whose control is the prediction of an earlier round.
+        within: Largest distance of a network from its prediction at the last round, on average over networks, relative
+            to how far the prediction moved: a number for the widest networks, or a mapping from width to number. Each
+            adds a verdict, whose control is the prediction of an earlier round.
 
     Returns:
         The checked verdicts. None of them fails.
@@ -99,7 +100,10 @@ def check_width(width: int, widths: Iterable[int]) -> None:
 
 
 def _near(compared: Compared, networks: Simulated, gap: Gap, tolerance: float) -> Verdict:
-    """Checks that single networks end near their prediction; controls are the predictions of earlier rounds."""
+    """Checks that networks end on average within ``tolerance`` of their prediction; ``gap`` has the predictions.
+
+    Controls are the predictions of earlier rounds.
+    """
     last = gap.test[-1]
     moved, estimate = last - networks.test[0], _distance(gap.error[-1])
     rivals = []

@@ -121,7 +121,7 @@ def compare_case(
         scale: "smoke", "default" or "paper".
         seed: Seed of data, schedule and initialisations.
         data_dir: Folder of the data sets' files; None for $FEDTANGENT_DATA (``fedtangent data --help``).
-        progress: Whether to show progress; None: in terminals and notebooks.
+        progress: Whether to show progress; None: if the work takes some seconds.
 
     Returns:
         One comparison for each setting of the case.
@@ -159,7 +159,7 @@ def comparison_of(
     whole("draws", draws, FEWEST_DRAWS)
     widths = check_widths(algorithm.model, widths)
     if algorithm.composition.rebuild is None:
-        algorithm.on(algorithm.model)  # says what can be done
+        algorithm.on(algorithm.model)  # raises an error that says what can be done
     setting = followed.setting_of(algorithm, examples, Scale(widths, draws, num_rounds, every), seed)
     followed.check_kernels(algorithm.model, setting.problem.x_train[:2])
     return setting

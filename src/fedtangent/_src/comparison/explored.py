@@ -125,7 +125,7 @@ class Curves(NamedTuple):
     Attributes:
         rounds: The r evaluated rounds.
         errors: Mean squared error of the mean of the K models, for "train" and "test", from each of E starts.
-        accuracy: Test accuracy after the last round; NaN in regression.
+        accuracy: Test accuracy after the last round; NaN in regression, or if the outputs are not finite.
         functions: First output of each model at the m test points, after the last round.
         residuals: Root mean square of outputs minus targets at each client's examples, after the last round.
     """
@@ -178,8 +178,8 @@ def explored(data: Dataset | str, num_clients: int = 20, num_rounds: int = 30, s
     """Checks the arguments of ``explore``, loads the data and computes the kernel of its examples.
 
     Args:
-        data: A ``Dataset``, or the name of a data set. If it has the options ``num_train`` and ``num_test``, at most
-            500 training and 200 test examples are loaded.
+        data: A ``Dataset``, or the name of a data set, which is loaded with ``num_train=500``, ``num_test=200`` and
+            ``gap=True`` if it has these options; a user's file may have fewer examples.
         num_clients: Clients N.
         num_rounds: Communication rounds R.
         seed: Seed of data, partition, schedule and initial functions.

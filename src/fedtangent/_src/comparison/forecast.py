@@ -92,7 +92,7 @@ class Plan(NamedTuple):
 
     @property
     def rate(self) -> float:
-        """The clients' learning rate; of a schedule the largest; NaN for an optimiser that the closed form rejects."""
+        """The clients' learning rate; of a schedule the largest; NaN for an optimiser in runs without closed form."""
         training = followed.training_of(self.setting.algorithm)
         if training.optimizer is not None and isinstance(self.setting.rule, str):
             return np.nan
@@ -375,7 +375,10 @@ def forecasts(
 
 
 def memory_of(plan: Plan) -> KernelPlan:
-    """Computes the memory that the kernels of a run need; raises ``ValueError`` if memory and disk have no room."""
+    """Computes the memory that the kernels of a run need.
+
+    Raises ``ValueError`` if memory and disk have no room, or if the kernel's file was changed since it was written.
+    """
     memory = plan_kernels(plan.setting, plan.at_once, Path(plan.forecasting.kernel_dir or KERNELS))
     if memory.folder is not None:
         check_file(plan.setting.kernel, plan.setting.problem.x_train, memory.folder)
@@ -434,7 +437,7 @@ def _check_run(setting: Setting, forecasting: Forecasting) -> None:
             f"data: got {points} training and test points, must be at most {MOST_EXACT} for {algorithm.name!r}, which "
             f"has no closed form: {setting.rule}"
         )
-    algorithm.on(algorithm.model)  # says what can be done
+    algorithm.on(algorithm.model)  # raises an error that says what can be done
     if forecasting.rates and (why := rate_is_fixed(algorithm)):
         raise ValueError(f"rates: must be off (Forecasting(rates=False), --no-rates) for {algorithm.name!r}: {why}")
 
@@ -487,12 +490,15 @@ def forecast(
 
 
 def ranked(forecasts: Iterable[Forecast]) -> list[Forecast]:
-    """Sorts forecasts by test loss after the last round, at the best rate of each algorithm, lowest first."""
+    """Sorts forecasts by test loss after the last round at the best rate, lowest first, infinite and NaN ones last."""
     return sorted(forecasts, key=lambda forecast: forecast.loss if np.isfinite(forecast.loss) else np.inf)
 
 
 def _runs_of(plan: Plan, kernels: KernelBlocks | LargeKernel | None, say: Report) -> _Runs:
-    """Draws the initial functions of a run, and builds the function that predicts the run from them."""
+    """Draws the initial functions of a run, and builds the function that predicts the run from them.
+
+    Without ``kernels``, or if they do not determine the run, the networks are linearised at a start.
+    """
     setting, problem = plan.setting, plan.setting.problem
     if kernels is not None:
         starts = prior_starts(setting, kernels, plan.draws)
@@ -632,7 +638,7 @@ def _rates(runs: _Runs, first_loss: float, progress: bool | None) -> Rates:
     """Searches the largest stable and the best learning rate; ``first_loss`` is the training loss before training."""
     rate, bound, gentle, most = runs.plan.rate, None, LOWEST * runs.plan.rate, np.inf
     for flow in runs.flows[:1]:
-        if isinstance(flow.kernels, LargeKernel):  # of which no eigenvalue is known
+        if isinstance(flow.kernels, LargeKernel):  # whose eigenvalues are unknown
             continue
         if flow.kind.algorithm == "fed_avg" and not flow.kind.has_server_momentum and not flow.kind.stepwise:
             scale = rate / float(np.max(flow.rounds.learning_rate))
@@ -649,7 +655,7 @@ def _rates(runs: _Runs, first_loss: float, progress: bool | None) -> Rates:
 
 
 def _fastest_rate(runs: _Runs, rates: Rates) -> float | None:
-    """Returns the tried rate that reaches the target in the fewest rounds; None if no rate reaches it."""
+    """Returns the tried rate that reaches the target in the fewest rounds; None without a target or such a rate."""
     plan, target = runs.plan, runs.plan.forecasting.target
     if target is None:
         return None
@@ -678,7 +684,7 @@ def _polled_traffic(
 ) -> tuple[Num[np.ndarray, "r"], Num[np.ndarray, "r"]]:
     """Computes uplink and downlink bytes, [r] each, of a run whose schedule asks clients about the models.
 
-    Its cohorts depend on the models, so they are found by training from the first initial functions.
+    The cohorts depend on the models, so linear models are trained from the first initial functions to record them.
     """
     setting, problem, start = plan.setting, plan.setting.problem, plan.setting.start
     if start is not None:

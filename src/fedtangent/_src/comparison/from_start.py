@@ -132,7 +132,8 @@ def weights_of(
     """Returns the float64 parameters [K, ...] with which the models begin.
 
     Args:
-        algorithm: An algorithm with global models, whose model ``jax.jvp`` can differentiate.
+        algorithm: An algorithm with global models, whose model ``jax.jvp`` can differentiate; others raise
+            ``ValueError``.
         num_clients: Number of clients.
         x: Some inputs.
         seed: Seed of the run.

@@ -182,7 +182,7 @@ def linearised_flow(
     return np.asarray(runs.test)[:, 0, 0]
 
 
-MOST_EXAMPLES = 4000  # training examples of which there is a kernel of infinite width, at most
+MOST_EXAMPLES = 4000  # training examples, at most, for a kernel of infinite width
 
 
 @runtime_checkable
@@ -307,7 +307,8 @@ class LazinessDiagnostics:
     def __call__(self, algorithm: Algorithm, state: PyTree) -> dict[str, float]:
         """Returns the metrics "feature_learning", "initial_kernel", "total" and "drift" of the run's present state.
 
-        If infinite width has no prediction, the two in the middle are left out.
+        If infinite width has no prediction, "initial_kernel" and "total" are left out. The argument ``algorithm`` is
+        not used.
         """
         of_models = self.parts(state)._asdict() | {"drift": self.kernels.drifts(state)}
         of_models = {name: values for name, values in of_models.items() if values is not None}
@@ -363,7 +364,7 @@ def laziness_diagnostics(built: Built, evaluate_every: int, num_examples: int = 
     the linearisation from the federated flow of infinite width with the same initial function, cohorts, minibatches and
     rates. ``total`` is the distance of the network from that flow. ``drift`` is the relative change of its tangent
     kernel in the Frobenius norm (``kernel_diagnostics``). Distances are measured together at the training examples of
-    that kernel and ``num_examples`` test examples, drawn at random.
+    that kernel and ``num_examples`` test examples, drawn at random (without a test split from the training examples).
 
     If theory does not follow the run, the network has no infinite-width kernel, or there are more than 4000 training
     examples (the kernel is a matrix of them), ``initial_kernel`` and ``total`` are left out; ``why_no_limit`` says why.

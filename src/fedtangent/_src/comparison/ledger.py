@@ -244,19 +244,20 @@ def residual_ledger(
     gets is at least the root mean square over all clients. This is first order in the kernel's change, which is
     O(width^-1/2) at most. For terms of second order in the step size (the kernel's change within a round, and the term
     v_1 of the paper) the term of an interval is multiplied by 1 + a, where a is the largest move of a client's weights
-    within a round, divided by ``|w - w_0|``.
+    within a round of the interval, divided by ``|w - w_0|`` at its end.
 
     A kernel that changes and comes back between two evaluations is missed: evaluate more often. A mistake in a
     network's prediction shows once it is larger than the tolerance. Each evaluation stores a kernel [n C, n C] (or
-    [n, n] for one output) for each model.
+    [n, n] if outputs share the kernel) for each model.
 
     Args:
         algorithm: The algorithm of the run, for ``model``.
         model: The network.
         data: Training data with numbers as targets.
         num_rounds: Number of rounds that are predicted; the run has at most as many.
-        rule: Rule of clients and server in the theory, ``theory.Rule(local_steps, learning_rate, ..)``. A memory of
-            server or clients enters the prediction, but not the evolution of a network's tolerance.
+        rule: Rule of clients and server in the theory, ``theory.Rule(local_steps, learning_rate, ..)``. What server or
+            clients carry from round to round, such as momentum, enters the prediction; in a network's tolerance it is
+            taken as 0 at the end of each interval between evaluations.
         seed: Seed or key of the run.
         start: Beginning of the run, as in ``simulate``.
         weighting: How the algorithm weighs clients, ``"examples"`` or ``"uniform"``.

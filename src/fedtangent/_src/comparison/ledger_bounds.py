@@ -138,7 +138,7 @@ def predict_path(
     coefficients, outputs = of.predict(model, theta, of.y, start, along)
 
     def propagate(round_: int, values: Float64[np.ndarray, "q D"]) -> Float64[np.ndarray, "rounds q D"]:
-        if not np.isfinite(values).all():  # of a network that is not
+        if not np.isfinite(values).all():  # of a network that has diverged
             return np.full((of.num_rounds + 1 - round_, *values.shape), np.nan)
         begin = values.reshape(start.shape)
         later = of.predict(model, theta, np.zeros_like(of.y), begin, None if along is None else begin, round_)[1]
@@ -200,7 +200,7 @@ class Source(NamedTuple):
 def source(
     of: Federation, path: Path, change: Float64[np.ndarray, "q q"], begin: int, end: int, travelled: float
 ) -> Source:
-    """Computes the error of the prediction by the kernel's change in rounds ``begin`` to ``end``, to first order.
+    """Computes the error of the prediction by the kernel's change from round ``begin`` to ``end``, to first order.
 
     The error is the distance between the network's outputs and the predicted ones. ``residual_ledger`` explains how
     these errors enter the tolerance.
@@ -209,8 +209,8 @@ def source(
         of: Targets, clients, cohorts and rule of the run.
         path: Prediction of the model.
         change: Change of the kernel from the start to round ``end``, [q, q].
-        begin: First round of the interval.
-        end: Last round of the interval.
+        begin: Number of finished rounds at the start of the interval.
+        end: Number of finished rounds at its end.
         travelled: Distance ``|w - w_0|`` of the weights at round ``end``.
     """
     steps = path.coefficients[end] - path.coefficients[begin]
@@ -252,7 +252,7 @@ def first_order(sources: list[Source], round_: int, client: int, rows: np.ndarra
 
 
 def rounding(unit: float, steps: float, operations: int, largest: float, weights: float) -> float:
-    """Estimates the rounding error of an output after ``steps`` local steps.
+    """Bounds the rounding error of an output after ``steps`` local steps, by about eight standard deviations.
 
     Local steps on squared loss (of a stable size) and averages do not expand errors of the weights, so roundings add
     up. Each is at most ``unit * largest * weights``, and sums of independent roundings grow as the root of their number

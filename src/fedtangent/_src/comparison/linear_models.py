@@ -34,7 +34,7 @@ from fedtangent._src.types import AnyArray, Array, Cohort, Key, Model, Partition
 
 LINEARISED_WIDTH = 64
 MOST_ROWS = 4000  # rows n C of a whole tangent kernel of a linearised network, at most
-MOST_STARTS = 400  # examples, of which there is a law to propagate, at most
+MOST_STARTS = 400  # training examples, at most, for verdicts on laws
 NUM_POINTS = 20  # test points of the exact checks
 LAW_ROUNDS = 40  # about as many rounds of the law are checked: a basis of initial functions is trained
 SLOWER = 0.95  # a rate that is wrong by 5 %
@@ -245,8 +245,8 @@ def empirical_blocks(
     Args:
         model: Network with C outputs.
         at: Its parameters.
-        x_train: Training inputs, [n, d].
-        x_test: Test inputs, [m, d].
+        x_train: Training inputs, [n, ...].
+        x_test: Test inputs, [m, ...].
 
     Returns:
         Blocks [n C, n C] and [m C, n C]; the C outputs of one example are adjacent rows.
@@ -400,7 +400,7 @@ def _factor(
 ) -> Float64[np.ndarray, "q q"]:
     """Returns a matrix ``G`` for which ``G G'`` is the kernel of the training points and the test points ``points``.
 
-    ``train``, ``test_train`` and ``test`` are the blocks of that kernel.
+    ``train``, ``test_train`` and ``test`` are the blocks of the kernel at all training and test points.
     """
     cross = np.asarray(test_train)[points]
     eigenvalues, vectors = np.linalg.eigh(joined(train, cross, np.asarray(test)[np.ix_(points, points)]))

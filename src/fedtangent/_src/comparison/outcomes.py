@@ -84,7 +84,7 @@ class BesidePrediction:
     """
 
     method: ClassVar[str]  # name of the prediction
-    ntk_fl: ClassVar[tuple[Simulated, ...]] = ()  # it is compared with closed forms only
+    ntk_fl: ClassVar[tuple[Simulated, ...]] = ()  # NTK-FL is compared with closed forms only
     setting: Setting
     simulated: tuple[Simulated, ...]
     gaps: tuple[Gap, ...]

@@ -78,7 +78,7 @@ def predict(setting: Setting, cohorts: Cohort, progress: bool | None = False) ->
     Args:
         setting: The run: problem, algorithm and the rounds to evaluate.
         cohorts: The clients of each round, and the model that each of them trains, [R, S].
-        progress: Whether to show progress; None: in terminals and notebooks.
+        progress: Whether to show progress; None: if the work takes some seconds.
     """
     blocks, rounds = setting.blocks(progress), setting.size.rounds
     flow = run_flow(setting, blocks, cohorts)
@@ -224,7 +224,7 @@ def prior_starts(setting: Setting, kernels: KernelBlocks | LargeKernel, draws: i
 def _sampled_laws(sampled: Float[np.ndarray, "E r K m C"]) -> tuple[ModelLaw, ...]:
     """Computes mean and covariance (averaged over outputs) of ``sampled`` outputs, one ``ModelLaw`` for each round."""
     first = sampled[0]
-    moved = sampled - first  # exactly 0 where all start as the same function, so that their covariance is
+    moved = sampled - first  # exactly 0 where all start as the same function, and so is the covariance
     about = moved - moved.mean(axis=0)
     cov = np.einsum("erkmc,erkqc->rkmq", about, about, optimize=True) / ((len(sampled) - 1) * sampled.shape[-1])
     return tuple(map(ModelLaw, first + moved.mean(axis=0), cov))
@@ -259,7 +259,7 @@ def run_flow(
     )
 
 
-MOST_EXACT = 8000  # training and test points together of which float64 blocks are built
+MOST_EXACT = 8000  # training and test points together, at most, for blocks in float64
 PROGRAM = 3 * 2**29  # bytes of JAX, its compiler and the data
 
 

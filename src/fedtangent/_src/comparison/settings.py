@@ -28,13 +28,13 @@ from fedtangent._src.theory.flow import Rule
 from fedtangent._src.types import Algorithm, FederatedData, Kernel, Key, Model, Partition, PyTree
 
 Report = Callable[[str], None]  # receives a line of text for each step of the work
-LITTLE = 0.9  # of the first training error, above which at the end networks have learned little
+LITTLE = 0.9  # share of the first training error; networks whose last one is above it have learned little
 NTK_TIMES = tuple(range(100, 2001, 100))  # gradient steps among which NTK-FL chooses
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Problem:
-    """Training and test examples as float64 arrays on the host, the clients that hold them, and the loss."""
+    """Training and test examples on the host (floats in float64), the clients' training examples, and the loss."""
 
     x_train: Num[np.ndarray, "n ..."]
     y_train: Float[np.ndarray, "n C"]

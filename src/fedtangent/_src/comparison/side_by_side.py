@@ -183,8 +183,9 @@ def run(setting: Setting, progress: bool | None = False, say: Report = lambda li
 def _evolutions(setting: Setting, say: Report) -> list[Training]:
     """Prepares runs of NTK-FL from the networks' initialisations, with the kernel averaged over outputs.
 
-    Standard cases also run NTK-FL with the exact kernel. The list is empty for a loss other than the squared error, or
-    if memory is too small.
+    A user's run has NTK-FL at the largest width. Standard cases have it at every width and, with several outputs, with
+    the exact kernel at the first two. The list is empty for a loss other than the squared error. If memory is too
+    small, it is empty for a user's run, and a standard case raises ``DoesNotFit``.
     """
     if setting.problem.loss != "squared_error":
         return []
@@ -195,7 +196,7 @@ def _evolutions(setting: Setting, say: Report) -> list[Training]:
     try:
         return [ntk_fl_training(setting, width, kernel, draws) for kernel, of, draws in kernels for width in of]
     except DoesNotFit as error:
-        if standard is not None:  # it is what the case compares
+        if standard is not None:  # NTK-FL is what the case compares
             raise
         say(f"{setting.name}: {WITHOUT_NTK_FL}: {error}")
         return []

@@ -43,7 +43,7 @@ from fedtangent._src.types import (
     PyTree,
 )
 
-WATCHED = 256  # training examples that they are measured on, at most
+WATCHED = 256  # training examples, at most, at which tangent kernels are measured
 
 
 class WatchedNetworks(NamedTuple):
@@ -78,7 +78,7 @@ class Simulated(NamedTuple):
 
     @property
     def of_width(self) -> str:
-        """The width in words, as a part of a name; empty for networks of one size."""
+        """The width in words, as a part of a name; empty for networks that start from given weights."""
         return f", width {self.width}" if self.width else ""
 
     def __repr__(self) -> str:

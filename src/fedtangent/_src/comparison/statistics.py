@@ -73,10 +73,11 @@ def at_infinite_width(widths: Sequence[int], precisions: Sequence[float]) -> Flo
 
 
 def mean_error(pairs: Sequence[Pair], scale: float, away: Float[np.ndarray, "m C"] | float = 0.0) -> Interval:
-    """Estimates the norm of the mean difference between networks and predictions at infinite width, over ``scale``.
+    """Estimates the norm of the mean difference between networks and predictions at infinite width.
 
-    It is 0 if theory is right. The mean is over all K E networks of a width. The noise is a Gaussian vector with the
-    sample covariance of the differences; its expected squared norm is subtracted from the squared norm of the mean.
+    The norm is divided by ``scale``; it is 0 if theory is right, and NaN if networks have diverged. The mean is over
+    all K E networks of a width. The noise is a Gaussian vector with the sample covariance of the differences; its
+    expected squared norm is subtracted from the squared norm of the mean.
 
     Args:
         pairs: Networks and predictions for each width.
@@ -336,9 +337,9 @@ def relative_errors(
     scale: Num[np.ndarray, "..."],
     axes: tuple[int, ...] = (-2, -1),
 ) -> Float[np.ndarray, "..."]:
-    """Computes the root mean square of ``measured - predicted`` over ``axes``, over the root mean square of ``scale``.
+    """Computes the root mean square of ``measured - predicted``, divided by the root mean square of ``scale``.
 
-    It is 0 if both are equal, even if ``scale`` is 0.
+    It is 0 if both are equal, even if ``scale`` is 0; otherwise it is infinite if ``scale`` is 0.
 
     Args:
         predicted: Predictions.

@@ -41,7 +41,7 @@ class MethodRow(NamedTuple):
     nll: float | None
     coverage: float | None
     mean_difference: float | None = None
-    variance_ratio: float | None = None  # to the GP limit's
+    variance_ratio: float | None = None
     flow_error: float | None = None
     rounds: int | None = None
     uplink_mib: float | None = None
@@ -54,7 +54,7 @@ def scores(
     """Computes the Gaussian negative log likelihood (NLL) per output, and the coverage of the 95 % interval.
 
     Both add a noise variance to ``variance``. It is the mean of squared residual minus ``variance`` over every other
-    test point. NLL and coverage are measured at the remaining test points.
+    test point, but at least 1e-6 times the mean square of ``y``. NLL and coverage are measured at the remaining points.
 
     Args:
         mean: Predicted mean, [m, C].
@@ -97,7 +97,8 @@ def outputs_row(
     """Builds the table row of outputs at the test points after the last round.
 
     MSE and accuracy are of the ensemble of K, averaged over the draws. NLL and coverage use mean and variance over all
-    networks; a single network has neither.
+    networks, so a single network has neither. Under the cross entropy it has an NLL, of the networks' mean
+    probabilities, and there is no coverage.
 
     Args:
         setting: The setting.

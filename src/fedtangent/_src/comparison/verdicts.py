@@ -143,7 +143,7 @@ def judged(
     A single estimate outside the margin is enough to disagree, and the verdict shows the estimate that decides. The
     control must be so wrong that its interval lies outside the margin: its distance exceeds the margin plus the longer
     of two intervals, of the estimates and of the wrong theory. It is the nearest such theory; without one the verdict
-    is undecided.
+    is undecided, or fails if an estimate is outside the margin.
 
     Args:
         subject: The theorem or the setting.

@@ -37,8 +37,8 @@ def _add_weighted(
 def weighted_mean() -> Aggregate:
     """Builds the aggregate that is the weighted mean of each model's messages (remark 1 of the paper FE-2024).
 
-    A model that no client trained in the round gets 0; the engine then leaves its state unchanged. Messages in half
-    precision are added up in float32, the dtype of their mean.
+    A model that no client trained in the round gets 0, which ``compose`` does not use. Messages in half precision are
+    added up in float32, the dtype of their mean.
     """
 
     def init(message: PyTree, num_models: int) -> _Sum:
@@ -62,7 +62,7 @@ def weighted_mean() -> Aggregate:
 def slots_of(cohort: Cohort, num_models: int, offsets: Int[Array, "offsets"]) -> Slots:
     """Returns a cohort as ``Slots``: with each client's number of examples, and each slot's rank within its model.
 
-    The rank of a slot counts, from 0, the filled slots of the same model before it.
+    The rank of a filled slot counts, from 0, the filled slots of the same model before it. An empty slot has size 0.
 
     Args:
         cohort: The cohort.
@@ -79,11 +79,11 @@ class Stacked(NamedTuple):
     """All messages of each model's clients, stacked in an array with room for M messages.
 
     Attributes:
-        messages: Messages [K, M, ...]; the rows of empty places are zeros.
-        filled: How many messages each model has, [K].
-        beyond: How many messages of each model were dropped because all M places were filled, [K].
-        weight: Weight of each message, [K, M]; 0 where a place is empty.
-        client: Id of the client that sent each message, [K, M]; 0 where a place is empty.
+        messages: Messages [K, M, ...]; zeros in a row without a message.
+        filled: Number of accepted messages of each model, including the dropped ones, [K].
+        beyond: Number of accepted messages of each model that were dropped for lack of a row, [K].
+        weight: Weight of each message, [K, M]; 0 in a row without a message.
+        client: Id of the client that sent each message, [K, M]; 0 in a row without a message.
     """
 
     messages: PyTree
@@ -96,8 +96,8 @@ class Stacked(NamedTuple):
 def stack(slots_per_model: int) -> Aggregate:
     """Builds the aggregate that keeps every message, in cohort order, for servers that need the single messages.
 
-    It keeps up to ``slots_per_model`` (M) messages of each model and counts the ones beyond. A message that the server
-    rejects leaves zeros.
+    It keeps up to ``slots_per_model`` (M) messages of each model, and counts and drops further ones. A message that the
+    server rejects leaves zeros.
     """
 
     def init(message: PyTree, num_models: int) -> Stacked:

@@ -128,7 +128,7 @@ class TrainedSlots(NamedTuple):
 
     Attributes:
         kept: The client's new state, and the channel's memory of the client.
-        weight: Weight of the message in its model's average; 0 if the server rejects it.
+        weight: Weight of the message in its model's average; 0 if the slot is empty or the server rejects the message.
         info: Numbers for the history, such as the training loss, by name.
     """
 
@@ -332,7 +332,10 @@ def _cost(composed: _Composed, data: FederatedData, engine: Engine) -> Cost:
 
 
 def _sent(model: Model, local: Local, server: Server, data: FederatedData, largest: int) -> tuple[PyTree, PyTree]:
-    """Returns an example of a client's message and of the server's broadcast; only their shapes are used."""
+    """Returns a client's message and the server's broadcast, as examples of their shapes.
+
+    ``largest`` is the number of examples of the largest client.
+    """
     params = model.init(jax.random.key(0))
     broadcast = server.broadcast(server.init(params))
     client = client_view(data, jnp.int32(0), jnp.bool_(True), largest)
@@ -380,7 +383,8 @@ def _draw(
 ) -> tuple[Cohort, PyTree, dict[str, Array]]:
     """Draws the cohort of a round, with its weights, after polling clients if the schedule does so.
 
-    Returns the cohort, the schedule's next state and, if clients were polled, their number as ``polled``.
+    Returns the cohort, the schedule's next state and, after a poll, the number of candidates with examples as
+    ``polled``.
     """
     import chex  # here: it is heavy, and needed only when a round is traced
 
@@ -449,7 +453,7 @@ def _train_slot(
 def _fetched(data: FederatedData, cohort: Cohort, max_client_size: int) -> tuple[Array, Array] | None:
     """Copies the inputs and targets of every slot's client, [S, max_client_size, ...], once for the whole round.
 
-    Returns None if the copy costs more than it saves: for large cohorts and clients of very uneven sizes.
+    Returns None if the copy costs more than it saves: for a large cohort, or clients of very uneven sizes.
     """
     # A gather from the whole data set costs a CPU microseconds more in every local step than one from a client's rows:
     # XLA divides an operation with a large operand between threads. Not for large cohorts or very uneven clients.
@@ -522,7 +526,8 @@ def _update(
     """Returns the server's states of all models after the round, and the numbers that it reports, by name.
 
     ``acc`` are the aggregated messages and ``received`` the facts about the round. A model for which no message was
-    accepted keeps its state, or is updated by ``server.unheard``.
+    accepted keeps its state, or is updated by ``server.unheard``. After a poll with ``inverse_weights`` the means are
+    multiplied by the share of the messages' weight in the weight of all N clients.
     """
     aggregated, poll = composed.aggregate.finish(acc), composed.schedule.poll
     if poll is not None and poll.inverse_weights:

@@ -34,7 +34,8 @@ class Contacted(NamedTuple):
     Attributes:
         inner: State of the schedule to which the fault was added.
         contacted: Number of clients that the server contacted in the last round.
-        waited: How long the server waited for answers in the last round; 0 if no completion times are drawn.
+        waited: How long the server waited for answers in the last round, in the unit of ``mean_time``; 0 if no
+            completion times are drawn.
     """
 
     inner: PyTree
@@ -83,7 +84,7 @@ def stragglers(
 
     Args:
         schedule: The schedule that says which clients are contacted.
-        keep: Answers after which the server closes the round.
+        keep: Number of answers after which the server closes the round.
         mean_time: Expected completion time, one for all clients or [N] (for instance in proportion to their examples).
         distribution: "lognormal", ``mean_time * exp(spread z - spread^2 / 2)`` with z standard normal, or "exponential"
             with mean ``mean_time``. A client draws one time in a round, the same for all models.
@@ -137,6 +138,9 @@ def delay_probabilities(
 
     Returns:
         Probabilities of the delays 0 to D, [D + 1] or [N, D + 1], for ``Staleness``.
+
+    Raises:
+        ValueError: An unknown distribution, times or a spread that are not positive, or D outside 0 .. 1000.
     """
     choice("distribution", distribution, DISTRIBUTIONS)
     number("spread", spread, above=0)

@@ -70,7 +70,10 @@ def client_view(
 
 
 def validate_work(work: Work) -> None:
-    """Raises ``ValueError`` unless exactly one of ``steps`` and ``epochs`` is set, and all numbers are at least 1."""
+    """Raises ``ValueError`` unless exactly one of ``steps`` and ``epochs`` is set, and no number is below 1.
+
+    Numbers must be whole. A traced ``steps`` has no value to check, and passes.
+    """
     if (work.steps is None) == (work.epochs is None):
         raise ValueError(f"work: got steps={work.steps}, epochs={work.epochs}, must be exactly one of steps and epochs")
     for name, value in zip(("work.steps", "work.epochs", "work.batch_size"), work[:3], strict=True):
@@ -124,7 +127,7 @@ def _gradient(model: Model, loss: Loss, problem: LocalProblem) -> _Gradient:
 
 
 def _shuffled(key: Key, client: Client) -> Int[Array, "max_size"]:
-    """Returns a fresh order of the client's real examples, padding last, [max_size]."""
+    """Returns the rows of the client's examples in a new random order, padding last, [max_size]."""
     padded = client.rows.shape[0]
     draws = jax.random.uniform(key, (padded,), jnp.float32)
     return client.rows[jnp.argsort(jnp.where(jnp.arange(padded) < client.size, draws, jnp.inf))]
@@ -133,9 +136,9 @@ def _shuffled(key: Key, client: Client) -> Int[Array, "max_size"]:
 def _of_batch(
     order: Int[Array, "max_size"], t: Int[Array, ""], batch: int, size: Int[Array, ""]
 ) -> tuple[Int[Array, "batch"], Bool[Array, "batch"]]:
-    """Returns the examples of minibatch number ``t`` of an epoch, [batch], and whether each is real, [batch] bool.
+    """Returns the rows of minibatch number ``t`` of an epoch, [batch], and whether each is real, [batch] bool.
 
-    ``order`` has the client's examples in the order of this epoch, padding last; ``size`` of them are real.
+    ``order`` has the rows of the client's examples in the order of this epoch, padding last; ``size`` of them are real.
     """
     position = t * batch + jnp.arange(batch)
     return order[jnp.minimum(position, order.shape[0] - 1)], position < size
@@ -277,7 +280,7 @@ def minimise(
 
 
 def _unapplied(opt_state: PyTree) -> dict[str, Array]:
-    """Returns the number of gradients that ``optax.MultiSteps`` has not yet applied; nothing for other optimisers."""
+    """Returns ``{"unapplied": number of gradients that optax.MultiSteps has not applied}``; {} for other optimisers."""
     accumulates = lambda part: isinstance(part, optax.MultiStepsState)  # noqa: E731
     waiting = [part.mini_step for part in jax.tree.leaves(opt_state, is_leaf=accumulates) if accumulates(part)]
     return {"unapplied": jnp.max(jnp.stack(waiting))} if waiting else {}

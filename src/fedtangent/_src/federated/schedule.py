@@ -1,8 +1,9 @@
 """Schedules: which client trains which model in which round.
 
-A schedule draws a ``Cohort`` of S slots for each round, with weight 1 in a filled slot and 0 in an empty one; the
-engine multiplies the weights by the clients' sizes, unless the weighting is uniform. Draws depend only on the
-schedule's key, so the cohorts of a run can be drawn without training (``drawn_cohorts``).
+A schedule draws a ``Cohort`` of S slots for each round, with weight 1 in a filled slot and 0 in an empty one
+(``gradient_norm_sampling`` has other weights); ``compose`` multiplies the weights by the clients' sizes, unless the
+weighting is uniform. Draws depend only on the schedule's key, so the cohorts of a run can be drawn without training
+(``drawn_cohorts``).
 
 A schedule with a ``Poll`` first asks clients for the loss or gradient norm of the current models
 (``polling.answers``) and chooses the cohort by their answers. Its cohorts are therefore known only in a run.
@@ -199,7 +200,7 @@ def strata(num_clients: int, num_models: int, num_strata: int, clients_per_strat
         num_clients: Clients N.
         num_models: Models K.
         num_strata: Strata Q.
-        clients_per_stratum: Clients drawn from each stratum in a round; None for all of them.
+        clients_per_stratum: Clients drawn from each stratum in a round, at most N // Q; None for all of them.
     """
     whole("num_models", num_models)
     whole("num_strata", num_strata, 1, whole("num_clients", num_clients))
@@ -246,14 +247,14 @@ def drawn_cohorts(
 
     Args:
         schedule: The schedule.
-        partition: The clients' examples; may be None without a weighting.
+        partition: The clients' examples; may be None if ``weighting`` is None.
         num_rounds: Rounds R.
         seed: Seed or key of the run.
         weighting: The algorithm's weighting, "examples" or "uniform"; None for the schedule's weights.
 
     Raises:
-        ValueError: ``num_rounds`` is not a whole number of at least 1, the weighting is unknown, or the partition and
-            the schedule have different numbers of clients.
+        ValueError: ``num_rounds`` is not a whole number of at least 1, the weighting is unknown, the schedule polls
+            clients, or the partition and the schedule have different numbers of clients.
     """
     whole("num_rounds", num_rounds)
     counts = None if weighting is None else _client_weights(schedule.num_clients, partition, weighting)
@@ -442,7 +443,10 @@ def _some_of(num_clients: int, number: int) -> Callable[[Key, Array, Array], Arr
 
 
 def _chances(norms: Float[Array, "N"], expected: int) -> Float[Array, "N"]:
-    """Computes probabilities proportional to ``norms``, cut at 1, whose sum is ``expected`` (Chen et al., 2022)."""
+    """Computes probabilities proportional to ``norms``, cut at 1, whose sum is ``expected`` (Chen et al., 2022).
+
+    If fewer than ``expected`` norms are above 0, the sum is their number.
+    """
     rising = jnp.sort(norms)
     total = jnp.cumsum(rising)
     share = jnp.arange(1, len(norms) + 1) + expected - len(norms)  # of the l smallest norms, l = 1, .., N

@@ -32,13 +32,13 @@ class _Form(NamedTuple):
 
     Attributes:
         prepare: Maps (params, x) to the rows that ``block`` needs, one for each example in x [n, ...].
-        block: Maps (params, rows1, rows2, trace) to a block [n1, n2], or [n1, C, n2, C] without ``trace``.
-        is_cheap: Whether smaller blocks take no more time.
+        block: Maps (params, rows1, rows2, trace) to a block [n1, n2], or [n1, C, n2, C] without ``trace``; None for
+            ``rows2`` means ``rows1``, for a symmetric block.
+        is_cheap: Whether computing the kernel in smaller blocks takes no more time.
     """
 
     prepare: Callable[[PyTree, Shaped[AnyArray, "n ..."]], PyTree]
     block: Callable[[PyTree, PyTree, PyTree | None, bool], AnyArray]
-    # (params, rows1, rows2, trace) -> [n1, n2] or [n1, C, n2, C]; rows2 None means rows1, for a symmetric block
     is_cheap: bool
 
 
@@ -63,7 +63,8 @@ def empirical_ntk(
         trace: Whether to return the mean over outputs, ``H_ij = 1/C sum_k <df_k(x_i), df_k(x_j)>`` [n1, n2], as in
             NTK-FL (Yue et al., ICML 2022, eq. 6) and neural-tangents; it tends to ``model.kernel(x1, x2).ntk`` as the
             network widens. If False, the whole kernel [n1, C, n2, C] is returned.
-        block_size: Largest number of examples on a side of a block, which bounds the memory in use.
+        block_size: Largest number of examples on a side of a block, which bounds the memory in use. None: one block, or
+            for a dense or linear model without ``x2`` blocks of at most 512 examples.
 
     Raises:
         ValueError: A ``block_size`` that is not a whole number of at least 1, parameters that do not fit ``model``, or
@@ -103,7 +104,10 @@ def _check_params(model: Model, params: PyTree) -> None:
 
 
 def _form(model: Model, params: PyTree, x: Shaped[AnyArray, "n ..."]) -> _Form:
-    """Returns the fastest pair of functions for the tangent kernel of this kind of model."""
+    """Returns the fastest pair of functions for the tangent kernel of this kind of model.
+
+    Only the shapes and types of ``params`` and of the examples ``x`` count.
+    """
     structure, outputs = model.structure, model.output_size
     if isinstance(structure, DenseStructure):
         return _Form(
@@ -141,7 +145,7 @@ def _cut(rows: PyTree, start: Int[Array, ""], size: int) -> PyTree:
 def _write(
     kernel: Float[Array, "..."], block: Float[AnyArray, "..."], row: Int[Array, ""], column: Int[Array, ""]
 ) -> Float[Array, "..."]:
-    """Returns ``kernel`` [n1, n2] or [n1, C, n2, C] with ``block`` written at examples ``row`` and ``column`` on."""
+    """Returns ``kernel`` [n1, n2] or [n1, C, n2, C] with ``block`` written from examples (``row``, ``column``) on."""
     zero = jnp.zeros_like(row)
     return jax.lax.dynamic_update_slice(kernel, block, (row, column) if kernel.ndim == 2 else (row, zero, column, zero))
 
@@ -254,7 +258,7 @@ def _slope(structure: DenseStructure, z: Float[Array, "n width"]) -> Float[Array
 def back_propagated(
     structure: DenseStructure, params: PyTree, outputs: list[Float[Array, "n _"]]
 ) -> list[Float[Array, "n C _"]]:
-    """Computes the derivatives [n, C, width] of the outputs by each hidden layer's pre-activations z, from the first.
+    """Computes the outputs' derivatives by each hidden layer's pre-activations z, [n, C, width], first layer first.
 
     Args:
         structure: Layers of the network.

@@ -73,8 +73,8 @@ class KernelFeatures:
     def spanned(self, f0: Float[AnyArray, "*K points C"]) -> Float64[np.ndarray, "*K points C"]:
         """Returns the part of each function that is a combination of the features.
 
-        This is only for a kernel that the outputs share. Functions drawn with a singular covariance have rounding
-        errors outside this part.
+        The kernel must be one that the outputs share. Functions drawn with a singular covariance have rounding errors
+        outside this part.
 
         Args:
             f0: Functions at all points, training points first, [n + m, C], or of K models [K, n + m, C].
@@ -84,8 +84,9 @@ class KernelFeatures:
     def rotated(self, seed: int) -> KernelFeatures:
         """Returns features of the same kernel in a random basis of a larger weight space.
 
-        The r features are rotated at random, and each is spread, with random signs, over several weights: 4096 or 4 r
-        in all, whichever is more. The outputs are rotated too. The model has the same functions as before.
+        The r features are rotated at random, and each is spread, with random signs, over equally many weights: at least
+        4 a feature, and at least 4096 in all. Outputs that share the kernel are rotated too. The model has the same
+        functions as before.
 
         Args:
             seed: Seed of the rotations, which are uniform, and of the signs.
@@ -125,8 +126,8 @@ def kernel_features(
         Features at training and test points, and the model.
 
     Raises:
-        ValueError: The kernel is not symmetric or has a negative eigenvalue, a size does not fit, or ``KernelBlocks``
-            lack ``ntk_test``.
+        ValueError: The kernel is not symmetric, has a negative eigenvalue or is 0, a size does not fit, or
+            ``KernelBlocks`` lack ``ntk_test``.
 
     Example, the features of a dense network's kernel at four training and two test points:
 

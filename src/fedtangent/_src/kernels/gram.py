@@ -1,6 +1,6 @@
 """Analytic kernels, the kernel (Gram) matrices of training and test points, and their factorisation.
 
-Everything except ``analytic`` runs on the host in NumPy float64, because inverting a kernel costs digits.
+Factorisations run on the host in NumPy float64, because inverting a kernel costs digits.
 """
 
 from __future__ import annotations
@@ -49,7 +49,8 @@ class KernelBlocks(NamedTuple):
     ``nngp`` is the covariance of the network's outputs at initialisation (the papers' K), ``ntk`` the tangent kernel
     (Theta). Each is per output, [n, n], if the outputs share the kernel; a kernel that couples C outputs is [n C, n C]
     in example-major order (row ``j C + c``). The nngp blocks may be None for predictions from known initial functions,
-    for example of a linearised network; covariances then raise an error.
+    for example of a linearised network; covariances then raise an error. Few functions need ``ntk_test``; those that
+    cannot do without it, such as ``kernel_features``, raise an error if it is None.
     """
 
     ntk_train: Float64[np.ndarray, "n n"]
@@ -101,7 +102,7 @@ def product(theta: Float[Array, "rows p"], a: Float[Array, "n *columns"]) -> Flo
 
 
 def analytic(model: Model, x1: ArrayLike, x2: ArrayLike | None = None, get: str | tuple[str, ...] = KERNELS) -> Any:
-    """Computes the NNGP kernel or the tangent kernel of the infinitely wide network that ``model`` describes.
+    """Computes the NNGP kernel, the tangent kernel or both, of the infinitely wide network that ``model`` describes.
 
     ``analytic(model, x_test, x_train, get="ntk")`` is the tangent kernel of m test and n training points, [m, n].
     Outputs are independent and share the kernel. The result is float64 in JAX's 64-bit mode.
@@ -110,7 +111,7 @@ def analytic(model: Model, x1: ArrayLike, x2: ArrayLike | None = None, get: str 
         model: Model with an analytic kernel.
         x1, x2: Inputs [n1, ...] and [n2, ...]; without ``x2`` the kernel is between ``x1`` and itself.
         get: ``"nngp"`` (the covariance of the outputs at initialisation) or ``"ntk"`` for one block [n1, n2]; a tuple
-            of both for a named tuple of blocks.
+            of these names for a named tuple of both blocks, with None for a kernel without its name in ``get``.
 
     Raises:
         ValueError: A model without an analytic kernel, another ``get``, or inputs that are not batches of examples of
@@ -220,8 +221,8 @@ def check_covariance(kernels: KernelBlocks) -> None:
     """Raises ``ValueError`` unless the nngp blocks form one covariance, positive semidefinite up to rounding.
 
     A Cholesky factorisation checks the blocks together, after sqrt(eps) times the largest variance is added to the
-    diagonal. Of more than ``MOST_CHECKED`` points it takes the first test points and evenly spaced training points.
-    Without the block between test and training points it checks the two square blocks one by one.
+    diagonal. At most ``MOST_CHECKED`` points are checked: the first test points, which are at most half of this number,
+    and evenly spaced training points. If one of the three blocks is None, the square blocks are checked one by one.
     """
     train, cross, test = kernels.nngp_train, kernels.nngp_test_train, kernels.nngp_test
     if train is not None and cross is not None and test is not None:
@@ -246,8 +247,9 @@ def is_semidefinite(matrix: Float64[np.ndarray, "n n"], shift: float) -> bool:
     """Returns whether a matrix is positive semidefinite up to rounding, by a Cholesky factorisation.
 
     Args:
-        matrix: Symmetric matrix [n, n]; a zero matrix counts as semidefinite.
-        shift: Number that is added to the diagonal, to allow for rounding errors.
+        matrix: Symmetric matrix [n, n].
+        shift: Number that is added to the diagonal, to allow for rounding errors; with 0, as for a zero matrix, the
+            result is True without a factorisation.
     """
     shifted = matrix.copy()
     shifted[np.diag_indices_from(shifted)] += shift

@@ -32,7 +32,7 @@ from fedtangent._src.types import Array, ArrayLike, Kernel
 
 TILE = 2048  # examples on a side of a compiled tile, at most
 LANDMARKS = 1000  # training points of a preconditioner
-PROBED = 32  # training points by whose kernel a file is known
+PROBED = 32  # training points whose kernel identifies a file
 AXIS = "columns"
 
 
@@ -40,8 +40,8 @@ AXIS = "columns"
 class LargeKernel:
     """Tangent kernel of n training and m test points; built by ``large_kernel``.
 
-    ``kernel`` is the function that computes the tangent kernel from inputs. ``ntk_train`` [n, p] is the kernel of the
-    training points; columns beyond n are 0.
+    ``kernel`` is the function that computes the tangent kernel from inputs, ``x_train`` and ``x_test`` are the inputs.
+    ``ntk_train`` [n, p], p >= n, is the kernel of the training points; columns beyond n are 0.
     """
 
     kernel: Kernel
@@ -65,7 +65,7 @@ class LargeKernel:
         return products.reshape(-1, *shape[1:])
 
     def preconditioner(self) -> Float[Array, "n L"]:
-        """Computes F [n, L] with ``F F'`` close to the kernel, by Nystroem's method from L training points."""
+        """Computes F [n, L] with ``F F'`` close to the kernel, by Nystroem's method from L = min(1000, n/2) points."""
         rows = spaced(len(self), min(LANDMARKS, -(-len(self) // 2)))
         lower = jittered_cholesky(self.block(rows).astype(np.float64), 1e-6).lower
         columns = jax.jit(lambda theta: theta.at[rows].get(mode="promise_in_bounds")[:, : len(self)])(self.ntk_train)
@@ -98,8 +98,8 @@ def large_kernel(
         tick: Function that is called with the number of finished tiles and the number of all tiles.
 
     Raises:
-        ValueError: Inputs that do not fit together or are not finite; too little room in ``folder`` (the message says
-            how much the kernel needs); a file that was changed since it was written.
+        ValueError: Inputs that do not fit together or are not finite; a kernel not finite in float32; too little room
+            in ``folder`` (the message says how much the kernel needs); a file that was changed since it was written.
     """
     if not callable(kernel_fn):
         raise ValueError(f"kernel_fn: got {kernel_fn!r:.60}, must be a function of (x1, x2), such as model.kernel")
@@ -197,7 +197,10 @@ def _fill(
     columns: slice,
     tick: Tick,
 ) -> None:
-    """Fills ``out`` with a range of the kernel's columns; computes only one of two tiles that mirror each other."""
+    """Fills ``out`` with a range of the kernel's columns; raises ``ValueError`` if they are not finite in float32.
+
+    Of two tiles that mirror each other only one is computed.
+    """
     first, side = columns.start, side_of(kernel_fn, x)
     mine = [slice(first + tile.start, first + tile.stop) for tile in tiles(columns.stop - first, side)]
     others = _around(len(x), columns, side)
@@ -309,8 +312,8 @@ def kept_blocks(
 ) -> KernelBlocks:
     """Reads kernel blocks from a file in ``folder``, or computes them and writes the file.
 
-    Only kernels that are computed in tiles are stored: others take less time than a file. A damaged file is computed
-    and written again; in a folder that cannot be written to, nothing is stored.
+    Only kernels that are computed in tiles are stored: others take less time than a file. If a file is damaged,
+    its blocks are computed again; in a folder that cannot be written to, nothing is stored.
 
     Args:
         kernel: Kernel of the network.

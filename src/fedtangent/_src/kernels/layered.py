@@ -57,9 +57,10 @@ class _Rows(NamedTuple):
 
 
 def is_layered(plan: Plan) -> bool:
-    """Returns whether almost all weights belong to dense or convolutional layers.
+    """Returns whether a network has dense or convolutional layers, and few parameters outside of them.
 
-    Other weights are depthwise kernels, scales and shifts. ``plan`` lists the network's layer calls.
+    Few means at most 2^16, or at most the number of all layers' outputs for one example. Parameters outside are
+    depthwise kernels, scales and shifts. ``plan`` lists the layer calls and counts these parameters.
     """
     outputs = sum(math.prod(call.output) for call in plan.calls)  # of all layers for an example, kept by every pass
     return bool(plan.calls) and plan.num_others <= max(MOST_OTHERS, outputs)

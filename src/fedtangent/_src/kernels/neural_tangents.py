@@ -1,4 +1,4 @@
-"""neural-tangents 0.6.5 on JAX 0.8 to 0.12: the only importer of neural-tangents, the only user of JAX's internals.
+"""Adapts neural-tangents 0.6.5 to JAX 0.8 to 0.12; no other module of fedtangent imports neural-tangents.
 
 ``from fedtangent._src.kernels.neural_tangents import nt, predict, stax``
 
@@ -75,7 +75,8 @@ def _linearize(
     """Linearises ``fun`` at ``primals`` and returns the result of ``ad.linearize`` in older versions of JAX.
 
     These are the outputs, partial values, the jaxpr of the linear map and its constants. The linear map is recorded on
-    a tape, a list of its equations without nested calls, and then traced from it.
+    a tape, a list of its equations without nested calls, and then traced from it. ``has_aux`` is ignored:
+    neural-tangents passes False.
     """
     outputs, tangent_map = jax.linearize(fun, *primals)
     nested = jax.make_jaxpr(tangent_map)(*primals)
@@ -130,7 +131,10 @@ def _unroll(jaxpr: Jaxpr, consts: Sequence[AnyArray], args: Sequence[_Value], ta
 
 
 def _play(tape: Sequence[_Step], values: dict[_Slot, AnyArray], outputs: Sequence[_Value]) -> list[AnyArray]:
-    """Evaluates the equations on ``tape`` and returns ``outputs``; ``values`` has the numbers of the input slots."""
+    """Evaluates the equations on ``tape`` and returns the values of ``outputs``.
+
+    ``values`` has the numbers of the input slots; the numbers of all other slots are added to it.
+    """
 
     def read(x: _Value) -> AnyArray:
         return values[x] if isinstance(x, _Slot) else x
@@ -418,13 +422,16 @@ def _check_versions() -> None:
 
 
 def _forget() -> None:
-    """Removes the modules that a failed import of neural-tangents has left in ``sys.modules``."""
+    """Removes all modules of neural-tangents from ``sys.modules``, so that a failed import leaves none behind."""
     for name in [name for name in sys.modules if name.partition(".")[0] == PACKAGE]:
         del sys.modules[name]
 
 
 def _load() -> types.ModuleType:
-    """Imports ``neural_tangents`` through the proxies, once; raises ``ImportError`` for unsupported versions."""
+    """Imports ``neural_tangents`` through the proxies, once.
+
+    Raises ``ImportError`` for unsupported versions, if the user has imported it already, or if the import fails.
+    """
     loaded = sys.modules.get(PACKAGE)
     if loaded is not None and hasattr(loaded, _MARK):
         return loaded

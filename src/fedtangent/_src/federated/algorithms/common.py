@@ -1,6 +1,6 @@
 """What averaging algorithms share: their options, and local training followed by an average of the messages.
 
-An option for all averaging algorithms is a field of ``Averaging`` and its use in ``train_and_average``: both are here.
+A new option for all averaging algorithms needs a field of ``Averaging`` and its use in ``train_and_average``.
 """
 
 from __future__ import annotations
@@ -98,7 +98,10 @@ class Averaging:
             raise ValueError(f"secure_aggregation: got {bits!r}, must be the bits of a masked number, 32 or 64")
 
     def filled(self, **defaults: str | float) -> Averaging:
-        """Returns the options, with values of ``defaults`` (by name of the option) for options that are not set."""
+        """Returns the options; values of ``defaults``, by name of the option, replace None.
+
+        With a ``server_optimizer`` the default of ``server_learning_rate`` is not used.
+        """
         if self.server_optimizer is not None:
             defaults.pop("server_learning_rate", None)
         unset = {name: value for name, value in defaults.items() if getattr(self, name) is None}

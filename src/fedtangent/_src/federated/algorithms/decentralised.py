@@ -84,9 +84,9 @@ def _no_server(name: str, averaging: Averaging | None) -> None:
 
 
 def _walks(schedule: Schedule, same_client: bool = False) -> bool:
-    """Returns whether at most one client trains each model in a round, so that models can walk without a server.
+    """Returns whether at most one client trains each model in the first round, so that models can walk by themselves.
 
-    With ``same_client`` client k must train model k.
+    With ``same_client`` client k must also train model k.
     """
     client, model = _first_round(schedule)
     return len(np.unique(model)) == len(model) and (not same_client or np.array_equal(client, model))

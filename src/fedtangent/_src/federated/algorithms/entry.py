@@ -466,13 +466,16 @@ class _Layout:
         ]
 
     def _fields(self, function: Recipe, record: Record) -> list[str]:
-        """Returns the names of a record's fields that take several options each, or that the run supplies."""
+        """Returns the names of a record's fields whose options ``WRITTEN`` lists, or that the run supplies.
+
+        Unused fields, and fields whose names are parameters of the recipe too, are left out.
+        """
         parameters = _parameters_of(function)
         names = [f.name for f in dataclasses.fields(record) if f.name not in self.unused and f.name not in parameters]
         return [name for name in names if name in WRITTEN or name in OF_RUN]
 
     def _plain(self, function: Recipe, record: Record) -> tuple[str, ...]:
-        """Returns the fields of a record that are a single command-line option each."""
+        """Returns the names of a record's fields that are a single command-line option each."""
         others = {*self.unused, *self.python_only, *_parameters_of(function), *WRITTEN, *OF_RUN}
         return tuple(name for name in written_fields(type(record)) if name not in others)
 
@@ -480,7 +483,8 @@ class _Layout:
 def _parameters_of(function: Recipe) -> Mapping[str, inspect.Parameter]:
     """Returns the parameters of a recipe by name.
 
-    A recipe with ``**options`` and no ``base`` is taken to pass these on to ``fed_avg``, whose parameters are returned.
+    A recipe with ``**options`` and no ``base`` is taken to pass these on to ``fed_avg``, whose parameters are returned
+    too, except ``client_optimizer`` if the recipe has a ``client_learning_rate``.
     """
     parameters = dict(inspect.signature(function).parameters)
     collects = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
@@ -619,7 +623,7 @@ def _pool_size(chosen: object, supplied: Supplied) -> int | None:
     Args:
         chosen: The algorithm's command-line options; its ``beta``, 1 if it has none, is the share of its examples that
             a client sends.
-        supplied: Arguments of the run; the result is None where they lack ``clients``.
+        supplied: Arguments of the run; the result is None if their ``clients`` is None.
     """
     if supplied.clients is None:
         return None

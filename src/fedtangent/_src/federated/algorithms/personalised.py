@@ -88,9 +88,9 @@ def ditto(
 def _with_personal_model(
     train: Local, model: Model, loss: Loss, optimizer: Optimizer, work: Work, mu: float | Array
 ) -> Local:
-    """Returns ``train`` followed by training of a personal model, the client's state, with a pull to the broadcast.
+    """Returns ``train`` for clients that afterwards train a personal model too, which is their state.
 
-    The personal model takes the steps ``work`` with ``optimizer``; ``mu`` is the strength of the pull.
+    The personal model takes the steps ``work`` with ``optimizer``, with a pull of strength ``mu`` to the broadcast.
     """
 
     def update(
@@ -277,7 +277,10 @@ def local_only(
 
 
 def _mean_of_clients(model: Model, models: PyTree, x: Shaped[AnyArray, "n ..."]) -> Float[Array, "n C"]:
-    """Returns the mean prediction [n, C] of the N clients' models [N, ...], computed one client at a time."""
+    """Returns the mean prediction [n, C] of the N clients' models [N, ...], computed one client at a time.
+
+    It is the mean of the outputs or, for a loss of class labels, the log of the mean softmax probabilities.
+    """
     num_clients = jax.tree.leaves(models)[0].shape[0]
     nothing = pytrees.accumulator(jax.eval_shape(model.apply, pytrees.take(models, 0), x))
     if targets_of(model.loss) != "classes":

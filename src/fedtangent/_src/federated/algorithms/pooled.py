@@ -185,7 +185,10 @@ def data_sharing(
 
 
 def _sharing_clients(data: FederatedData, shared: np.ndarray, per_client: int) -> int:
-    """Returns how many clients have examples; raises ``ValueError`` if one has under ``per_client`` shared examples."""
+    """Returns how many clients have examples; raises ``ValueError`` if one has under ``per_client`` shared examples.
+
+    It also raises if ``shared``, the indices of the shared examples, has one beyond the data.
+    """
     num_examples, offsets = data.x.shape[0], np.asarray(data.offsets)
     if shared.max() >= num_examples:
         raise ValueError(f"shared: has the index {shared.max()}, but data has {num_examples} examples")

@@ -20,12 +20,12 @@ MEMBERS = ("samples", "clients", "mean")
 
 
 class Clients(NamedTuple):
-    """The models that clients trained from one global model in a round, sorted by client id, with empty places last.
+    """The models that clients trained from one global model in a round, sorted by client id; empty rows are last.
 
     Attributes:
         params: The clients' models [M, ...].
-        weight: Weight of each model, [M] float; 0 where a place is empty.
-        client: Id of each client, [M] int32; -1 where a place is empty.
+        weight: Weight of each model, [M] float; 0 in a row without a client.
+        client: Id of each client, [M] int32; -1 in a row without a client.
     """
 
     params: PyTree
@@ -63,18 +63,18 @@ def clients_of(params: PyTree, sent: Stacked) -> Clients:
 
 
 def no_clients(params: PyTree, places: int) -> Clients:
-    """Returns ``Clients`` without any client: M empty places with copies of ``params``, weight 0 and client -1.
+    """Returns ``Clients`` without any client: M rows with copies of ``params``, weight 0 and client -1.
 
     Args:
         params: Parameters of the global model.
-        places: Number M of empty places.
+        places: Number M of rows.
     """
     models = jax.tree.map(lambda p: jnp.broadcast_to(p[None], (places, *p.shape)), params)
     return Clients(models, jnp.zeros((places,), pytrees.precision(params)), jnp.full((places,), -1, jnp.int32))
 
 
 def _combined(clients: Clients, share: Array) -> PyTree:
-    """Returns the sum of the clients' models, each times its entry in ``share`` [M]; empty places do not count."""
+    """Returns the sum of the clients' models, each times its entry in ``share`` [M]; rows of weight 0 do not count."""
 
     def leaf(models: Array) -> Array:
         present_models = jnp.where((clients.weight > 0).reshape((-1,) + (1,) * (models.ndim - 1)), models, 0)
@@ -137,7 +137,10 @@ def dirichlet(clients: Clients, concentration: float) -> Callable[[Key], PyTree]
 
 
 def check_teacher(teacher: Teacher) -> None:
-    """Raises ``ValueError`` for an unknown distribution or kind of members, or a concentration that is not positive."""
+    """Raises ``ValueError`` for an unknown distribution, or a concentration that is not positive and finite.
+
+    It also raises unless the kinds of members are one or more of ``MEMBERS``, each once.
+    """
     choice("posterior", teacher.posterior, POSTERIORS)
     unknown = [name for name in teacher.members if name not in MEMBERS]
     if unknown or not teacher.members or len(set(teacher.members)) != len(teacher.members):
@@ -150,7 +153,8 @@ def members_of(teacher: Teacher, key: Key, mean: PyTree, clients: Clients) -> tu
     """Returns the parameters of the E members of an ensemble, [E, ...], and whether each member is present, [E] bool.
 
     Depending on ``teacher.members`` the members are draws from the distribution, the clients' models, and their mean.
-    Draw m has the key ``fold_in(key, m)``. Without any client (before the first round) only the mean is present.
+    The mean is always the last row, absent if it is no member. Draw m has the key ``fold_in(key, m)``. Without any
+    client (before the first round) only the mean is present.
 
     Args:
         teacher: The distribution and the kinds of members.

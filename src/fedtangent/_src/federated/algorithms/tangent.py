@@ -172,7 +172,7 @@ def evolving(
         name: Name of the algorithm.
         model: Network whose kernel is evolved.
         schedule: Which client sends its Jacobians to which model in which round.
-        learning_rate: Step size of gradient descent, a number or a schedule of the round.
+        learning_rate: Step size of gradient descent, a number or a schedule of the round; None raises ``ValueError``.
         evolution: Options of the evolution.
         pooling: Sizes of the pool, and the examples by whose loss the number of gradient steps is chosen.
         compression: Share of examples, sparsity, bits and shuffling (``cp_ntk_fl``); by default all off.

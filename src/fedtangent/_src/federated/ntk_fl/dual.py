@@ -226,7 +226,7 @@ def chebyshev_dual(
 def largest_eigenvalue(product: Product, start: Array) -> Array:
     """Estimates the largest eigenvalue of a symmetric positive semi-definite operator, a scalar, from below.
 
-    Lanczos' iteration takes 24 products; the result is 0 if ``start`` is 0.
+    Lanczos' iteration takes 24 products, or ``start.size`` if that is less; the result is 0 if ``start`` is 0.
 
     Args:
         product: Function from an array of ``start``'s shape to its image.
@@ -254,8 +254,8 @@ def largest_eigenvalue(product: Product, start: Array) -> Array:
 def method_seconds(evolution: Evolution, params: int, examples: int, outputs: int) -> dict[str, float]:
     """Estimates the seconds that each method allowed by the loss would take, by the method's name, from measured costs.
 
-    The kernel [n, n], which every method computes, is not counted. The whole kernel [n C, n C] is counted for the
-    methods that need it.
+    The time to compute a kernel [n, n] or [n C, n C] in memory is not counted. "eigh" is left out if its kernel is too
+    large to be in memory.
 
     Args:
         evolution: Options of the evolution.
@@ -305,7 +305,7 @@ class Dynamics(NamedTuple):
         lambda_max: Largest eigenvalue of K, [].
         dual: ``(step, active) -> (R [Psi, n, C], number of products with K)``. ``step`` is the step size in function
             space; if ``active`` is False, R is zero.
-        matrix: The kernel averaged over outputs, [n, n]; None if it is not in memory.
+        matrix: The kernel averaged over outputs, [n, n]; None if it is not in memory, or K is the exact kernel.
     """
 
     product: Product
@@ -428,7 +428,8 @@ def _by_descent(
     """Computes the dual R_t [Psi, n, C] for a loss whose derivative is not linear, and how many products it took, [].
 
     ``method`` is "iterate" (``descend_dual``) or "multirate" (``multirate_dual``). If the step is unstable, both take
-    the steps one by one.
+    the steps one by one. ``outputs`` [n, C] are the network's before the first step; ``product``, ``lambda_max``,
+    ``step`` and ``active`` are as for ``by_products``.
     """
     loss = OUTPUT_LOSSES[evolution.loss]
 

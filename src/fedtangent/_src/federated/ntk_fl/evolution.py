@@ -85,19 +85,20 @@ def ntk_evolve(
         The new parameters in their dtype, and ``info`` with
 
         - ``time`` [] int32: the chosen number of steps (0 if none);
-        - ``losses`` [Psi]: loss of the real network after each of the Psi ``times`` (infinite if not finite, NaN after
-          the end of the search);
-        - ``loss_before`` []: loss before the round; ``learning_rate`` []: the rate that was used;
+        - ``losses`` [Psi]: loss of the real network after each of the Psi ``times`` (infinite if not finite or if the
+          rate was refused, NaN after the end of the search);
+        - ``loss_before`` []: loss before the round; ``learning_rate`` []: the rate that was used; ``rate_cut`` [] bool:
+          whether "clip" lowered the rate;
         - ``status``: 0 fine, 1 every candidate diverged, 2 no examples, 3 the learning rate
           was refused as unstable; with 1 to 3 the parameters are kept;
         - ``refused`` [] bool: whether the rate was refused; ``lambda_max`` []: largest eigenvalue of the kernel in use;
           ``stable_learning_rate`` [] = 2 N C / lambda_max (cross entropy: 4 N / lambda_max), for N examples and C
           outputs;
-        - ``products`` [] int32: number of products with the kernel;
+        - ``products`` [] int32: number of products with the kernel, without those that estimate ``lambda_max``;
         - ``kernel_error`` [] = |Theta - H (x) I| / |Theta| of the averaged kernel H, in Frobenius norm (estimated by
-          random probes if n C > 1024), and ``function_gap`` []: the relative difference, on the pooled examples,
-          between the linearised network at the chosen weights and the function that the kernel in use predicts. Both
-          are 0 with the exact kernel.
+          random probes if n C > 1024 or H is not in memory), and ``function_gap`` []: the relative difference between
+          the change of the linearised network's outputs at the chosen weights, on the pooled examples, and the change
+          that H predicts. Both are 0 with the exact kernel.
 
     Raises:
         ValueError: JAX is not in 64-bit mode, an argument has a wrong shape or range, or ``unstable`` is "stop" and
@@ -189,7 +190,8 @@ def network_loss(model: Model, params: PyTree, examples: Pool, evolution: Evolut
 
     For outputs f and targets y of N examples it is ``1/(2 N C) sum |f - y|^2``, or with the loss "cross_entropy"
     ``-1/N sum y log softmax(f)``.
-    With the criterion "accuracy" it is the share of examples whose largest output is not at their largest target.
+    With the criterion "accuracy" it is the share of examples whose largest output is not at their largest target, or
+    infinite if an output is not finite.
 
     Args:
         model: The network.
@@ -228,7 +230,7 @@ def choose_time(
         pull: J', from [n, C] to a change of weights.
         dual: R_t [Psi, n, C] for each of Psi candidate numbers of steps t, in increasing order.
         examples: The examples on which the loss is computed.
-        evolution: Options with ``criterion``, ``loss`` and ``patience``.
+        evolution: Options with ``criterion``, ``loss`` and ``patience`` (rises of the loss that end the search).
         at_once: Whether to apply ``pull`` to all candidates together, if that takes little longer than for one.
     """
     number = dual.shape[0]
@@ -261,12 +263,10 @@ def choose_time(
 
 
 def _errors(pool: Pool, tangent: Tangent, dynamics: Dynamics, chosen: Array, together: int) -> dict[str, Array]:
-    """Computes how far the kernel in use and the linearised function are from the exact ones, by name.
+    """Computes ``kernel_error`` and ``function_gap`` of ``ntk_evolve``, scalars by name, both 0 for the exact kernel.
 
-    ``kernel_error`` is the averaged kernel's relative error; ``function_gap`` is the relative difference between the
-    network linearised at the new weights and the function that the kernel predicts. ``chosen`` is the dual R_t [n, C]
-    at the chosen number of steps t; ``together`` is the number of random probes at once, 0 for the exact kernel, for
-    which both are 0.
+    ``chosen`` is the dual R_t [n, C] at the chosen number of steps t; ``together`` is the number of random probes
+    computed at once, 0 for the exact kernel.
     """
     if together == 0:
         return {"kernel_error": jnp.zeros(()), "function_gap": jnp.zeros(())}
@@ -279,8 +279,8 @@ def _errors(pool: Pool, tangent: Tangent, dynamics: Dynamics, chosen: Array, tog
 def _kernel_error(pool: Pool, tangent: Tangent, dynamics: Dynamics, together: int) -> Array:
     """Computes the relative error of the averaged kernel H, repeated for C outputs, against the whole kernel Theta.
 
-    It is ``|Theta - H (x) I| / |Theta|`` in Frobenius norm. For a large kernel it is estimated by random probes,
-    ``together`` of them at once.
+    It is ``|Theta - H (x) I| / |Theta|`` in Frobenius norm. For a large kernel, or an H that is not in memory, it is
+    estimated by random probes, ``together`` of them at once.
     """
     n, outputs = pool.y.shape
     matrix = dynamics.matrix
@@ -335,6 +335,9 @@ def ntk_server(
             counts the others. None: all, padding included. ``subsample.largest_sample`` is a size that drops none.
         shuffle: Whether a server between clients and aggregation permutes the rows of Jacobians, outputs and targets
             together (section 4.2), by the round's key; the update stays the same up to rounding.
+
+    Raises:
+        ValueError: ``validation`` that does not fit the network, or a ``pool_size`` below 1.
     """
     held_out(validation, evolution.loss, model)
     if pool_size is not None:
@@ -350,7 +353,7 @@ def ntk_server(
             pooled = permuted(info.key, pooled)
         rate = rate_at(learning_rate, info.round)
         weights, report = ntk_evolve(model, params, pooled, rate, evolution, validation)
-        # Clients and examples for which the pool has no place are counted and reported.
+        # Clients and examples beyond the size of the pool are counted and reported.
         dropped = sent - jnp.sum(pooled.mask, dtype=jnp.int32)
         return weights, {**report, "dropped": aggregated.beyond, "examples_dropped": dropped}
 

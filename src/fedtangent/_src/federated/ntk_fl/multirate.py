@@ -6,10 +6,10 @@ is split, as multirate integrators do (Gear and Wells, 1984):
 
     K = F F' + rest
 
-with F of low rank (``leading_factor``). Every step is taken with F. The slow ``rest R_t`` is computed, by one product
-each, at a few steps, and extrapolated by a polynomial in t between them (``multirate_dual``); the error of the
-polynomial decides at which step it is computed next. The result is that of the descent, not of the gradient flow, for
-steps of every size that the descent allows.
+with F of low rank (``leading_factor``). Every step is taken with F. ``rest R_t`` changes slowly: it is computed only at
+a few steps, by one product with K each, and extrapolated by a polynomial in t between them (``multirate_dual``); the
+error of the polynomial decides at which step it is computed next. The result is that of the descent, not of the
+gradient flow, for steps of every size that the descent allows.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ Product = Callable[[Array], Array]  # g -> K g, [n, C]
 
 
 def rank_of(rows: int) -> int:
-    """Returns the rank of the low-rank factor (``leading_factor``) of a kernel with ``rows`` rows."""
+    """Returns the rank, before it is rounded up, of the ``leading_factor`` of a kernel with ``rows`` rows."""
     return max(1, min(LARGEST_RANK, rows // ROWS_OF_RANK))
 
 
@@ -77,8 +77,9 @@ class Nodes(NamedTuple):
 
     Attributes:
         times: Numbers of steps t, [NODES], the latest first.
-        values: ``(K - F F') R_t`` at these t, [NODES, columns, rows], with the rows of F and the columns that share F.
-        number: How many nodes count, [] int32; one at the start.
+        values: ``(K - F F') R_t`` at these t, [NODES, columns, rows], for F [rows, r]; ``columns`` is C if all outputs
+            have one kernel, else 1.
+        number: Number of nodes in use, the first ones, [] int32; 1 at the start.
     """
 
     times: Array
@@ -93,7 +94,7 @@ def extrapolated(nodes: Nodes, time: Array) -> Array:
     columns are C if all outputs have one kernel, else 1.
 
     Args:
-        nodes: The nodes; only the first ``nodes.number`` count.
+        nodes: The nodes, of which the first ``nodes.number`` are used.
         time: Number of steps t.
     """
     counts = jnp.arange(NODES) < nodes.number
@@ -136,7 +137,7 @@ def multirate_dual(
 ) -> tuple[Array, Array]:
     """Computes the dual R_t [Psi, n, C] for Psi numbers of steps t, and the number of products with the kernel K taken.
 
-    That is gradient descent on the linearised network, ``R_{t+1} = R_t + step force(K R_t)``, with few products. Steps
+    R_t follows gradient descent on the linearised network, ``R_{t+1} = R_t + step force(K R_t)`` from R_0 = 0. Steps
     are taken in stretches, in which ``(K - F F') R_t`` is extrapolated by a polynomial in t. If the polynomial's error
     at the end exceeds ``SLOW_TOLERANCE``, the stretch is repeated in shorter ones. A stretch of one step is exact, so a
     useless factor costs a product in every step, but no accuracy.
@@ -207,8 +208,8 @@ def _next_length(length: Array, off: Array, is_accurate: Array, now: _Descent) -
 
     Args:
         length: Number of gradient steps just taken, after which a product with the kernel was computed.
-        off: Error of the extrapolation between two such products, at the last of these steps.
-        is_accurate: Whether this error is small enough; otherwise the steps are taken again.
+        off: Largest absolute error of the extrapolation at the last of these steps; NaN counts as infinite.
+        is_accurate: Whether ``off`` is small enough; otherwise the steps are taken again.
         now: The state before these steps.
     """
     error = jnp.where(jnp.isnan(off), jnp.inf, off) / SLOW_TOLERANCE

@@ -181,8 +181,8 @@ def _is_count(value: Any) -> bool:
 def check_examples(evolution: Evolution, model: Model, examples: Examples, learning_rate: float | Array) -> None:
     """Raises ``ValueError`` for pooled examples or a learning rate that ``ntk_evolve`` cannot take.
 
-    It does so without 64-bit mode, for a rate that is not positive, no example, targets or a mask that do not fit the
-    inputs and outputs, or, with the method "eigh", a kernel above ``kernel_bytes``.
+    It raises if JAX is not in 64-bit mode, the rate is not positive, the inputs have no row, the shape of the targets
+    or of the mask does not fit, or, with the method "eigh", the kernel has more than ``kernel_bytes``.
 
     Args:
         evolution: Options of the evolution.

@@ -1,10 +1,10 @@
 """The linearised network with sparsified Jacobians: CP-NTK-FL's kernel and weight update, chunk by chunk.
 
 The server of CP-NTK-FL only has the clients' messages: Jacobians whose small entries are zero. Its kernel is ``H_ij =
-1/C sum <Js_i, Js_j>`` over the C outputs and its update ``Js' R``, both with the sparsified Jacobian ``Js`` (Yue et
-al., ICML 2022, sections 4.1 and 4.2). No array [n, C, P] is in memory: entries are computed again for a chunk of
-parameters at a time (dense networks, whose layers' Jacobians are outer products) or for a block of examples (any other
-model).
+1/C sum <Js_i, Js_j>`` over the C outputs and its update of the weights ``Js' R`` with the dual R (``ntk_fl.dual``),
+both with the sparsified Jacobian ``Js`` (Yue et al., ICML 2022, sections 4.1 and 4.2). No array [n, C, P] is in memory:
+entries are computed again for a chunk of parameters at a time (dense networks, whose layers' Jacobians are outer
+products) or for a block of examples (any other model).
 
 For output k of a dense network at an example, the derivative by a layer's weights is the outer product of the layer's
 (scaled) inputs h [U] and the back-propagated signal d_k [V], and the derivative by its biases is the (scaled) signal.
@@ -40,16 +40,20 @@ SYMMETRIC_BLOCKS = 8  # of the rows of a kernel; one half of the blocks is compu
 def sparse_linearise(sparsity: float, *, value_bits: int | None = None, dtype: DTypeLike = jnp.float32) -> Linearise:
     """Builds a function that linearises a network with sparsified Jacobians [C, P] of its examples.
 
-    For dense networks a kernel costs ``2 n^2 C P`` operations (the last layer's part C times fewer), and the thresholds
-    of the sparsification are found without the Jacobian; other models form Jacobians of blocks of examples.
+    For dense networks a kernel costs at most ``2 n^2 C P`` operations (the last layer's part C^2 times fewer), and the
+    thresholds of the sparsification are computed without the Jacobian; other models form Jacobians of blocks of
+    examples.
 
     Args:
         sparsity: Share of the numbers that is set to zero; of each example the ``num_kept(sparsity, C P)`` numbers of
             largest magnitude stay. 0 keeps all.
         value_bits: Bits of a kept number on the wire, 10 to 32: rounded to nearest, with an exponent of 8 bits. None:
             the bits of ``dtype``.
-        dtype: Dtype in which clients compute their Jacobians, float32 or float64. Kernels are products in this dtype,
-            of a few thousand parameters at a time, summed in float64; updates are computed in float64.
+        dtype: Dtype in which clients compute their Jacobians, float32 or float64. Kernels are products in this dtype
+            (for dense networks of a chunk of parameters at a time), summed in float64; updates are sums in float64.
+
+    Raises:
+        ValueError: A sparsity outside [0, 1), ``value_bits`` outside 10 .. 32, or another dtype.
     """
     sparsify.check_sparsity(sparsity)
     if value_bits is not None:
@@ -172,7 +176,7 @@ class _Hidden(NamedTuple):
     def _sum(self, one: Callable[[Array], Array], size: int) -> Array:
         """Returns ``A A'`` [size, size] in float64, where the columns of A are made one group of units at a time.
 
-        ``one`` makes the columns [size, ...] of a group from its signals.
+        ``one`` returns a group's columns of A, [size, columns], from the group's signals [n, C, g].
         """
 
         def add(total: Array, signals: Array) -> tuple[Array, None]:
@@ -219,7 +223,7 @@ def _wide(values: Float[Array, "..."]) -> Float[Array, "..."]:
 def _layers(structure: DenseStructure, params: PyTree, x: Array, mask: Array) -> list[_DensePart]:
     """Returns, for each layer, the inputs and back-propagated signals whose products are the entries of the Jacobian.
 
-    The entries are zero in rows of padding.
+    ``mask`` [n, 1] is 0 for an example of padding, whose entries are 0.
     """
     inputs, before = forward(structure, params, x)
     real = mask.astype(inputs[0].dtype)
@@ -233,7 +237,10 @@ def _layers(structure: DenseStructure, params: PyTree, x: Array, mask: Array) ->
 
 
 def _units(layer: _DensePart) -> tuple[Array, int]:
-    """Returns a hidden layer's signals in groups of units, [groups, n, C, g], and the number of units."""
+    """Returns a hidden layer's signals in groups of g units, [groups, n, C, g], and the number of units.
+
+    The groups are as large as ``CHUNK_BYTES`` allows; zeros fill the last one.
+    """
     assert layer.signals is not None
     n, num_outputs, units = layer.signals.shape
     unit_bytes = n * num_outputs * layer.inputs.shape[1] * layer.signals.dtype.itemsize
@@ -260,6 +267,7 @@ def _num_weights(layer: _DensePart, num_outputs: int) -> int:
 
 
 def _search(layers: list[_DensePart], num_outputs: int, k: int) -> Array:
+    """Computes ``_thresholds`` for one block of examples; k is the number of entries that an example keeps."""
     counts: list[sparsify.Count] = []
     most: list[Array] = []
     for layer in layers:

@@ -34,7 +34,7 @@ class Pool(NamedTuple):
     """The cohort's examples, pooled at the server in float64; rows of padding are zero.
 
     Attributes:
-        x: Inputs [n, ...].
+        x: Inputs [n, ...]; integers keep their dtype.
         y: Targets [n, C].
         mask: 1 at a real example, 0 at padding, [n, 1].
         num_examples: Number of real examples, [] (at least 1).
@@ -75,7 +75,7 @@ def pool_examples(x: Array, y: Array, mask: Array) -> Pool:
     """Converts examples to float64 and sets padding to zero, so that NaN in the padding has no effect.
 
     Args:
-        x: Inputs [n, ...].
+        x: Inputs [n, ...]; integers keep their dtype.
         y: Targets [n, C].
         mask: Whether a row is a real example, [n] bool.
     """
@@ -143,9 +143,9 @@ def num_together(tangent: Tangent, params: PyTree, count: int, least: int = 1) -
     Args:
         tangent: The linearised network.
         params: Shapes of the parameters.
-        count: The number of all vectors.
-        least: The least result, and the result if push and pull are cheap for a single vector (not ``tangent.remade``).
-            Otherwise as many vectors are taken as fit into ``CHANGES_BYTES``.
+        count: Number of all vectors, the largest result.
+        least: The result if push and pull are cheap for a single vector (not ``tangent.remade``). Otherwise as many
+            vectors are taken as fit into ``CHANGES_BYTES``, and at least ``least``.
     """
     num_bytes = 8 * pytrees.size(params)
     return min(count, max(least, CHANGES_BYTES // max(1, num_bytes)) if tangent.remade else least)

@@ -123,7 +123,8 @@ def jacobians(output_size: int, sparsity: float = 0.0, value_bits: int | None = 
     Args:
         output_size: Outputs C.
         sparsity: Share of the Jacobian's numbers that is set to zero.
-        value_bits: Bits of a number; None for the bits of the widest parameter.
+        value_bits: Bits of a number; None for the bits of the widest parameter or, with a sparsity of 0, for each
+            number the bits of its parameter's dtype.
     """
 
     def uplink(message: PyTree, broadcast: PyTree) -> tuple[int, int]:

@@ -66,7 +66,10 @@ class KeyFile(NamedTuple):
 
     @property
     def digest(self) -> str:
-        """Salted SHA-256 of the seed, as "salt:hash" in hexadecimal; it tells seeds apart without revealing them."""
+        """The salt and the first 16 bytes of the seed's salted SHA-256, as "salt:hash" in hexadecimal.
+
+        Digests with one salt tell seeds apart without revealing them.
+        """
         hashed = hashlib.sha256(b"fedtangent projection seed" + self.salt + self.seed.reveal()).hexdigest()
         return f"{self.salt.hex()}:{hashed[:32]}"
 
@@ -161,6 +164,8 @@ def with_key_exchange(algorithm: Algorithm, num_clients: int) -> Algorithm:
 
 def open_key_file(path: str | os.PathLike[str]) -> KeyFile:
     """Reads the key file at ``path``; makes a missing file, with a new random seed and readable only by its owner.
+
+    In a ``written_at_the_end`` block a missing file is made only at the end of the block.
 
     Args:
         path: Path of the file.

@@ -35,7 +35,8 @@ class Code(NamedTuple):
 
     Attributes:
         numbers: How many numbers are sent.
-        places: Number of positions from which these numbers were chosen; P, the size of the message, before any choice.
+        places: Number of positions from which these numbers were chosen: P, the size of the message, or ``numbers`` if
+            the receiver knows the positions.
         bits: Bits of a number; None if numbers are sent in the dtypes of their leaves.
         header: Bits of all norms and ranges.
         scale_bits: Bits of one norm.
@@ -54,7 +55,10 @@ def is_floating(leaf: Leaf) -> bool:
 
 
 def dtypes(message: PyTree) -> tuple[np.dtype, np.dtype]:
-    """Returns the widest dtype of a message's floating leaves, and the dtype to compute in (at least float32)."""
+    """Returns the widest dtype of a message's floating leaves, and the dtype to compute in (at least float32).
+
+    Without floating leaves both are float32.
+    """
     floating = [leaf.dtype for leaf in jax.tree.leaves(message) if is_floating(leaf)]
     widest = jnp.result_type(*floating) if floating else jnp.dtype(jnp.float32)
     return widest, jnp.promote_types(widest, jnp.float32)
@@ -96,7 +100,8 @@ def jacobian_bytes(params: PyTree, output_size: int, num_sent: int | None, value
         params: Shapes of the parameters.
         output_size: Outputs C.
         num_sent: How many of the C P numbers are sent, with their positions; None for all.
-        value_bits: Bits of a number; None for the bits of its dtype.
+        value_bits: Bits of a number; None for the bits of the widest parameter or, if ``num_sent`` is None too, for
+            each number the bits of its parameter's dtype.
     """
     widest = jnp.result_type(*jax.tree.leaves(params)).itemsize
     rest = 2 * output_size * widest

@@ -34,8 +34,8 @@ def secured(server: Server, slots_per_model: int, *, bits: int = 32) -> tuple[Ag
     largest weight of the round. The mean is the sum of the first over the sum of the second. Before that each client
     sends the largest magnitude in each array of ``u_i m_i``, and the server returns the largest of all clients, the
     scale of that array. The whole numbers are multiples of the scale times ``2^-fraction_bits(slots_per_model, bits)``,
-    so that no number is cut. If a client's array is not finite, the mean of that array is NaN, also without secure
-    aggregation.
+    so that no number is cut. If an array of a client has a number that is not finite, the whole mean of that array is
+    NaN.
 
     ``info["rounded_away"]`` [M] counts for each message its nonzero numbers that became 0, because they are too small
     beside the largest one of their array.
@@ -107,7 +107,7 @@ def encode(messages: PyTree, weight: Array, bits: int) -> tuple[Array, Array, Ar
 
     Args:
         messages: Messages [M, ...], floating.
-        weight: Weights [M]; 0 marks a place without a message.
+        weight: Weights [M]; 0 marks a row without a message.
         bits: Bits of a whole number, 32 or 64.
 
     Returns:

@@ -45,12 +45,12 @@ def shuffled(aggregate: Aggregate, server: Server, slots_per_model: int) -> tupl
 
 
 def folded(aggregate: Aggregate, messages: PyTree, weight: Array) -> PyTree:
-    """Returns the aggregate of the messages of one model, which are stacked in an array with M places.
+    """Returns the aggregate of the messages of one model, which are stacked in an array with M rows.
 
     Args:
         aggregate: Reduction of a round's messages.
         messages: Messages [M, ...].
-        weight: Weights [M]; 0 marks a place without a message.
+        weight: Weights [M]; 0 marks a row without a message.
     """
     filled = weight > 0
     place = jnp.cumsum(filled, dtype=jnp.int32) - 1
