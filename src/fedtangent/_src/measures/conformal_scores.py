@@ -51,6 +51,9 @@ def class_scores(prediction: Predicted, score: str) -> Float64[np.ndarray, "n C"
     Args:
         prediction: Prediction at n inputs, with logits.
         score: "probability" or "adaptive".
+
+    Raises:
+        ValueError: The prediction is a Gaussian, has one output, or is not finite.
     """
     if isinstance(prediction, Gaussian):
         raise ValueError(f"score: got {score!r} for a Gaussian, allowed are {', '.join(REGRESSION)}")
@@ -77,6 +80,9 @@ def centre_and_scale(
     Args:
         prediction: Prediction at n inputs.
         score: "residual" or "normalised".
+
+    Raises:
+        ValueError: The mean is not finite, or a standard deviation that is needed is 0 or NaN.
     """
     centre, variance = (np.asarray(values, np.float64) for values in moments(prediction))
     finite("prediction", centre)

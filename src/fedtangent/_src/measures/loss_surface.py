@@ -110,7 +110,8 @@ def grid(
     Args:
         plane: The plane.
         num_points: Number of points along each direction, at least 2.
-        margin: Distance from the models' bounding box to each end of the square, as a share of the box's larger side.
+        margin: Distance from the models' bounding box to each end of the square, along the box's larger side and as a
+            share of it.
 
     Raises:
         ValueError: There are fewer than 2 points, or the margin is negative.

@@ -57,8 +57,9 @@ def differences(
         The differences in the order of the sweep, without the baseline.
 
     Raises:
-        ValueError: There are fewer than two seeds, the metric is unknown, ``baseline`` does not identify exactly one
-            configuration, or ``confidence`` is outside (0, 1).
+        ValueError: There are fewer than two seeds, the metric is unknown or not one number for each run, ``evaluation``
+            is out of range, ``baseline`` does not identify exactly one configuration, or ``confidence`` is outside
+            (0, 1).
     """
     values = _values(sweep, metric, evaluation)
     number("confidence", confidence, above=0, below=1)
@@ -71,7 +72,7 @@ def differences(
 
 
 def _values(sweep: Sweep, metric: str, evaluation: int) -> Float64[np.ndarray, "seeds configs"]:
-    """Returns the metric of every run at one evaluation, [seeds, configs] float64."""
+    """Checks arguments of ``differences``; returns the metric of every run at one evaluation, [seeds, configs]."""
     choice("metric", metric, sweep.metrics)
     if sweep.metrics[metric].ndim != 3:
         shape = sweep.metrics[metric].shape[3:]

@@ -45,6 +45,9 @@ def epsilon(
             clients is public and neighbours differ in one client's data, which changes the sum by up to twice
             ``clip_norm``. Epsilons of the two kinds must not be compared.
 
+    Raises:
+        ValueError: An argument is out of range.
+
     Example:
 
         >>> import fedtangent as ft
@@ -107,10 +110,10 @@ def noise_multiplier(
         num_clients, clients_per_round, num_rounds, delta, sampling: The run, as for ``measures.epsilon``.
 
     Returns:
-        The multiplier; if 1e-3 or less suffices, the search stops there.
+        The multiplier; ``exp(-8)``, about 3.4e-4, if that suffices: the search goes no lower.
 
     Raises:
-        ValueError: A multiplier of 10^6 is not enough.
+        ValueError: A multiplier of 10^6 is not enough, or an argument is out of range.
 
     Example:
 

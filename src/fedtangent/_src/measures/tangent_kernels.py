@@ -152,7 +152,8 @@ def alignment(theta: ArrayLike, targets: ArrayLike, centred: bool = False) -> fl
 def spectrum(theta: ArrayLike) -> Spectrum:
     """Computes the eigenvalues of a positive semidefinite ``theta`` [n, n] and their summaries; see ``Spectrum``.
 
-    Source of the effective rank: O. Roy and M. Vetterli, "The effective rank", EUSIPCO 2007, definition 1.
+    Source of the effective rank: O. Roy and M. Vetterli, "The effective rank", EUSIPCO 2007, definition 1. If all
+    eigenvalues are 0, ``effective_rank`` and ``trace_over_largest`` are NaN, and ``condition_number`` is infinite.
 
     Raises:
         ValueError: An eigenvalue is below 0 by more than float32's rounding.

@@ -177,8 +177,8 @@ def expected_calibration_error(
 ) -> Float[Array, ""]:
     """Computes an ensemble's expected calibration error (ECE), [], from 0 to 1 (Guo et al., 2017, equation 3).
 
-    The mean of the K models' class probabilities is judged. With n examples a perfectly calibrated ensemble has a
-    positive ECE, of the order of ``sqrt(B / n)``: compare ECEs at equal n and B.
+    It is the error of the mean of the K models' class probabilities. With n examples a perfectly calibrated ensemble
+    has a positive ECE, of the order of ``sqrt(B / n)``: compare ECEs at equal n and B.
 
     Args:
         members: Logits [K, n, C].
@@ -211,7 +211,7 @@ def predictive_interval(members: Predicted, level: float = 0.95, noise_variance:
 
     Args:
         members: Outputs [K, n, C] or a ``Prediction``, whose mean and variance over models are used (FE-2024, section
-            V-B); or a ``Gaussian``, such as ``theory.gp_limit`` returns.
+            V-B); or a ``Gaussian``, such as ``theory.gp_limit`` returns. Without a covariance the ends are NaN.
         level: Probability of the interval; z is the normal quantile of ``(1 + level) / 2``.
         noise_variance: Variance of an observation about its expectation, a number or [n, C]; 0 for an interval of the
             expectation itself.

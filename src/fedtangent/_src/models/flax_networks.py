@@ -52,7 +52,7 @@ class _Functions(NamedTuple):
 
 
 def is_module(module: object) -> bool:
-    """Returns whether an object looks like a ``flax.linen`` module."""
+    """Returns whether an object looks like a ``flax.linen`` module: it has ``init`` and ``apply``."""
     return all(hasattr(module, name) for name in ("init", "apply"))
 
 

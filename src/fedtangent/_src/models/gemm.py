@@ -175,8 +175,8 @@ class _Map(NamedTuple):
         library: Implementation that is fast on an accelerator.
         product: Implementation by matrix products of patches.
         shape: Computes the shape of the result from the shapes of the operands.
-        folds: A pair of axes for each operand. If only this operand has a batch axis, ``vmap`` folds that axis into the
-            first, an axis of the operand; the batch is then in the second, an axis of the result.
+        folds: For each operand an axis of the operand and an axis of the result. If only this operand has a batch
+            axis, ``vmap`` merges the batch axis with the first, and splits it off the second.
     """
 
     direct: _Bilinear
@@ -466,7 +466,8 @@ def _evaluate(program: ClosedJaxpr, *arguments: Array) -> list[object]:
 def _rewritten(eqn: JaxprEqn) -> dict[str, object]:
     """Returns the parameters of a traced operation, with the programs inside it rewritten.
 
-    In these programs, such as the body of a loop, ``gemm_convolution`` replaces the convolutions.
+    In these programs, such as the body of a loop, ``gemm_convolution`` replaces the convolutions. The
+    parameters stay the same if the programs have no convolution, or if the operation has custom derivatives.
     """
 
     def faster(value: object) -> object:

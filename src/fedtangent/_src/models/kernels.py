@@ -31,7 +31,7 @@ class Kernels(NamedTuple):
 
 
 def check_get(get: str | tuple[str, ...]) -> tuple[str, ...]:
-    """Returns ``get`` as a tuple of kernel names; raises ``ValueError`` unless each is "nngp" or "ntk"."""
+    """Returns ``get`` as a tuple of names; raises ``ValueError`` unless they are "nngp", "ntk" or both, once each."""
     names = (get,) if isinstance(get, str) else tuple(get) if isinstance(get, tuple | list) else ()
     if not names or any(name not in KERNELS for name in names) or len(set(names)) < len(names):
         allowed = f"{', '.join(map(repr, KERNELS))} and tuples of them without repetition"
@@ -116,7 +116,7 @@ class AnalyticKernel:
         names: tuple[str, ...] = KERNELS,
         tick: Tick = lambda done, total: None,
     ) -> Kernels:
-        """Computes kernels between two batches, [n1, n2] each, in tiles if they need much memory.
+        """Computes kernels between two batches, [n1, n2] each, in tiles if they need much memory (never if traced).
 
         Args:
             x1: Inputs [n1, ...].
@@ -153,6 +153,8 @@ class AnalyticKernel:
 
     def side(self, x: ArrayLike) -> int:
         """Returns the number of rows, and of columns, of the largest tile of the kernel that is computed at once.
+
+        It is ``MAX_INDEX`` if the kernel needs no tiles.
 
         Args:
             x: Inputs [n, ...]; only their shape and type count.

@@ -59,7 +59,7 @@ def _layers(groups: int) -> Layers:
 
 
 def _eighths(channels: float) -> int:
-    """Rounds a number of channels to the nearest multiple of 8, and up if rounding would lose more than a tenth.
+    """Rounds channels to the nearest multiple of 8, 8 at least, and up if rounding would lose more than a tenth.
 
     This is the rule of the authors' code of MobileNetV2.
     """

@@ -281,7 +281,8 @@ def ntk_transformer(
         activation: relu, leaky_relu, abs, erf, gelu, sin or cos.
 
     Raises:
-        ValueError: A size is below 1, a name is unknown, or patches do not divide the image.
+        ValueError: A size is below 1, a name is unknown, or patches do not divide the image or are too few for the
+            readout.
     """
     shape, outputs = _sizes_of(input_shape, output_size)
     whole("patch", patch)

@@ -138,7 +138,10 @@ def _factors(key: Key, weight: Array, rank: int) -> LowRank:
 
 
 def _is_place(leaf: PyTree) -> bool:
-    """Returns whether a subtree of LoRA's parameters stands for one parameter of the network: a ``LowRank`` or None."""
+    """Returns whether a subtree of LoRA's parameters stands for one parameter of the network: a ``LowRank`` or None.
+
+    If the network itself has ``LowRank`` parameters, these do not: their ``a`` is then a ``LowRank`` or None.
+    """
     return leaf is None or (isinstance(leaf, LowRank) and not (leaf.a is None or isinstance(leaf.a, LowRank)))
 
 

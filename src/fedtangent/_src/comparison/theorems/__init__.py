@@ -95,14 +95,14 @@ class Claim(NamedTuple):
         """Builds the verdict from a check's decision whether measurement and theory agree.
 
         Args:
-            right: Measured value, expected value, and whether they agree.
-            wrong: Name of the control, its measured value, and whether it fails.
+            right: Measured value, expected value, and whether they agree; None: too few draws to tell.
+            wrong: Name of the control, its measured value, and whether it fails; None as for ``right``.
             notices: How large an error of the theory must be for the check to detect it, as text.
         """
         return Verdict.of(*self, right, wrong, notices)
 
     def exact(self, error: float, controls: dict[str, float]) -> Verdict:
-        """Checks that ``error`` is at most ``EXACT`` (1e-9), and that the errors of all wrong theories are far above.
+        """Checks that ``error`` is at most ``EXACT`` (1e-9), and each wrong theory's error above 1000 times ``EXACT``.
 
         Args:
             error: Relative error of the theory.

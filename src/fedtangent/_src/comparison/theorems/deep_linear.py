@@ -106,8 +106,8 @@ def fed_avg_of(size: Size, learning_rate: float, dtype: str = "float64") -> Algo
 class Run(NamedTuple):
     """The recorded models and weights of a run of FedAvg; built by ``run_of``.
 
-    ``models`` are the products of the layers' weights after every round, [R + 1, d, C]; ``weights`` are the layers'
-    weights by round, for some rounds.
+    ``models`` are the network as one matrix, the scaled product of its layers' weights, at the start and after every
+    round, [R + 1, d, C]; ``weights`` are the layers' weights by round, for some rounds.
     """
 
     models: np.ndarray  # [R + 1, d, C], the network as one matrix after every round
@@ -176,7 +176,7 @@ class Observed(NamedTuple):
 
     @property
     def last(self) -> list[np.ndarray]:
-        """The weights after the last round."""
+        """The weights at the last recorded round."""
         return self.weights[max(self.weights)]
 
     def _bounded(self, place: str, statement: str, ratio: float, control: str, wrong: float) -> ft.types.Verdict:
@@ -276,7 +276,7 @@ def _lemma_1(run: Observed) -> ft.types.Verdict:
 
 
 def _local_lemmas(run: Observed) -> list[ft.types.Verdict]:
-    """Checks Lemmas VII.2 to VII.7 of DeepLin in the run's last round.
+    """Checks Lemmas VII.2 to VII.7 of DeepLin in the round that starts at the run's last recorded weights.
 
     They bound the clients' local losses, the change of their kernels, weights and outputs, and matrix norms.
     """
@@ -349,9 +349,10 @@ def _kernels(
 def _narrow_drift(
     theorem: ft.theory.DeepLinearTheorem, weights: list[np.ndarray], work: ft.theory.FullBatchWork
 ) -> float:
-    """Computes the change of a narrow network's kernel over the bound of DeepLin's Lemma VII.5.
+    """Trains a narrow network for 50 rounds, and returns its kernel's change over the bound of DeepLin's Lemma VII.5.
 
-    A narrow network is a control: the ratio must be above 1.
+    The change is the largest one since the start, over the local steps of the next round. A narrow network is a
+    control: the ratio must be above 1.
 
     Args:
         theorem: Theorem IV.2, evaluated on the network.

@@ -65,7 +65,7 @@ class Option(NamedTuple):
         recipe: Builds the algorithm.
         both: Arguments of the recipe that are also fields of the theory's ``Rule``.
         simulated, predicted: Further arguments of the recipe, and further fields of the ``Rule``.
-        ignored: Fields of a wrong ``Rule`` that ignores the option; None: the schedule is ignored.
+        ignored: Changes, as in ``_flow``, that make a theory which ignores the option; None: it ignores the schedule.
         uniform: Whether clients have equal weights instead of their numbers of examples.
         lazy: Whether networks approach the flow as their width grows.
     """
@@ -91,8 +91,8 @@ class Option(NamedTuple):
     def _flow(self, case: Case, blocks: KernelBlocks, changes: Arguments = NONE) -> Flow:
         """Builds the flow that predicts training under the option on ``case``, whose kernels are ``blocks``.
 
-        ``changes`` are fields of the ``Rule`` to replace, another "schedule", or "uniform" weights: they make a wrong
-        theory.
+        ``changes`` are fields of the ``Rule`` to replace, another "schedule", or "uniform" (whether clients have equal
+        weights).
         """
         plan, clients = self.schedule(), case.problem.partition
         weighting = "uniform" if changes.get("uniform", self.uniform) else "examples"
@@ -304,7 +304,7 @@ def _network_slope(option: Option, case: Case, widths: tuple[int, ...], num_netw
 
 
 def _check_exact(scale: str, seed: int) -> list[Verdict]:
-    """Checks every option of the algorithms: a linear model equals the flow, networks' errors fall as width^-1/2."""
+    """Checks every option: a linear model equals the flow, and if ``lazy``, networks' errors fall as width^-1/2."""
     size = of_scale(scale, *EXACT_SIZES)
     linear, network = _linear_case(seed, LINEAR_ROUNDS[scale]), _network_case(seed, size.num_rounds)
     verdicts = [_exact(option, linear) for option in OPTIONS]

@@ -254,8 +254,8 @@ def _finite_steps(problem: LinearProblem) -> Verdict:
 def _rate(problem: LinearProblem) -> Verdict:
     """Checks the rate of Local-GD's Theorem 1: late rounds multiply the distance to the centralised model by a factor.
 
-    The factor is 1 minus the least eigenvalue of the averaged projection: a node's matrix projects onto the span of its
-    inputs, and the nodes' matrices are averaged.
+    The factor is 1 minus the least nonzero eigenvalue of the averaged projection: a node's matrix projects onto the
+    span of its inputs, and the nodes' matrices are averaged.
     """
     theory = _theory(problem)
     least, following = (float(np.log1p(-value)) for value in theory.eigenvalues[[-1, -2]])

@@ -127,9 +127,9 @@ def _off(growth: np.ndarray, expected: np.ndarray) -> float:
 
 
 def _centralised(case: AnySteps) -> Verdict:
-    """Checks that Local-GD's distance from centralised descent falls as a power of the round, for L > 1 local steps.
+    """Checks that Local-GD's distance from centralised descent falls at least as k^-1/2 in round k, for L > 1.
 
-    In a round centralised descent takes L steps on the examples of all nodes.
+    L is the number of local steps. In a round centralised descent takes L steps on the examples of all nodes.
     """
 
     def slope(examples: int) -> list[float]:

@@ -1,4 +1,4 @@
-"""Checks of NTK-DFL (Thompson et al., ICML 2025): rounds as powers of a matrix, consensus, and NTK-FL as a case.
+"""Checks of NTK-DFL (Thompson et al., ICML 2025): rounds as powers of a matrix, consensus, NTK-FL as a special case.
 
 NTK-DFL is decentralised: each client keeps a model, and exchanges weights and Jacobians with its neighbours in a graph.
 """
@@ -113,7 +113,7 @@ def rounds_verdict(seed: int, rounds: int) -> Verdict:
 
 
 def consensus_verdict(seed: int, rounds: int) -> Verdict:
-    """Checks that all models come to agree with the targets, and so with each other, as fast as theory says.
+    """Checks that all models come to agree with the targets, and so with each other, at least as fast as theory says.
 
     Args:
         seed: Seed of the problem.

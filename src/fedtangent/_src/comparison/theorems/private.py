@@ -2,9 +2,9 @@
 
 "private.law" trains a linear model many times with different noise. Standardised by the predicted mean and covariance,
 its outputs must have mean square 1. "private.clipping" clips without noise, where theory is exact, and compares the
-expected error of clipped and noisy runs. "private.networks" trains networks with a noise and with twice that noise,
-from the same draws. The part of the effect that is not twice as large is quadratic in the noise, which no linear model
-follows. Relative to the linear part it must grow as the noise, at every width.
+expected error of clipped and noisy runs. "private.networks" trains networks with noise and with twice that noise, from
+the same draws. The two changes of the outputs give the part that is linear in the noise and the part that is quadratic,
+which no linear model has. Quadratic over linear part must be proportional to the noise, and the same at every width.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class PrivateProblem(NamedTuple):
     def simulated(
         self, model: Model, clip_norm: float, noises: Sequence[float], seeds: Sequence[int]
     ) -> Float64[np.ndarray, "noises seeds m C"]:
-        """Trains a model by DP-FedAvg at several noise multipliers, and returns its outputs at the test points.
+        """Trains a model by DP-FedAvg at several noise multipliers, and returns its last outputs at the test points.
 
         Args:
             model: The model.
@@ -131,7 +131,7 @@ def _standardised(
 ) -> Interval:
     """Estimates the mean square of the outputs of E runs, standardised by a predicted mean and covariance.
 
-    It is 1 if the prediction is right.
+    The mean square is 1 if the prediction is right. Directions in which the predicted variance is 0 are left out.
     """
     values, vectors = known_modes(cov)
     is_possible = values > 0
@@ -158,7 +158,7 @@ def _check_law(scale: str, seed: int) -> list[Verdict]:
 
 
 def _check_clipping(scale: str, seed: int) -> list[Verdict]:
-    """Checks runs whose updates are clipped: outputs without noise exactly, and the expected error with noise."""
+    """Checks runs with clipped updates: their outputs without noise to rounding, their expected error with noise."""
     of, seeds = PrivateProblem.drawn(seed), _seeds(scale, seed, 300)  # errors scatter more than outputs
     theory, sizes = of.theory(TIGHT, LOUD), f"{len(seeds)} runs, {ROUNDS} rounds"
     quiet, loose = (np.asarray(of.theory(clip, 0.0).runs(1).test) for clip in (TIGHT, LOOSE))
@@ -179,7 +179,7 @@ def _check_clipping(scale: str, seed: int) -> list[Verdict]:
 
 
 def _check_networks(scale: str, seed: int) -> list[Verdict]:
-    """Checks the part of networks' outputs that is quadratic in the noise, against the noise and the width."""
+    """Checks that the quadratic over the linear effect of noise on networks grows as the noise, at every width."""
     of, seeds = PrivateProblem.drawn(seed), _seeds(scale, seed)[: of_scale(scale, 16, 64)]
     multipliers = [noise * len(SIZES) / LOOSE for noise in (*NOISES, 2 * NOISES[-1])]
     beyond, linear = np.zeros((2, len(WIDTHS), len(NOISES), len(seeds)))

@@ -1,8 +1,8 @@
 """Checks of FedAsync and FedBuff, whose answers may be late: the flow of given delays, and the largest stable rates.
 
 "stale.rounds" trains linearised networks, which equal the flow of the same delays in every round. "stale.stability"
-runs a linear model at learning rates just below and just above the predicted edge of stability, from 100 random starts
-each. The rate at which a run neither grows nor shrinks is interpolated between its growth below and above.
+runs a linear model at learning rates just below and just above the predicted edge of stability, from many random starts
+each. The rate at which the distance from the solution neither grows nor shrinks is interpolated between the two.
 """
 
 from __future__ import annotations
@@ -126,7 +126,10 @@ class Federation(NamedTuple):
 
 
 def _federation(num_clients: int, examples: int, seed: int) -> Federation:
-    """Draws the examples; the clients' rate is half of the largest at which every client's local steps are stable."""
+    """Draws a federation whose clients have ``examples`` examples each.
+
+    The clients' rate is half of the largest at which every client's local steps are stable.
+    """
     rng, clients = np.random.default_rng(seed), consecutive([examples] * num_clients)
     x, w = rng.normal(size=(num_clients * examples, FEATURES)), rng.normal(size=(FEATURES, 1))
     steepest = max(np.linalg.norm(x[clients.client(i)], 2) ** 2 for i in range(num_clients)) / examples
@@ -134,9 +137,10 @@ def _federation(num_clients: int, examples: int, seed: int) -> Federation:
 
 
 def _crossed(growth: Float64[np.ndarray, "*runs 2"], side: float) -> Float64[np.ndarray, "*runs"]:
-    """Interpolates the rate at which a run neither grows nor shrinks, relative to the predicted edge of stability.
+    """Interpolates the rate at which a run's distance from the solution neither grows nor shrinks.
 
-    ``growth`` is the increase of the log distance from the solution at ``1 - side`` and at ``1 + side`` times the edge.
+    The unit is the predicted edge of stability. ``growth`` is the increase of the log distance at ``1 - side`` and at
+    ``1 + side`` times the edge.
     """
     below, above = np.log(1 - side), np.log(1 + side)
     share = -growth[..., 0] / (growth[..., 1] - growth[..., 0])
@@ -144,7 +148,7 @@ def _crossed(growth: Float64[np.ndarray, "*runs 2"], side: float) -> Float64[np.
 
 
 def _constant(of: Federation, seeds: Sequence[int]) -> list[Verdict]:
-    """Checks the largest stable rates under constant delays: the server's in FedBuff, the clients' in FedAsync."""
+    """Checks ``of``'s largest stable rates under constant delays: FedBuff's server rate, FedAsync's client rate."""
     added = np.array([of.flow("fed_buff", d + 1).largest_stable_server_rate(np.eye(d + 1)[d]) for d in range(MOST + 2)])
     mixed, wrong = (
         np.array([of.flow(algorithm, d + 1).largest_stable_learning_rate() for d in range(MOST + 1)])
@@ -160,7 +164,10 @@ def _constant(of: Federation, seeds: Sequence[int]) -> list[Verdict]:
         return crossed * (added if buffered else mixed)[delay]
 
     def off(edges: list[np.ndarray], predicted: np.ndarray) -> float:
-        """Returns the largest distance of a run's stable rate from the prediction, in units of 2 % (``SIDE``) of it."""
+        """Returns the largest relative distance of runs' stable rates from predicted ones, in units of 2 % (``SIDE``).
+
+        ``edges`` has the rates of all runs for each delay, ``predicted`` one rate for each delay.
+        """
         return max(float(np.max(np.abs(of_runs / p - 1))) for of_runs, p in zip(edges, predicted, strict=True)) / SIDE
 
     of_buff, of_async = ([simulated(buffered, d) for d in range(MOST + 1)] for buffered in (True, False))
@@ -183,7 +190,7 @@ def _constant(of: Federation, seeds: Sequence[int]) -> list[Verdict]:
 def _random(of: Federation, seeds: Sequence[int]) -> Verdict:
     """Checks the largest server rate of FedBuff at which the mean squared distance from the solution does not grow.
 
-    Each client draws a delay from 0 to D in every round.
+    Each client of ``of`` draws a delay from 0 to D rounds in every round; D is 1 to 4 (``MOST``).
     """
     laws = [np.full(most + 1, 1 / (most + 1)) for most in range(1, MOST + 1)]
     edges, latest = (

@@ -181,7 +181,7 @@ def laws_of(
 def simulated(
     problem: ToyProblem, schedule: ft.types.Schedule, num_rounds: int, seeds: Sequence[int], draws: int
 ) -> Float[np.ndarray, "S J m 1"]:
-    """Trains ensembles and returns their predictions at the test points, one run for each seed's schedule.
+    """Trains ensembles and returns the mean of their models at the test points, one run for each seed's schedule.
 
     The outputs of a linear model share no weights and, under squared loss, no gradients: each is an independent
     initialisation of the one-output model, trained by the same schedule on the same targets. For a network, whose
@@ -206,10 +206,15 @@ def simulated(
 
 
 def power_law(variances: Mapping[int, Estimate]) -> Slope:
-    """Fits the slope of log variance against log K, weighted by relative standard errors (equally if one is 0).
+    """Fits the slope of log variance against log K, weighted by relative standard errors.
+
+    If one of these is 0, all K weigh the same, and the slope's standard error is set to 0.
 
     Args:
-        variances: Variance with its standard error for two or more ensemble sizes K, all positive.
+        variances: Variance with its standard error, by ensemble size K.
+
+    Raises:
+        ValueError: There are fewer than two K, or a variance is not positive.
     """
     k, value = np.array(list(variances), float), np.array([v.value for v in variances.values()])
     if len(k) < 2 or not np.all(value > 0):
@@ -241,8 +246,9 @@ def _check_bias_variance(scale: str, seed: int) -> list[Verdict]:
 def _corollary(seed: int, schedules: int, draws: int, ages: int) -> list[Verdict]:
     """Checks Corollary 1 of FE-2024: after many rounds the mean of K models has the variance k(x, x) / K.
 
-    k is the covariance of one model. For each K, ensembles are trained under several schedules, each from ``draws``
-    initialisations. Training lasts ``ages`` ages; in an age every client trains each model once.
+    k is the covariance of one model. For each K, ensembles are trained under ``schedules`` schedules, from ``draws``
+    initialisations each. Training lasts ``ages * max(K, 4)`` rounds; in K rounds every client trains each model once. A
+    second verdict compares the closed form at the last round with this limit.
     """
     problem = spaced_problem(seed, LIMIT_STEPS)
     clients = problem.clients.num_clients
@@ -303,7 +309,8 @@ def _decomposition(seed: int, schedules: int, draws: int, num_rounds: int) -> li
     """Checks the terms of FE-2024, eq. (10): the error of an ensemble is noise plus bias plus variance.
 
     The variance comes from initialisation and schedule. Terms are measured on ensembles of the largest size (``LAST``
-    models), and compared with their closed forms for the schedules of these ensembles.
+    models), under ``schedules`` schedules and from ``draws`` initialisations each, and compared with their closed forms
+    for these schedules.
     """
     problem = sine_problem(seed, local_steps=STEPS, num_clients=CLIENTS)
     schedule, seeds = permutations(CLIENTS, LAST), seeds_of(LAST, schedules, seed)

@@ -42,7 +42,7 @@ Operators = list[np.ndarray]  # [n, n], one for each of STEPS
 
 
 class RandomFederation(NamedTuple):
-    """A kernel, clients with unequal sizes and local steps, and the model that each trains in each round of an age.
+    """A kernel, clients with unequal sizes and local steps, and the model of each client in the K rounds of an age.
 
     ``rows`` are the kernel's rows of each client; client i trains the model ``model[r, i]`` in round r.
     """
@@ -84,7 +84,7 @@ class RandomFederation(NamedTuple):
         Args:
             rate: Learning rate of the clients.
             dynamics: "gradient_descent" or "gradient_flow".
-            trained_model: Number of the model.
+            trained_model: Index of the model.
         """
         n = len(self.theta)
         product = np.eye(n)
@@ -124,9 +124,9 @@ def _check_second_order(scale: str, seed: int) -> list[Verdict]:
 
 
 def least_noticed(notices: Callable[[float], bool]) -> float:
-    """Finds the least relative error up to 1 for which ``notices(error)`` is true, or inf if it is false for all.
+    """Finds the least relative error from 1e-9 to 1 for which ``notices`` is true; inf if ``notices(1.0)`` is false.
 
-    The result is accurate to 2 %.
+    The result is accurate to 2 %. It is found by bisection, so ``notices`` must be true for all larger errors.
     """
     low, high = 1e-9, 1.0
     if not notices(high):
@@ -335,7 +335,7 @@ def _edge_case(
         seed: Seed of the draw.
         sizes: Number of examples of each client.
         group: Group of each client; there are as many groups as models, and the groups take turns at the models.
-        steps: Local steps of all clients, or of each.
+        steps: Local steps of all clients, or of each; if unequal, the features of the client with fewest are halved.
         scale: Size of the kernel's random features.
     """
     rng, n, num_models = np.random.default_rng(seed), sum(sizes), int(group.max()) + 1

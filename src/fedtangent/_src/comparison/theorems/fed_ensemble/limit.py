@@ -9,7 +9,7 @@ variate (``comparison/statistics.py``).
 Figures and tables show single entries (a point and an output, or two points and an output). Verdicts judge sums over
 entries: a finite width shifts every entry a little, and hundreds of correlated entries say less than their sum.
 
-Plain float64 NumPy. Samples are outputs of K models at m points, C outputs each.
+All arrays are float64 NumPy. Samples are outputs of K models at m points, C outputs each.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def entries(samples: Samples, law: ModelLaw) -> dict[str, Entries]:
     covariance of the models.
 
     Args:
-        samples: Outputs of K models, [K, m, C].
+        samples: Outputs of K models, [K, m, C], K and m at least 2.
         law: Predicted mean and covariance of each model.
 
     Returns:
@@ -218,7 +218,9 @@ SIZES: tuple[dict[str, Scale], ...] = (
 
 
 class LawDistance(NamedTuple):
-    """Distance of the predicted mean and variance at a round from Theorem 2's limit of many rounds.
+    """Distance of predicted mean and variance at a round from Theorem 2's limit of many rounds, largest over models.
+
+    Both are infinite if there is no limit.
 
     Attributes:
         mean: Distance of the means, as a share of how far training moves the function.
@@ -241,7 +243,7 @@ class TrainedEnsemble(NamedTuple):
     """K networks of one width at the start and the last round, and the flow from the same initial functions.
 
     ``start`` and ``samples`` are the networks' outputs before training and at the last round; ``own_flow`` is the flow
-    of infinite width at the last round from each network's initial function.
+    of infinite width at the last round from each network's initial function. Bytes are totals of all rounds.
     """
 
     width: int

@@ -99,10 +99,10 @@ def ntk_fl_run(
 
 
 class AveragedRun(NamedTuple):
-    """A run of FedAvg: squared residuals at E evaluated rounds, and uplink bytes."""
+    """A run of FedAvg: squared residuals at E evaluated rounds, and the uplink bytes of all rounds."""
 
     rounds: Int[np.ndarray, "E"]
-    squared: Float64[np.ndarray, "E"]  # squared residuals
+    squared: Float64[np.ndarray, "E"]  # squared residuals, summed over examples
     uplink_bytes: int
 
 

@@ -56,7 +56,7 @@ def _rarely(claim: Claim, fails: Callable[[float], Interval], control: str, wron
 
 
 def _lemma_1(seed: int, draws: int) -> Verdict:
-    """Checks the corrected Lemma 1 of NTK-FL, a bound on the neurons that may switch on or off at any example.
+    """Checks the corrected Lemma 1 of NTK-FL, a bound on how many neurons may switch on or off at any example.
 
     The printed bound is the control, and must fail too often (erratum `ntk_fl.lemma1`).
     """
@@ -108,7 +108,7 @@ def _lemma_3(seed: int, draws: int) -> Verdict:
 def _switched(seed: int, draws: int) -> Verdict:
     """Checks NTK-FL's (27) and (28): entry ij of the kernel H changes by at most ``(|S_i| + |S_j|) x_i'x_j / n``.
 
-    S_i are the neurons that switch on or off at input i, and n is the width.
+    S_i are the neurons that switch on or off at input i, and n is the width. The check compares Frobenius norms.
     """
     drift = _drift_on_arc(seed, draws)
     some = drift.counted > 0
