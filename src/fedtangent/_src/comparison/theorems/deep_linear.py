@@ -317,7 +317,7 @@ def _local_lemmas(run: Observed) -> list[ft.types.Verdict]:
         row("VII.2", "|[P_1 .. P_N]| / (sum |P_c|^2)^1/2", float(root), "the largest |P_c|", float(largest)),
         row("VII.3", f"||A (x) B| / (|A| |B|) - 1| / {EXACT:g}", exact, "Frobenius norm of A", frobenius),
         row("VII.4, VII.6", "local loss / its bound, every client and step", decay, "4 in place of 1/4", fast),
-        row("VII.5", "|P(t, k) - P(0)| / its bound, last round", changed, after_rounds, narrow),
+        row("VII.5", "|P(t, k) - P(0)| / its bound, last recorded round", changed, after_rounds, narrow),
         row("VII.6", "distance of a client's layer from the server's / R", moved, "distance from 0", total),
         row(
             "VII.7",
