@@ -21,7 +21,7 @@ from fedtangent._src.types import Array, FederatedData, Partition
 PARTS = ("train", "validation", "test")
 # Values that replace a client's number of classes. IID: examples are dealt at random. USERS: each user of the data set
 # is a client. DISTORTED: examples are dealt at random, and each client distorts its images in its own way. Clients of
-# the last two kinds are tested on their own examples.
+# the last two kinds are tested on their own examples; users only if the data set names the users of test examples.
 IID, USERS, DISTORTED = 0, -1, -2
 
 
