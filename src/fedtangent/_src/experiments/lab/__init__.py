@@ -213,7 +213,7 @@ class Outcome(NamedTuple):
     details: Mapping[str, object] = {}  # further entries of result.json
     remarks: tuple[str, ...] = ()  # what the reader should know before believing the numbers
     failed: tuple[str, ...] = ()  # reasons why the experiment has failed
-    verdicts: tuple[Verdict, ...] = ()  # simulation compared with theory; if a control passes, the experiment has failed
+    verdicts: tuple[Verdict, ...] = ()  # simulation compared with theory; a control that passes is a failure too
 
     @property
     def undecided(self) -> tuple[str, ...]:
