@@ -180,7 +180,7 @@ def _case(study: Study, model: Model, algorithm: Algorithm, seed: int) -> Poster
 
 
 def _pooled(name: str, when: str, cases: Sequence[PosteriorCase]) -> lab.Row:
-    """Builds a row: the models' distances from the Gaussian process over all seeds, with the ranges for its draws.
+    """Builds a row: the models' distances from the Gaussian process over all seeds, with the ranges of true draws.
 
     ``name`` is the kind of model, ``when`` "untrained" or "trained". The row's verdict is by "ratio", the squared
     distance over the rank.

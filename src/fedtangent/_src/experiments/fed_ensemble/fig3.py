@@ -101,7 +101,7 @@ def _ensemble(settings: BarrierSettings, model: Model, common_start: bool = Fals
 
 
 def _train(algorithm: Algorithm, data: FederatedData, num_rounds: int, seed: int) -> dict[int, PyTree]:
-    """Trains an ensemble; returns its K models' weights [K, ...] by round: after none, 1/2, 3/4 and all rounds."""
+    """Trains an ensemble; returns its K models' weights [K, ...] by round: at start, half, 3/4 and end of training."""
     every = num_rounds // 4
 
     def look(_: Algorithm, state: PyTree) -> dict[str, PyTree]:

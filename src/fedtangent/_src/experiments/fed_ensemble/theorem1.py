@@ -108,7 +108,7 @@ def _rate(setting: Setting, flow: ft.theory.Flow, plan: ft.types.Cohort, ages: i
     """Computes the factor by which the first model's slowest mode shrinks in one age (K rounds for K models).
 
     ``flow`` is the run's flow, ``plan`` has the cohorts of its rounds, and ``ages`` is the number of ages in it;
-    the first 40 of them are used.
+    at most the first 40 are used.
     """
     few = min(ages, RATE_AGES)
     if few < ages:

@@ -29,7 +29,7 @@ from fedtangent._src.storage import sha256, write_atomically
 from fedtangent._src.types import Algorithm, Array, ArrayLike, FederatedData, PyTree
 
 EvaluationSets = dict[str, Any]
-"""By split an ``EvaluationSet``, or ``FederatedData`` if clients are tested on examples of their own."""
+"""Maps each split to its ``EvaluationSet``, or to ``FederatedData`` if clients are tested on their own examples."""
 Steps = Any
 """A number of steps in a round, which may be traced."""
 Measure = Callable[[Algorithm, PyTree, EvaluationSets], dict[str, Array]]
@@ -173,6 +173,7 @@ class Bench:
     The methods of only one seed are in memory at a time.
 
     Attributes:
+        study: The checked request.
         trial: Function from a seed to its data.
         methods_of: Function from these data to the methods, by name.
         depends_on: Settings that a run depends on besides its data and configuration.
@@ -182,6 +183,7 @@ class Bench:
             client's number, rounded up to a multiple of 8.
         judged_by: Metric by which rates are chosen, larger is better.
         called: Text added to a run's name in the metrics.
+        compiled: Programs compiled so far, by method, largest client, pool size, and seed if bound to it.
     """
 
     study: Study

@@ -87,7 +87,7 @@ class Budget(NamedTuple):
 
 
 class PrivateTask(NamedTuple):
-    """Examples of one seed, divided among clients, and the network, whose ``init`` ignores its key: one start for all.
+    """Examples of one seed, divided among clients, and the network; its ``init`` gives the same weights for any key.
 
     ``y`` and ``y_test`` are one-hot targets minus 1 / C, for C classes.
     """

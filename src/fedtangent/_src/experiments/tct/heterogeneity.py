@@ -156,7 +156,7 @@ def first_phase(recipe: str, task: TCTData, settings: TCTSettings, rate: float |
 def second_phase(task: TCTData, settings: TCTSettings, weights: PyTree) -> SecondPhase:
     """Trains a linear model by SCAFFOLD on the network's tangent features at ``weights``.
 
-    The features are those of one random output on the network's hidden layers.
+    The features are derivatives of one output, whose last layer is random, by ``num_features`` random parameters.
 
     Args:
         task: Data and clients.
