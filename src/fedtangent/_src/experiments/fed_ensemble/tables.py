@@ -238,7 +238,7 @@ PUBLISHED_4 = {
 
 
 def claims_4(scores: Sequence[Scores]) -> Iterator[lab.Claim]:
-    """Judges whether Fed-ensemble is more accurate than each other method, and leads by more with the fewest classes."""
+    """Judges whether Fed-ensemble is more accurate than each other method, and by more with the fewest classes."""
     yield from classifiers.ahead(scores, "fed_ensemble")
     counts = sorted({f.classes for f in scores})
     accuracy = {(f.entrant.method, f.classes): f.values["accuracy"] for f in scores}
