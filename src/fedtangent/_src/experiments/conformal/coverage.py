@@ -48,7 +48,7 @@ class CoverageSettings:
         num_models: Number of models of the ensemble.
         width: Width of the network's hidden layer.
         num_rounds: Number of rounds.
-        learning_rate: Learning rate of the clients.
+        learning_rate: Learning rate of the clients on the sine; on the digits they take ten times this rate.
     """
 
     alpha: float = within(0.1, above=0, below=1)

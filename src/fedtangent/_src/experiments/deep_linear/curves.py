@@ -105,7 +105,9 @@ def figure_scales(
 
 
 class Curve(NamedTuple):
-    """Losses per example of one run after 0, .., R rounds, with the theory of the same run.
+    """Losses of one run after 0, .., R rounds, with the theory of the same run.
+
+    A loss is half the squared error, summed over outputs and averaged over examples.
 
     Attributes:
         classes: Classes of a client; 0 if examples are dealt at random.
@@ -115,7 +117,7 @@ class Curve(NamedTuple):
         limit: Value to which ``flow`` tends.
         contraction: Largest share of the infinitely wide model's distance from its limit that one round leaves.
         constants: Constants of DeepLin's theorem for this run.
-        variation: Total variation between a client's labels and the labels of all examples.
+        variation: Total variation between a client's labels and the labels of all examples, mean over clients.
     """
 
     seed: int
@@ -386,7 +388,7 @@ def _verdict(curves: Sequence[Curve], wrong: Sequence[Wrong], sizes: str) -> Ver
     this flow and the nearest flow of a run with another K / N. The controls are the wrong theories in ``wrong``. The
     text ``sizes`` names data and width.
     """
-    # Controls: the flows with K forgotten and with N forgotten; the nearest to its curve counts.
+    # The verdict's control is the wrong theory that comes nearest to a curve.
     ratios, forgotten = list[float](), {"K forgotten": list[float](), "N forgotten": list[float]()}
     for curve, other in zip(curves, wrong, strict=True):
         alike = [c for c in curves if c.classes == curve.classes and c.setting.ratio != curve.setting.ratio]
@@ -410,7 +412,8 @@ More = Callable[[Sequence[Curve]], tuple[lab.Sheet, ...]]
 def outcome(study: Study, title: str, judge: Judge, more: More = lambda _: ()) -> lab.Outcome:
     """Runs one of DeepLin's figures: trains all runs and builds table, figures, claims and a verdict.
 
-    The verdict says whether loss curves are near theory at infinite width (``_verdict``).
+    The verdict says whether loss curves are near theory at infinite width (``_verdict``). If a run has diverged the
+    outcome has only remarks and this reason for its failure.
 
     Args:
         study: Settings, seeds and output folder of the experiment.
@@ -436,8 +439,8 @@ def outcome(study: Study, title: str, judge: Judge, more: More = lambda _: ()) -
 def _row(curve: Curve, level: float) -> lab.Row:
     """Builds the row of one run in result.json.
 
-    Two of its entries are numbers of rounds until the loss above least squares falls to ``level`` times its start: for
-    the network and at infinite width.
+    Two of its entries are numbers of rounds until the loss above least squares falls to ``level`` times its start, for
+    the network and at infinite width; None if it never does.
     """
     to = {name: rounds_to(values, level) for name, values in (("rounds", curve.excess), ("flow_rounds", curve.flow))}
     return {

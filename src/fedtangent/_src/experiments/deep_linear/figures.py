@@ -73,6 +73,8 @@ def run_3(study: Study) -> lab.Outcome:
 def by_power(curves: Sequence[Curve], level: float, of: str, power: float) -> tuple[lab.Claim, ...]:
     """Judges how the number of rounds to a given loss depends on N or K: its direction, and proportionality.
 
+    If a run never reaches the loss, the direction is undecided and proportionality is not judged.
+
     Args:
         curves: Curves of all runs.
         level: The loss above least squares to reach, as a share of its initial value.
@@ -235,7 +237,8 @@ def _sheet(all_pairs: Sequence[Pair]) -> lab.Sheet:
 def claims(all_pairs: Sequence[Pair]) -> tuple[lab.Claim, ...]:
     """Judges whether runs of equal K / N (local steps over clients) have the same loss curve.
 
-    It also judges whether these curves are farther apart for more heterogeneous clients, which is our claim.
+    It also judges whether these curves are farther apart for each kind of clients than for the kind before it in the
+    settings, which by default is less heterogeneous. This is our claim, not the paper's.
     """
     verdicts = list[lab.Claim]()
     for (classes, one, twice), group in lab.grouped(all_pairs, *ALIKE).items():

@@ -109,7 +109,7 @@ def follow(
         size: Sizes of the run.
         work: The clients' examples and local steps.
         which: Seed, and number of the network with that seed (its draw).
-        looks: Number of rounds after which the quantities of the proof are computed, for draw 0 only.
+        looks: The quantities of the proof are computed every ``size.rounds // looks`` rounds (at least 1), for draw 0.
         delta: Probability with which the theorem may fail.
     """
     (seed, draw), rounds = which, size.rounds
@@ -200,7 +200,7 @@ def _balance(initial: Sequence[np.ndarray], weights: Sequence[np.ndarray]) -> tu
     W^i is the matrix of layer i. Returns the norm of both changes and the norm of their difference, over all layers and
     relative to the products' initial norm.
     """
-    # Both are relative to the initial norm of the two. The difference is ``theory.balancedness``.
+    # The difference of the two changes is the change of ``theory.balancedness``.
     size = moved = apart = 0.0
     for (below0, above0), (below, above) in zip(itertools.pairwise(initial), itertools.pairwise(weights), strict=True):
         sides0, sides = ((w.T @ w, v @ v.T) for v, w in ((below0, above0), (below, above)))

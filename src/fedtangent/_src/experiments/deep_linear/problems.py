@@ -91,6 +91,9 @@ def load(dataset: str, folder: Path | None, seed: int, num_train: int, direction
         num_train: Number of training examples; 0 for all.
         directions: Number of principal directions of the inputs that are kept; 0 keeps all.
         centred: Whether 1 / C is subtracted from the one-hot targets.
+
+    Raises:
+        ValueError: ``directions`` is above the rank of the inputs, or the data set cannot be loaded.
     """
     options = {"num_train": num_train} if num_train else {}
     return _problem_of(ft.data.load(dataset, folder, seed, **options), directions, centred)

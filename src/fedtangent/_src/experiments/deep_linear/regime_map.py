@@ -108,7 +108,7 @@ class Cell(NamedTuple):
         rho: Factor of the loss in a round, by bound (18) of DeepLin.
         wrong: The same factor without the division by N: wrong, as a control.
         need: Width that DeepLin's theorem asks for.
-        moved: Relative change of the kernel from the first to the last round.
+        moved: Relative change of the kernel from the first to the last round; NaN if the network diverged.
         apart: Relative distance of P(0) from the kernel of infinite width.
     """
 
@@ -323,8 +323,6 @@ def _at_corner(settings: RegimeSettings, cells: list[Cell], lazy: bool) -> list[
 
     The lazy end (``lazy``) is the widest network of largest scale, the rich end the narrowest of smallest scale.
     """
-    # With ``lazy`` it is the cell with the largest width and the largest scale, otherwise the one with the smallest
-    # width and the smallest scale.
     place = -1 if lazy else 0
     return [
         c

@@ -183,7 +183,8 @@ def _worst_terms(networks: list[FollowedNetwork], wrong: list[FollowedNetwork]) 
     """Computes the largest ratio of each term of eq. (17) of DeepLin to the value that the proof allows.
 
     Eq. (17) splits the residual after a round into four terms. The ratio is the largest over rounds and seeds. The rows
-    also have the ratios of the control networks ``wrong``.
+    also have the ratios of the control networks ``wrong``. For the first term the proof grants a least decrease: its
+    ratio is granted over measured, and its control grants the decrease of lambda_max instead of lambda_min.
     """
 
     def over(f: FollowedNetwork, name: str, unit: float = 1.0) -> float:

@@ -171,7 +171,7 @@ def divide(study: Study, classes: int, seed: int) -> Trial:
 
 
 def _network(settings: ClassifierSettings, trial: Trial) -> Model:
-    """Builds the network that ``settings.model`` names; raises ``ValueError`` if it cannot take the trial's inputs."""
+    """Builds the network that ``settings.model`` names; raises ``ValueError`` if width or inputs do not fit it."""
     x = trial.data.x
     kind = TOKENS if jnp.issubdtype(x.dtype, jnp.integer) else IMAGE if x.ndim == 4 else VECTOR
     options: dict[str, Any] = {"parameterization": "standard"} if settings.model == "mlp" else {}
@@ -262,6 +262,9 @@ def schedule_of(settings: ClassifierSettings, trial: Trial, entrant: Entrant) ->
         settings: Settings of the comparison.
         trial: Data of one seed; a client's time depends on its examples.
         entrant: The method and its number of models.
+
+    Raises:
+        ValueError: ``clients_per_round`` or ``keep_first`` does not suit the method or the number of clients.
     """
     schedule = _all_invited(settings, trial.data.num_clients, entrant)
     if not settings.keep_first:
@@ -279,9 +282,9 @@ def schedule_of(settings: ClassifierSettings, trial: Trial, entrant: Entrant) ->
 def _completion_times(settings: ClassifierSettings, trial: Trial) -> np.ndarray:
     """Computes each client's mean time for a round, [N], in proportion to its examples; the mean over clients is 1.
 
-    With ``settings.slowness`` above 0 the time also rises with the mean of the client's labels.
+    With ``settings.slowness`` above 0 the time also rises with the mean of the client's labels, so that the same
+    clients are always late.
     """
-    # With a ``slowness`` it also rises with the mean of a client's labels, so that the same clients are always late.
     clients = partition_of(trial.data)
     labels, sizes = np.asarray(trial.data.y)[clients.indices], clients.sizes
     owner = np.repeat(np.arange(len(sizes)), sizes)
@@ -292,10 +295,12 @@ def _completion_times(settings: ClassifierSettings, trial: Trial) -> np.ndarray:
 
 
 def _all_invited(settings: ClassifierSettings, num_clients: int, entrant: Entrant) -> Schedule:
-    """Builds an entrant's schedule in which every invited client answers."""
-    # Without ``clients_per_round`` all clients train in every round, for an ensemble one model each; in a random walk
-    # each model is trained by one client. Sampled clients of an ensemble come from K strata, one for each model
-    # (FE-2021, algorithm 1).
+    """Builds an entrant's schedule in which every invited client answers.
+
+    If ``clients_per_round`` is 0 all clients train in every round, for an ensemble one model each; in a random walk
+    each model is trained by one client. Sampled clients of an ensemble come from K strata, one for each model (FE-2021,
+    algorithm 1). Raises ``ValueError`` if ``clients_per_round`` does not suit the method.
+    """
     invited, k = checks.whole("clients_per_round", settings.clients_per_round, 0, num_clients), entrant.num_models
     if entrant.method not in ENSEMBLES:
         return ft.schedules.uniform_sampling(num_clients, invited) if invited else ft.schedules.all_clients(num_clients)
@@ -329,12 +334,11 @@ def descent(optimizer: str, weight_decay: float, rate: float | Array) -> optax.G
 
 
 def _measure(algorithm: Algorithm, state: PyTree, splits: EvaluationSets) -> dict[str, Array]:
-    """Computes the ensemble's accuracy on each split of the data.
+    """Computes the ensemble's accuracy on each split, such as "test.accuracy"; 0 if an output is not finite.
 
-    On the test split it adds the accuracies of the best and the worst model and the mean entropy of the predictions.
+    On the test split it adds the accuracy of the best and of the worst model, "test.largest" and "test.least", and the
+    entropy in nats of a model's predictions, "test.entropy", a mean over examples and models (FE-2024, Table V).
     """
-    # They are the best and the worst model's accuracy, and the entropy of a model's predictive distribution, mean over
-    # examples and models (FE-2024, Table V). If some output is not finite, the accuracy is 0.
     metrics = {}
     for name, (x, labels) in splits.items():
         members = algorithm.predict(state, x).members
@@ -350,20 +354,18 @@ def _measure(algorithm: Algorithm, state: PyTree, splits: EvaluationSets) -> dic
 def _measure_clients(
     largest: Mapping[str, int], algorithm: Algorithm, state: PyTree, sets: EvaluationSets
 ) -> dict[str, Array]:
-    """Computes accuracies of clients that are tested on their own examples, each a mean over clients.
+    """Computes accuracies of clients that are tested on their own examples, each a mean over clients with examples.
 
-    For a client's personalised prediction they are on its validation examples, on its test examples, and on the next
-    client's test examples; for the prediction that all clients share, on the client's test examples.
+    A client's personalised prediction has "validation.accuracy" and "test.accuracy", and as a control "test.others", on
+    the next client's test examples. The prediction that all clients share has "test.shared", on the client's test
+    examples (FE-2024, section V-D). A prediction that is not finite counts as wrong.
 
     Args:
         largest: Number of examples of the largest client, by split.
         algorithm: The algorithm.
         state: State of the algorithm.
-        sets: The clients' examples, by split.
+        sets: The clients' examples, by "train", "validation" and "test".
     """
-    # This is the measure of section V-D. For the test split also ``shared``, the accuracy of the prediction that all
-    # clients share, and the control ``others``, the accuracy of each client's prediction on the next client's examples.
-    # Clients without examples do not count; a prediction that is not finite is wrong.
     views_of = (("validation", 0), ("test", 0), ("test", 1))  # a part, and how many clients further on its examples are
 
     def of_client(client: Array) -> Array:
@@ -522,7 +524,7 @@ def outcome(
     claims: Callable[[Sequence[Scores]], Iterable[lab.Claim]],
     more: Callable[[Sequence[Scores]], tuple[lab.Sheet, ...]] = lambda _: (),
 ) -> lab.Outcome:
-    """Tunes and trains every entrant; reports the table of accuracies, the figure by round, and the claims.
+    """Tunes and trains every entrant; returns the table of accuracies and the claims, and draws the figure by round.
 
     Args:
         study: The checked request, with data set, seeds and settings.

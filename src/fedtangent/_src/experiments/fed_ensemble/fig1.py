@@ -50,8 +50,8 @@ class Distance(NamedTuple):
     """Distances of K functions f from a Gaussian process with a given mean and standard deviation sd, [K] each.
 
     Attributes:
-        largest: Largest ``|f - mean| / sd`` over the test points.
-        inside: Share of test points at which f is in the 95 % band.
+        largest: Largest ``|f - mean| / sd`` over the test points at which sd is at least a tenth of its maximum.
+        inside: Share of these points at which f is in the 95 % band.
         squared: Squared Mahalanobis distance in the main directions of the covariance.
     """
 
@@ -180,9 +180,10 @@ def _case(study: Study, model: Model, algorithm: Algorithm, seed: int) -> Poster
 
 
 def _pooled(name: str, when: str, cases: Sequence[PosteriorCase]) -> lab.Row:
-    """Computes, over all seeds, how far models are from the Gaussian process, and their share in its 95 % band.
+    """Builds a row: the models' distances from the Gaussian process over all seeds, with the ranges of true draws.
 
-    ``name`` is the kind of model, ``when`` "untrained" or "trained".
+    ``name`` is the kind of model, ``when`` "untrained" or "trained". The row's verdict is by "ratio", the squared
+    distance over the rank.
     """
     # The ratio is expected to be 1. Its range is a chi-square variable's at the level of three standard errors. The
     # ranges of the share in the band and of the largest distance are at the same level, by draws of the processes.
@@ -212,7 +213,7 @@ def _reference(cases: Sequence[PosteriorCase], num_models: int) -> tuple[tuple[f
     """Computes the distances that true draws have, by sampling ``num_models`` functions from each process 4000 times.
 
     Returns the range of the share of points in the 95 % band, and the upper limit of the largest distance. A share of
-    0.0027 of the samples is outside.
+    0.0027 of the samples is outside the range, and as large a share above the limit.
     """
     inside, largest, shape = np.zeros(REFERENCE_DRAWS), np.zeros(REFERENCE_DRAWS), (REFERENCE_DRAWS, num_models)
     for i, case in enumerate(cases):

@@ -101,7 +101,11 @@ def _band_of_processes(means: np.ndarray, covariances: np.ndarray) -> Band:
 
 
 def _scores(band: Band, x: np.ndarray, truth: np.ndarray) -> dict[str, float]:
-    """Computes a band's coverage of the true function, width and expected NLL, in the range of data and in the gap."""
+    """Computes a band's coverage of the true function, width and expected NLL, in the range of data and in the gap.
+
+    The score "ratio" is the width in the gap over the width on the data, infinite if the latter is 0. ``x`` [m, 1] are
+    the test inputs and ``truth`` [m, 1] the true function there.
+    """
     # The NLL is the exact expectation of ``-log N(y; mean, sd^2)`` in nats over an observation y of a new client, ``a
     # sin(2 pi x) + eps`` with ``a ~ N(1, 0.2^2)`` and ``eps ~ N(0, 0.2^2)`` (FE-2024, section V-A). It is infinite if
     # the band has no width at some point of the region.
@@ -126,11 +130,10 @@ def _scores(band: Band, x: np.ndarray, truth: np.ndarray) -> dict[str, float]:
 def _summary(name: str, values: Sequence[float]) -> lab.MeanInterval:
     """Computes the mean of a score over seeds and its 95 % interval.
 
-    The interval is Wilson's if ``name`` starts with "coverage", else Student's. If ``name`` is "ratio", the mean is the
-    geometric mean, with Student's interval of the logarithms.
+    The interval is Wilson's if ``name`` starts with "coverage", else Student's, with NaN ends if a value is not finite.
+    If ``name`` is "ratio", the mean is the geometric mean, with Student's interval of the logarithms.
     """
-    # The interval is Wilson's for a coverage, the geometric mean's for a ratio, else Student's. For Wilson's interval a
-    # seed counts as one observation, because all its test points use the same models.
+    # For Wilson's interval a seed counts as one observation, because all its test points use the same models.
     array = np.asarray(values, np.float64)
     mean = float(np.mean(array))
     if name.startswith("coverage"):
@@ -201,7 +204,7 @@ def _case(
 
 
 def _residual(trained: sine.TrainedOutputs, data: sine.SineData) -> float:
-    """Computes the mean squared residual of the mean prediction on the training data, FE-2024's fitting error."""
+    """Computes the mean squared residual of the models' mean on the training data, FE-2024's fitting error."""
     return float(np.mean((trained.train.mean(axis=0) - data.y) ** 2))
 
 

@@ -101,7 +101,7 @@ def _ensemble(settings: BarrierSettings, model: Model, common_start: bool = Fals
 
 
 def _train(algorithm: Algorithm, data: FederatedData, num_rounds: int, seed: int) -> dict[int, PyTree]:
-    """Trains an ensemble; returns its K models' weights, [K, ...], at the start and after 1/2, 3/4 and all rounds."""
+    """Trains an ensemble; returns its K models' weights [K, ...] by round: at start, half, 3/4 and end of training."""
     every = num_rounds // 4
 
     def look(_: Algorithm, state: PyTree) -> dict[str, PyTree]:
@@ -150,7 +150,10 @@ def check(study: Study) -> None:
 
 
 def _load(study: Study, seed: int) -> ImageData:
-    """Draws the training examples of one seed, divides them among clients, and loads all test inputs."""
+    """Draws the training examples of one seed, divides them among clients, and loads all test inputs.
+
+    Raises ``ValueError`` if the data set has fewer than ``num_train`` examples.
+    """
     settings = study.settings
     loaded = ft.data.load(study.dataset, data_dir=study.data_dir, seed=seed, flatten=True)
     if settings.num_train > len(loaded.x_train):

@@ -30,7 +30,6 @@ def _curves(settings: BiasVarianceSettings, seed: int) -> list[ScanCurve]:
 
     There is a curve for each number of local steps and each length of training, in rounds or in multiples of K rounds.
     """
-    # There is a curve for each number of local steps, each budget (``BUDGETS``) and each of its lengths.
     curves, lengths = [], [(b, n) for b in BUDGETS for n in getattr(settings, b)]
     for steps in settings.local_steps:
         problem, terms = _problem(settings, seed, steps), dict[tuple[str, int], list[tuple[float, ...]]]()
@@ -209,7 +208,8 @@ def run(study: Study) -> lab.Outcome:
 def _deviations(budget: str, pairs: Pairs) -> lab.Row:
     """Computes by how many standard errors simulated bias and variance differ from the closed form, the largest over K.
 
-    The row also has the deviations from two wrong theories: variance not divided by K, and schedules left out.
+    The row also has the deviations from two wrong theories at the largest K: variance not divided by K, and schedules
+    left out.
     ``pairs`` has the closed form and the simulation by K; ``budget`` is "rounds" or "ages", as in ``ScanCurve``.
     """
     largest = max(pairs)

@@ -54,8 +54,8 @@ def _divide(study: Study, seed: int) -> Trial:
 
     With the tuning seed the validation examples are left out of the training data; with other seeds they remain in it.
     """
-    # Of each user it is one of eleven blocks in order of the first input; for the printers a block is one speed. For
-    # every seed, the validation examples are these blocks.
+    # The validation examples are the same for every seed: one block of each printer's examples in order of the first
+    # input, which is one speed.
     loaded = ft.data.load(study.dataset, data_dir=study.data_dir)
     assert loaded.user_train is not None
     x, y = (np.asarray(a, np.float32) for a in (loaded.x_train, loaded.y_train))
@@ -71,7 +71,8 @@ def _divide(study: Study, seed: int) -> Trial:
 def _left_out(x: np.ndarray, user: np.ndarray) -> np.ndarray:
     """Selects the validation examples; returns a mask [n].
 
-    Each user's examples are sorted by their first input and cut into eleven blocks; the fifth block is selected.
+    Each user's examples are sorted by their first input and cut into eleven blocks, of which the fifth is selected. A
+    user with n < 11 examples has n blocks, and block ``n // 2`` is selected, at least the first.
     """
     is_left_out = np.zeros(len(x), bool)
     for rows in (np.flatnonzero(user == u) for u in np.unique(user)):
@@ -88,7 +89,10 @@ def methods(settings: PrinterSettings, trial: Trial) -> dict[str, Method]:
 
 
 def _measure(algorithm: Algorithm, state: PyTree, splits: EvaluationSets) -> dict[str, Array]:
-    """Computes the mean squared error on each split, and its negative, the score by which rates are chosen."""
+    """Computes the mean squared error, "test.mse" for example, and its negative, "test.fit", on each split.
+
+    Rates are chosen by the negative on the validation split.
+    """
     metrics = dict[str, Array]()
     for name, (x, y) in splits.items():
         error = jnp.mean((algorithm.predict(state, x).mean - y) ** 2)
@@ -144,7 +148,7 @@ def run(study: Study) -> lab.Outcome:
 
 
 def run_8(study: Study) -> lab.Outcome:
-    """Trains FedAvg and Fed-ensemble at tuned rates with the first seed, and plots each user's prediction and data."""
+    """Trains FedAvg and Fed-ensemble at tuned rates with the first seed; plots up to six users' predictions."""
     bench, seed = _bench(study), study.seeds[0]
     loaded, rows = ft.data.load(study.dataset, data_dir=study.data_dir), []
     assert loaded.user_train is not None

@@ -192,7 +192,6 @@ def _claims(scores: Sequence[Scores]) -> Iterator[lab.Claim]:
     A client's own prediction should be more accurate on its examples than the shared one, and less accurate on another
     client's examples.
     """
-    # It should also be better for the client itself than for another client.
     for (classes,), group in lab.grouped(scores, "classes").items():
         by_method = {f.entrant.method: f for f in group}
         for one, other in AHEAD:
@@ -239,7 +238,7 @@ PUBLISHED_4 = {
 
 
 def claims_4(scores: Sequence[Scores]) -> Iterator[lab.Claim]:
-    """Judges whether Fed-ensemble is more accurate than others, and more so with few classes a client."""
+    """Judges whether Fed-ensemble is more accurate than each other method, and by more with the fewest classes."""
     yield from classifiers.ahead(scores, "fed_ensemble")
     counts = sorted({f.classes for f in scores})
     accuracy = {(f.entrant.method, f.classes): f.values["accuracy"] for f in scores}
@@ -300,7 +299,8 @@ def _single_models(study: Study, scores: Sequence[Scores]) -> lab.Sheet:
 def claims_5(scores: Sequence[Scores]) -> Iterator[lab.Claim]:
     """Judges whether the ensemble of most models is more accurate than the one of fewest, and its single models worse.
 
-    Single models are judged by the worst one's accuracy and by the entropy of predictions.
+    Single models are judged by the worst one's accuracy and by the entropy of predictions. The most accurate ensemble
+    is also compared with the one of fewest models.
     """
     for (classes,), group in lab.grouped(scores, "classes").items():
         ensembles = sorted(group, key=lambda f: f.entrant.num_models)

@@ -107,7 +107,8 @@ def _follow(setting: Setting, settings: EnsembleDecaySettings) -> EnsembleDecay:
 def _rate(setting: Setting, flow: ft.theory.Flow, plan: ft.types.Cohort, ages: int) -> float:
     """Computes the factor by which the first model's slowest mode shrinks in one age (K rounds for K models).
 
-    ``flow`` is the run's flow, ``plan`` has the cohorts of its rounds, and ``ages`` is the number of ages in it.
+    ``flow`` is the run's flow, ``plan`` has the cohorts of its rounds, and ``ages`` is the number of ages in it;
+    at most the first 40 are used.
     """
     few = min(ages, RATE_AGES)
     if few < ages:
@@ -142,7 +143,7 @@ def _ratios(decay: EnsembleDecay, norms: np.ndarray, bound: np.ndarray) -> np.nd
 
 
 def _metrics(decay: EnsembleDecay, seed: int) -> list[Metric]:
-    """Builds the rows of metrics.csv with the residuals of networks and flow; only networks send bytes."""
+    """Builds the rows of metrics.csv with the mean residual norm of networks and of flow; only networks send bytes."""
     last = len(decay.networks) - 1
     rows = []
     for name, path, sent in (

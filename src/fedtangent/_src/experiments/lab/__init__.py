@@ -42,7 +42,8 @@ def table(title: str, rows: Iterable[Mapping[str, object]], columns: str) -> She
 
     Args:
         title: Title of the sheet.
-        rows: Rows, each a mapping from the names in the format strings to values; None is shown as "-".
+        rows: Rows, each a mapping from the names in the format strings to values. A None with a
+            format such as ``{rate:g}`` makes the cell "-".
         columns: Heading and format string of each column, as in ``"method: {label} | rate: {rate:g}"``.
     """
     headings, forms = [], []
@@ -118,7 +119,7 @@ class MeanInterval(NamedTuple):
         return True if away + half <= margin else False if away - half > margin else None
 
     def row(self, name: str = "difference") -> dict[str, float]:
-        """Returns mean, low and high as a dictionary for result.json; ``name`` is the key of the mean."""
+        """Returns the dictionary ``{name: mean, "low_95": low, "high_95": high}`` for result.json."""
         return {name: self.mean, "low_95": self.low, "high_95": self.high}
 
 
@@ -203,7 +204,7 @@ def metric_rows(
 class Outcome(NamedTuple):
     """Result of an experiment: its tables, rows and ``details`` for result.json, claims, remarks and verdicts.
 
-    The experiment fails by the reasons in ``failed`` only. A claim that is not seen is no failure.
+    The experiment has failed if ``failed`` has a reason. A claim that is not seen is no failure.
     """
 
     sheets: tuple[Sheet, ...]
@@ -211,8 +212,8 @@ class Outcome(NamedTuple):
     claims: tuple[Claim, ...] = ()
     details: Mapping[str, object] = {}  # further entries of result.json
     remarks: tuple[str, ...] = ()  # what the reader should know before believing the numbers
-    failed: tuple[str, ...] = ()  # reasons why the experiment does not count
-    verdicts: tuple[Verdict, ...] = ()  # simulation beside theory; the experiment does not count if a control passes
+    failed: tuple[str, ...] = ()  # reasons why the experiment has failed
+    verdicts: tuple[Verdict, ...] = ()  # simulation compared with theory; a control that passes is a failure too
 
     @property
     def undecided(self) -> tuple[str, ...]:
@@ -221,7 +222,7 @@ class Outcome(NamedTuple):
 
 
 def disagreeing(verdicts: Sequence[Verdict]) -> tuple[str, ...]:
-    """Returns a line for ``Outcome.failed`` about each of ``verdicts`` that does not hold."""
+    """Returns a line for ``Outcome.failed`` about each of ``verdicts`` whose ``holds`` is False or None."""
     return tuple(f"{v.statement} {v.sizes}: {v.measured}, must be {v.expected}" for v in verdicts if not v.holds)
 
 

@@ -29,7 +29,7 @@ from fedtangent._src.storage import sha256, write_atomically
 from fedtangent._src.types import Algorithm, Array, ArrayLike, FederatedData, PyTree
 
 EvaluationSets = dict[str, Any]
-"""By split an ``EvaluationSet``, or ``FederatedData`` if clients are tested on examples of their own."""
+"""Maps each split to its ``EvaluationSet``, or to ``FederatedData`` if clients are tested on their own examples."""
 Steps = Any
 """A number of steps in a round, which may be traced."""
 Measure = Callable[[Algorithm, PyTree, EvaluationSets], dict[str, Array]]
@@ -93,7 +93,8 @@ class Record(NamedTuple):
         rounds: Rounds of the evaluations, from 0, [E].
         metrics: Values [E, ...] by name, such as "test.accuracy".
         sent: Bytes sent until each evaluation, up and down, [E, 2].
-        status: 0, or why a round of NTK-FL failed: 1 if every number of steps diverged, 2 without examples, [R].
+        status: Largest status of a round over the models of NTK-FL, [R]: 0, or a reason why the round failed, such as
+            ``types.DIVERGED``. Other algorithms have 0.
         seconds: Wall time of the run.
     """
 
@@ -123,10 +124,10 @@ def first_at(record: Record, target: float) -> int:
 
 
 def finite_accuracy(members: Array, labels: Array) -> Array:
-    """Computes the accuracy of an ensemble, whose output is the mean of its models' outputs; 0 if one is not finite.
+    """Computes the accuracy of an ensemble by its models' mean class probabilities; 0 if an output is not finite.
 
     Args:
-        members: Outputs of the K models on n examples, [K, n, C].
+        members: Logits of the K models on n examples, [K, n, C].
         labels: Labels, [n].
     """
     return jnp.where(jnp.all(jnp.isfinite(members)), uncertainty.accuracy(members, labels), 0.0)
@@ -172,6 +173,7 @@ class Bench:
     The methods of only one seed are in memory at a time.
 
     Attributes:
+        study: The checked request.
         trial: Function from a seed to its data.
         methods_of: Function from these data to the methods, by name.
         depends_on: Settings that a run depends on besides its data and configuration.
@@ -181,6 +183,7 @@ class Bench:
             client's number, rounded up to a multiple of 8.
         judged_by: Metric by which rates are chosen, larger is better.
         called: Text added to a run's name in the metrics.
+        compiled: Programs compiled so far, by method, largest client, pool size, and seed if bound to it.
     """
 
     study: Study
@@ -217,7 +220,7 @@ def play(bench: Bench, config: Config, seed: int, num_rounds: int) -> Record:
     """Returns one run of a method: reads it from its file if there is one, else computes and writes it.
 
     Files lie in the folder ``runs`` next to the figures. Runs of a method that differ only in steps, rate and seed
-    share one compiled program.
+    share one compiled program. The run's metrics go to ``bench.study.keep``.
 
     Args:
         bench: The comparison that the run belongs to.
@@ -379,8 +382,8 @@ def check_tuning_seed(study: Study) -> None:
 def tune(bench: Bench, name: str, seed: int, num_rounds: int) -> Tuned:
     """Finds the learning rate and number of steps of a method that score best on validation examples.
 
-    The score is the mean of the metric ``bench.judged_by`` over the last ``num_rounds // 4`` evaluations, as single
-    ones fluctuate.
+    The score is the mean of the metric ``bench.judged_by`` over the last ``num_rounds // 4`` evaluations, at least one,
+    as single evaluations fluctuate. The choice is reported to ``bench.study.say``.
 
     Args:
         bench: The comparison.
@@ -429,7 +432,7 @@ def tune_all(bench: Bench) -> dict[str, Tuned]:
 def repeat_all(bench: Bench, tuned: Mapping[str, Tuned], rounds: Mapping[str, int] = {}) -> Runs:
     """Runs every method with its tuned hyper-parameters and every seed; returns ``{method: records}``.
 
-    With one seed all methods have the same data, clients, cohorts and initial network.
+    For each seed all methods have the same data and clients, and start from the same random key.
 
     Args:
         bench: The comparison.

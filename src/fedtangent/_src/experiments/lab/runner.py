@@ -38,8 +38,8 @@ def by_scale(smoke: Settings, default: Settings | None = None, paper: Settings |
     """Returns settings by scale, "smoke", "default" and "paper"; a missing scale takes the settings of the one before.
 
     Args:
-        smoke: Settings for a minute or a few on two cores.
-        default: Settings for up to an hour.
+        smoke: Settings for a run of one minute or a few minutes on two cores.
+        default: Settings for a run of up to an hour.
         paper: The paper's settings.
     """
     default = default or smoke
@@ -60,7 +60,8 @@ def within(default: Any, **limits: object) -> Any:
 def check_settings(settings: AnySettings) -> None:
     """Raises ``ValueError`` if a field of ``settings`` is outside the limits that ``within`` declared.
 
-    A field without limits must be a whole number from 1 to 2^31 - 1, a finite number, or a tuple of different values.
+    A field without limits must be a whole number from 1 to 2^31 - 1, a finite number, any text, or a tuple of one or
+    more different values of one of these kinds.
     """
     for field in dataclasses.fields(settings):
         name, value, limits = field.name, getattr(settings, field.name), dict(field.metadata)
@@ -114,7 +115,10 @@ def written(settings: AnySettings) -> list[str]:
 
 
 def _parse(name: str, text: str, example: Any) -> object:
-    """Converts ``text`` to the type of ``example``, the present value of setting ``name``; splits a tuple at commas."""
+    """Converts ``text`` to the type of ``example``, the present value of setting ``name``; splits a tuple at commas.
+
+    Raises ``ValueError`` for a text that is no such number.
+    """
     is_list = isinstance(example, tuple)
     try:
         return tuple(type(example[0])(part) for part in text.split(",")) if is_list else type(example)(text)
@@ -182,7 +186,7 @@ class Experiment(Entry):
     scales: Mapping[str, Mapping[str, AnySettings]] = dataclasses.field(default_factory=dict)
     """Its settings by data set (the first is the default, and needs no files) and scale."""
     check: Callable[[Study], object] = _ignore
-    """Raises ``ValueError`` for settings that are wrong beyond their own limits; writes nothing."""
+    """Raises ``ValueError`` for wrong settings that the limits of single fields allow; writes nothing."""
     least_seeds: int = 1
     exact: bool = False
     """Whether it computes in float64."""
@@ -251,8 +255,8 @@ def prepare_study(entry: Experiment, request: Request) -> Study:
 def perform(entry: Experiment, study: Study) -> Outcome:
     """Runs an experiment and completes its outcome.
 
-    It adds the table of claims, the settings and the verdicts. If a verdict's control passes too, the experiment has
-    failed, because the test cannot tell right theory from wrong.
+    It adds the table of claims, the settings and the verdicts. If a verdict's control does not clearly fail
+    (``control_fails`` is False or None), the experiment has failed: the test cannot tell right theory from wrong.
 
     Args:
         entry: The experiment.

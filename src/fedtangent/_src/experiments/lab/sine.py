@@ -48,7 +48,8 @@ def load(
     """Draws the sine data of FE-2024, section V (``data.sources.sine``), with inputs at least ``spacing`` apart.
 
     If ``spacing`` > 0, clients are drawn one after another, and a client is left out if one of its inputs is too close
-    to an earlier input. Close inputs make the tangent kernel singular, which Theorem 2 of FE-2024 excludes.
+    to another one or to an earlier client's. Close inputs make the tangent kernel singular, which Theorem 2 of FE-2024
+    excludes.
 
     Args:
         seed: Seed of the data.
@@ -197,7 +198,7 @@ def decomposed(
         num_models: Number K of models.
         num_rounds: Number of rounds.
         schedules: Number of schedules.
-        draws: Number of initialisations under each schedule; 1 for networks.
+        draws: Number of initialisations under each schedule. With 1 the two parts of the simulated variance are nan.
 
     Returns:
         The decomposition in closed form, and the one from simulated runs.

@@ -19,8 +19,9 @@ from fedtangent._src.storage import sha256
 from fedtangent._src.types import Array, FederatedData, Partition
 
 PARTS = ("train", "validation", "test")
-# In place of a client's number of classes: examples dealt at random; one client for each user of the data set; dealt at
-# random and distorted by each client in its own way. Clients of the last two are tested on their own examples.
+# Values that replace a client's number of classes. IID: examples are dealt at random. USERS: each user of the data set
+# is a client. DISTORTED: examples are dealt at random, and each client distorts its images in its own way. Clients of
+# the last two kinds are tested on their own examples; users only if the data set names the users of test examples.
 IID, USERS, DISTORTED = 0, -1, -2
 
 
@@ -70,7 +71,7 @@ def draw(loaded: data.Dataset, seed: int, num_train: int, num_validation: int, n
         num_test: Number of test examples; 0 for all.
 
     Raises:
-        ValueError: The data set has fewer examples than requested.
+        ValueError: A number is negative, ``num_validation`` is 0, or the data set has too few examples.
     """
     rng = np.random.default_rng(seed)
     order, others = rng.permutation(len(loaded.x_train)), rng.permutation(len(loaded.x_test))
@@ -102,7 +103,7 @@ def first_users(loaded: data.Dataset, number: int) -> data.Dataset:
         number: Number of users; 0 for all.
 
     Raises:
-        ValueError: The data set has no users, or fewer than ``number``.
+        ValueError: The data set has no users, or ``number`` is negative or above the number of its users.
     """
     if loaded.user_train is None:
         raise ValueError(
@@ -146,7 +147,7 @@ def of_users(loaded: data.Dataset, examples: Examples) -> Partition | dict[str, 
 
     Args:
         loaded: The data set.
-        examples: Examples of every part.
+        examples: Training, validation and test examples.
     """
     users = {"train": loaded.user_train, "validation": loaded.user_train, "test": loaded.user_test}
     assert loaded.user_train is not None
@@ -162,9 +163,9 @@ def distorted_by(examples: Examples, num_clients: int, seed: int) -> tuple[Examp
     Returns the distorted examples, and their partitions among clients by "train", "validation" and "test".
 
     Args:
-        examples: Examples of every part, images in [0, 1].
+        examples: Training, validation and test examples: square images with pixels in [0, 1].
         num_clients: Number of clients.
-        seed: Seed of clients and distortions.
+        seed: Seed of the distortions and of the training examples' division; ``examples.rng`` divides the others.
     """
     owner = {"train": owners(partition.iid(len(examples.y["train"]), num_clients, seed))}
     owner |= {part: examples.rng.integers(num_clients, size=len(examples.y[part])) for part in PARTS[1:]}
@@ -173,7 +174,7 @@ def distorted_by(examples: Examples, num_clients: int, seed: int) -> tuple[Examp
 
 
 def _distorted(x: np.ndarray, owner: np.ndarray, num_clients: int, seed: int) -> np.ndarray:
-    """Gives all images of a client its own contrast, brightness and shift; pixels are in [0, 1], ``owner`` [n]."""
+    """Gives all images of a client one contrast, brightness and shift; ``owner`` [n] is the client of each image."""
     # Each client has its own contrast (a factor from 0.5 to 1.5), brightness (-0.2 to 0.2) and cyclic shift (up to one
     # pixel each way).
     rng = np.random.default_rng([seed, 1])
@@ -198,7 +199,7 @@ def dealt(labels: np.ndarray, num_clients: int, classes: int, seed: int) -> Part
         seed: Seed of the division.
 
     Raises:
-        ValueError: There are more clients than examples.
+        ValueError: There are more clients than examples, or the classes cannot be divided in this way.
     """
     if classes == IID:
         return partition.iid(len(labels), num_clients, seed)
@@ -219,8 +220,8 @@ def trial_of(examples: Examples, clients: Partition | Mapping[str, Partition], s
     """Builds a ``Trial`` of examples and their clients, with arrays on the device.
 
     Args:
-        examples: Examples of every part.
-        clients: Partition of the training examples, or one for each part.
+        examples: Training, validation and test examples.
+        clients: Partition of the training examples, or one for each of "train", "validation" and "test".
         seed: Seed of the trial.
         num_classes: Number of classes.
     """
@@ -263,7 +264,7 @@ def projected(trial: Trial, dimension: int) -> Trial:
 
     Args:
         trial: The trial, with flat inputs [n, d].
-        dimension: Numbers of a projected input, at most d.
+        dimension: Dimension of a projected input, at most d.
 
     Raises:
         ValueError: ``dimension`` is larger than d.
@@ -297,12 +298,15 @@ def with_partition(federated: FederatedData, clients: Partition) -> FederatedDat
 def with_global_set(trial: Trial, share: float, labels: Array) -> tuple[FederatedData, np.ndarray]:
     """Adds the same global set of examples to every client's examples (NTK-FL, section 6, (i)).
 
-    The set has equally many examples of each label. Returns the enlarged data, and the rows of the set.
+    The set has equally many examples of each label, to within one. Returns the enlarged data, and the rows of the set.
 
     Args:
         trial: Data of one seed.
         share: Size of the set, as a share of the number of all clients' examples.
         labels: Label of each example, [n].
+
+    Raises:
+        ValueError: A label has too few examples.
     """
     chosen = sharing.class_balanced(np.asarray(labels), max(1, round(share * len(labels))), trial.seed, "shared")
     return with_partition(trial.data, sharing.with_shared(partition_of(trial.data), chosen)), chosen

@@ -29,11 +29,10 @@ def _problem(name: str, data_dir: Path | None, num_examples: int, num_clients: i
         name: "sphere" for uniform inputs on the sphere with random labels; or a data set of images, whose even classes
             have label 1 and odd classes -1.
         data_dir: Folder of the data set.
-        num_examples: Number of all examples, a multiple of ``num_clients``.
-        num_clients: Number of clients.
+        num_examples: Number N of all examples, a multiple of ``num_clients``, at most the size of the data set.
+        num_clients: Number M of clients. Each gets N / M examples that are consecutive in the order of classes.
         seed: Seed of the draw.
     """
-    # Examples are sorted by class, and each client holds N / M consecutive ones.
     if num_examples % num_clients:
         raise ValueError(f"num_examples: got {num_examples}, must be a multiple of num_clients, {num_clients}")
     rng = np.random.default_rng(seed)
@@ -73,12 +72,12 @@ def times(last: int) -> tuple[int, ...]:
 def worst(measured: np.ndarray, bound: np.ndarray, floor: float) -> float:
     """Computes the largest ratio of a squared residual to its bound, over all steps but the first.
 
-    Residuals below ``floor`` do not count.
+    Residuals up to ``floor`` do not count; 0 if none counts.
 
     Args:
         measured: Squared residuals by step.
         bound: Their bound by step.
-        floor: Squared residual below which only rounding is measured.
+        floor: Squared residual up to which only rounding is measured.
     """
     with np.errstate(divide="ignore", over="ignore"):
         ratio = measured[1:] / bound[1:]
@@ -163,14 +162,15 @@ class NtkRounds(NamedTuple):
         time: Chosen number t(k) of gradient steps.
         before, after: Squared residual before and after the round.
         candidates: Squared residual at each of the candidate numbers of steps, [R, number of candidates].
-        lambda_min: Least eigenvalue of the kernel at the start of the round.
+        lambda_min: Least eigenvalue of the empirical kernel at the start of the round.
         bound: Factor by which NTK-FL's theory lets the squared residual shrink, ``(1 - eta lambda_min / (2 N))^t(k)``.
+        uplink_bytes: Bytes that all clients sent in all rounds.
     """
 
     time: tuple[int, ...]
     before: tuple[float, ...]
     after: tuple[float, ...]
-    candidates: np.ndarray  # squared residuals at every candidate time, [R, Psi]
+    candidates: np.ndarray
     lambda_min: tuple[float, ...]
     bound: tuple[float, ...]
     uplink_bytes: int

@@ -87,7 +87,10 @@ class Budget(NamedTuple):
 
 
 class PrivateTask(NamedTuple):
-    """Examples of one seed, divided among clients, and the network with its initial weights."""
+    """Examples of one seed, divided among clients, and the network; its ``init`` gives the same weights for any key.
+
+    ``y`` and ``y_test`` are one-hot targets minus 1 / C, for C classes.
+    """
 
     x: np.ndarray
     y: np.ndarray
@@ -125,7 +128,7 @@ def _networks(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Trains networks at every noise multiplier, learning rate and clipping bound.
 
-    Returns test errors and test accuracies, [noises, rates, clips] each.
+    Returns mean squared test errors, NaN if training diverged, and test accuracies, [noises, rates, clips] each.
     """
     work, schedule = (
         ft.Work(steps=settings.local_steps, batch_size=None),

@@ -119,7 +119,7 @@ def _tasks(study: Study, seed: int) -> Iterator[tuple[str, TCTData]]:
 def _on_network(recipe: str, task: TCTData, settings: TCTSettings) -> tuple[float, np.ndarray]:
     """Trains the network with ``recipe`` ("fed_avg" or "scaffold") at every learning rate of the settings.
 
-    Returns the best rate and, at this rate, the test accuracy by round.
+    Returns the rate of the highest test accuracy after the last round and, at this rate, the accuracy by round.
     """
     x_test, labels = jnp.asarray(task.data[2], jnp.float32), task.data[3]
 
@@ -155,6 +155,8 @@ def first_phase(recipe: str, task: TCTData, settings: TCTSettings, rate: float |
 
 def second_phase(task: TCTData, settings: TCTSettings, weights: PyTree) -> SecondPhase:
     """Trains a linear model by SCAFFOLD on the network's tangent features at ``weights``.
+
+    The features are derivatives of one output, whose last layer is random, by ``num_features`` random parameters.
 
     Args:
         task: Data and clients.
