@@ -35,8 +35,9 @@ class Dataset(NamedTuple):
     ``x_train`` holds floating images [n, height, width, channels], vectors [n, d], or texts of T int32 tokens [n, T].
     ``y_train`` holds integer class labels [n]; for regression on C numbers, floating numbers [n, C], and then
     ``num_classes`` is 0. ``user_train`` has the id of the user (writer, speaker, device) of each training example; None
-    without users. ``x_test``, ``y_test`` and ``user_test`` have the same forms; without a test set, m is 0. ``kind``
-    says what an input is: "image", "tokens" or "vector". ``info`` is the origin of the data.
+    without users. ``x_test``, ``y_test`` and ``user_test`` have the same forms; without a test set, ``x_test`` and
+    ``y_test`` have no rows. ``kind`` says what an input is: "image", "tokens" or "vector". ``info`` is the origin of
+    the data.
     """
 
     name: str

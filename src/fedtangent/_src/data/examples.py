@@ -73,7 +73,7 @@ class Examples:
     test: Split | None
 
     def __repr__(self) -> str:
-        """Summarises the data: numbers of training, client and test examples, shape of an input, and targets."""
+        """Summarises the data: training examples, how many of them clients hold, test examples, input shape, task."""
         dataset, num_shared = self.dataset, len(np.unique(self.clients.indices))
         num_train, num_test = len(dataset.x_train), len(dataset.x_test)
         task = f"{dataset.num_classes} classes" if dataset.num_classes else f"{dataset.num_outputs} numbers to predict"

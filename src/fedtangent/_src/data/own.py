@@ -134,7 +134,7 @@ def _is_text(x: Num[np.ndarray, "n d"]) -> bool:
     A table has a negative number, at most two different numbers, or a column with half of its numbers outside the range
     of another column. In a text of m examples and d columns the last happens with probability below ``d^2 2^-m``.
     Zeros, which fill up short texts, and columns of one symbol, such as a mark of the beginning, are not counted, nor
-    are columns so short that this bound exceeds 0.001. Of many examples, at most 2^14 evenly spaced ones are compared.
+    are columns so short that this bound reaches 0.001. Of many examples, at most 2^14 evenly spaced ones are compared.
     """
     if x.size == 0 or x.min() < 0:
         return x.size == 0
@@ -267,7 +267,7 @@ def _held_out(
 def _inputs(name: str, x: np.ndarray, kind: str, options: OwnOptions) -> np.ndarray:
     """Converts inputs ``x`` of a user's file to the form that networks read: images get an axis of channels.
 
-    Raises ``ValueError`` for NaN or infinity, and for a scale that does not fit.
+    Raises ``ValueError`` for NaN or infinity, and where ``inputs`` does.
     """
     checks.finite(name, x)
     scaled = inputs(name, x, kind, options.input_scale)

@@ -136,8 +136,8 @@ class StoredImageOptions(StoredOptions, ImageOptions):
 def dataset(published: Published, stored: Found, options: StoredImageOptions, size: tuple[int, ...]) -> Dataset:
     """Builds the data set of images uint8 [n, *size] and labels [n], in the original order, with pixels in [0, 1].
 
-    If the options say so, pixels are standardised, or images are flattened or left out. Each example's user is in
-    ``user_train`` and ``user_test`` [n], if the arrays have them.
+    By the options, pixels are standardised, images are flattened, and only the first images of a split are used. Each
+    example's user is in ``user_train`` and ``user_test`` [n], if the arrays have them.
 
     Args:
         published: The data set's description.

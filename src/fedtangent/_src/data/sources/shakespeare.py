@@ -152,8 +152,8 @@ def _joined(texts: list[np.ndarray], split: str) -> Arrays:
 def _by_role(stored: Found, stride: int) -> Arrays:
     """Cuts the roles' texts into windows, one every ``stride`` characters; returns arrays such as ``user_train``.
 
-    Roles with at most 80 characters in a split are left out. Raises ``ValueError`` if no role is longer, or if the
-    stored arrays are malformed.
+    Roles with at most 80 characters in either split are left out. Raises ``ValueError`` if these are all roles, or if
+    the stored arrays are malformed.
     """
     texts = {}
     for split in ("train", "test"):
