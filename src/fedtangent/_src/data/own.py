@@ -64,7 +64,7 @@ class Targets(NamedTuple):
     """Targets of the training and the test examples, with string labels replaced by numbers.
 
     Attributes:
-        y: Class labels [n] int32, or floating numbers [n, C], by split.
+        y: Class labels [n] int32, or floating numbers [n, C], by the names in ``targets``' argument.
         num_classes: Number of classes; 0 for regression.
         names: Names of the classes if labels are strings, else None.
     """

@@ -55,7 +55,11 @@ class Built(NamedTuple):
         return str(self.examples.loss)
 
     def remark(self, num_rounds: int) -> str:
-        """Returns a line of text that the algorithm adds to results of ``num_rounds`` rounds; "" if none or 0 rounds."""
+        """Returns a line of text that the algorithm adds to the results of a run; "" if it has none or R is 0.
+
+        Args:
+            num_rounds: Rounds R that the run has done.
+        """
         described, how, run = self.description.schedule, self.description.algorithm, self.description.run
         schedule = self.algorithm.schedule
         if how.entry.remark is None or num_rounds == 0:  # a run may diverge in its first round

@@ -492,7 +492,7 @@ def _run(setup: RunSetup, past: Past, status: str) -> Run:
 
 @jax.jit
 def all_finite(state: PyTree) -> Bool[Array, ""]:
-    """Returns whether all numbers of the server and, in each array of the clients, those of at least one are finite.
+    """Returns whether the server's numbers and, in each array of the clients, at least one client's are finite.
 
     If no client's numbers are finite, the models have diverged.
 
@@ -516,10 +516,10 @@ def _is_finite(past: Past) -> bool:
 
 
 def broken_round(infos: dict[str, PyTree]) -> int | None:
-    """Returns the index of the first of some rounds in which no client that trained had a finite loss, or None.
+    """Returns the index of the first round in which no client that trained had a finite loss, or None.
 
-    ``infos`` are the rounds' reported numbers [r, ...]; without a loss for each slot the result is None. One client's
-    infinite loss is a problem of its data, not of the model.
+    ``infos`` are the reported numbers [r, ...] of r rounds; if they have no loss for each slot, returns None. One
+    client's infinite loss is a problem of its data, not of the model.
     """
     if "loss" not in infos:
         return None

@@ -48,7 +48,7 @@ def check_digests(folder: Path, expected: dict[str, str]) -> None:
 
 
 def read_checked(path: Path, digest: str) -> bytes:
-    """Returns the content of a file after checking that it is what was written.
+    """Returns the content of a file after checking that it has not changed since it was written.
 
     Args:
         path: Path of the file.
