@@ -191,7 +191,7 @@ def _no_empty_folders(published: Published, place: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Silences TFDS's log and progress bar inside the context, because the package shows its own."""
+    """Silences TFDS's log and printed lines inside the context, and its progress bars from then on."""
     logger = logging.getLogger("absl")
     level = logger.level
     tfds.disable_progress_bar()

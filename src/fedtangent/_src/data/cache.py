@@ -31,7 +31,7 @@ def read(folder: Path) -> dict[str, np.ndarray] | None:
     """Reads the arrays of a cache folder, by name; None if there is no such folder.
 
     Raises:
-        ValueError: A file is missing or does not have the listed sha256.
+        ValueError: The folder's list is damaged, or a file is missing or does not have the listed sha256.
     """
     if not folder.exists():
         return None
@@ -49,7 +49,7 @@ class Checked(NamedTuple):
 def check(folder: Path) -> list[Checked]:
     """Computes the sha256 of each file in a cache folder, and returns it with the sha256 in the folder's list.
 
-    Raises ``ValueError`` if the list is damaged.
+    The actual sha256 of a file that cannot be read is None. Raises ``ValueError`` if the list is damaged.
     """
     paths = {folder / f"{name}.npy": digest for name, digest in _manifest(folder).items()}
     return [Checked(path, digest, _digest(path)) for path, digest in paths.items()]

@@ -26,7 +26,7 @@ class SourceInfo(NamedTuple):
 
     source: str  # who made it, or its home page
     licence: str
-    read_from: str  # the folder that was read, or "embedded" or "generated"
+    read_from: str  # the folder that was read, or "embedded", "generated" or "memory"
 
 
 class Dataset(NamedTuple):
@@ -35,8 +35,9 @@ class Dataset(NamedTuple):
     ``x_train`` holds floating images [n, height, width, channels], vectors [n, d], or texts of T int32 tokens [n, T].
     ``y_train`` holds integer class labels [n]; for regression on C numbers, floating numbers [n, C], and then
     ``num_classes`` is 0. ``user_train`` has the id of the user (writer, speaker, device) of each training example; None
-    without users. ``x_test``, ``y_test`` and ``user_test`` have the same forms. ``kind`` says what an input is:
-    "image", "tokens" or "vector". ``info`` is the origin of the data.
+    without users. ``x_test``, ``y_test`` and ``user_test`` have the same forms; without a test set, ``x_test`` and
+    ``y_test`` have no rows. ``kind`` says what an input is: "image", "tokens" or "vector". ``info`` is the origin of
+    the data.
     """
 
     name: str
@@ -63,13 +64,13 @@ class Dataset(NamedTuple):
 
     @property
     def num_outputs(self) -> int:
-        """Number of outputs C of a model for the data: classes, or components of a target."""
+        """Number of outputs C of a model: classes, or components of a target; raises as ``check_dataset`` does."""
         check_dataset(self)
         return self.num_classes or self.y_train.shape[1]
 
 
 def check_dataset(data: Dataset) -> None:
-    """Raises ``ValueError`` if a part of a ``Dataset`` is no array, or targets do not fit its ``num_classes``."""
+    """Raises ``ValueError`` unless inputs are arrays [n, ..], and targets [n] with classes or [n, C] without."""
     form = "class labels [n], as num_classes is above 0" if data.num_classes else "numbers [n, C], as num_classes is 0"
     for name in ("x_train", "y_train", "x_test", "y_test"):
         array = getattr(data, name)
@@ -114,7 +115,7 @@ class ImageOptions:
 
 
 def first(name: str, count: int | None, *arrays: np.ndarray) -> list[np.ndarray]:
-    """Returns the first ``count`` rows of each array; raises ``ValueError`` if the arrays have fewer.
+    """Returns the first ``count`` rows of each array; raises ``ValueError`` if that is below 1 or above their length.
 
     Args:
         name: Name of ``count`` in error messages, such as "num_train".
@@ -170,7 +171,7 @@ def check_resolution(name: str, array: np.ndarray) -> None:
 
     Args:
         name: Name of the array, for the error message.
-        array: The numbers, one row for each example.
+        array: The numbers, one row for each example; only float64 numbers are checked.
     """
     if array.dtype != np.float64 or len(array) == 0:
         return
@@ -244,8 +245,8 @@ def projection_matrix(
     Args:
         input_size: Numbers of an example.
         dimension: Numbers of a projected example, at most ``input_size``.
-        seed: A whole number of any size, not negative, or the bytes of one (from a key server). The entries are NumPy's
-            Philox stream of this seed, drawn in float64.
+        seed: A whole number of any size, not negative, or its bytes, big-endian (from a key server). The entries are
+            NumPy's Philox stream of this seed, drawn in float64.
         scale: ``"none"``: entries N(0, 1), as in the paper, which makes inputs about ``sqrt(dimension)`` times as long.
             ``"coordinates"``: divided by ``sqrt(input_size)``, so that a projected coordinate has on average the mean
             square of an original one, and the same step sizes fit. ``"lengths"``: divided by ``sqrt(dimension)``, which
@@ -270,6 +271,7 @@ def projected(dataset: Dataset, dimension: int, seed: int | bytes, scale: str = 
 
     In CP-NTK-FL (Yue et al., ICML 2022, section 4.2) clients compute on the projected inputs ``Z = X P`` only. They
     share the seed of P, which the server does not know. Inputs keep their dtype; the products are computed in float64.
+    The result has the kind "vector".
 
     Args:
         dataset: Data with inputs of any shape.

@@ -24,7 +24,8 @@ TIMEOUT = 30.0
 def fetch(published: Published, role: str, path: Path) -> None:
     """Downloads one file to ``path``, and resumes a download that was interrupted.
 
-    The bytes are in ``path.part`` until the file is complete and has the published checksum.
+    The bytes are in ``path.part`` until the file is complete and has the published checksum; a wrong checksum or a full
+    disk deletes them.
 
     Args:
         published: The data set.
@@ -73,7 +74,7 @@ def unavailable(published: Published, error: Exception) -> str:
 def _received(url: str, part: Path, size: int) -> None:
     """Downloads all of ``url``, ``size`` bytes, to the file ``part``, and reconnects up to four times.
 
-    Raises ``OSError`` if the last connection fails too, or at once if a retry cannot help.
+    Raises ``OSError`` or ``HTTPException`` if the last connection fails too, or at once if a retry cannot help.
     """
     for attempt in range(TRIES):
         before = _size(part)

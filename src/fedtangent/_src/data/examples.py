@@ -73,7 +73,7 @@ class Examples:
     test: Split | None
 
     def __repr__(self) -> str:
-        """Summarises the data: numbers of examples, kind, and how many of them the clients hold."""
+        """Summarises the data: training examples, how many of them clients hold, test examples, input shape, task."""
         dataset, num_shared = self.dataset, len(np.unique(self.clients.indices))
         num_train, num_test = len(dataset.x_train), len(dataset.x_test)
         task = f"{dataset.num_classes} classes" if dataset.num_classes else f"{dataset.num_outputs} numbers to predict"
@@ -193,11 +193,11 @@ def run_examples(
 
     Raises:
         ValueError: Arrays do not fit together, values are NaN or infinite, the loss does not take these labels or
-            numbers, a client repeats an example or holds none, or the model does not fit the data; before anything goes
-            to the device.
+            numbers, a client repeats an example, no client holds one, or the model does not fit the data; before
+            anything goes to the device.
 
     Warns:
-        UserWarning: Class numbers without a training example.
+        UserWarning: ``data`` are arrays with class numbers that no training example has.
     """
     dataset, classes = _read(data, data_dir, seed, model is not None and bool(model.vocabulary))
     for split in SPLITS[: 2 if len(dataset.x_test) else 1]:
@@ -221,8 +221,8 @@ def clients_of(clients: Clients, num_examples: int) -> Partition:
         num_examples: Number of training examples n.
 
     Raises:
-        ValueError: A list of users whose length is not n; clients that repeat an example, or hold an example beyond n;
-            or no client with an example.
+        ValueError: A list of users whose length is not n; clients that repeat an example, or hold an index that is not
+            from 0 to n - 1; or no client with an example.
     """
     if not isinstance(clients, Partition | Mapping) and (num_users := _num_users(clients)):
         if num_users != num_examples:
@@ -247,7 +247,7 @@ def clients_of(clients: Clients, num_examples: int) -> Partition:
 
 
 def _num_users(clients: object) -> int:
-    """Returns how many users' names ``clients`` lists, one for each example; 0 if it is no flat sequence of them."""
+    """Returns the length of ``clients`` if it is a flat list of each example's user, else 0, as for index arrays."""
     if isinstance(clients, str | bytes) or not isinstance(clients, Sized) or len(clients) == 0:
         return 0
     if hasattr(clients, "ndim"):
@@ -316,9 +316,9 @@ def _of_arrays(
 
 
 def _check_split(dataset: Dataset, split: str, loss: str | Loss) -> None:
-    """Raises ``ValueError`` unless the inputs and targets of a split have equal lengths, are finite, and suit the loss.
+    """Raises ``ValueError`` unless a split's inputs and targets fit together, are finite in float32, and suit the loss.
 
-    ``split`` is "train" or "test".
+    ``split`` is "train" or "test"; test examples must have the shapes of training examples.
     """
     (x_name, x), (y_name, y) = ((f"{axis}_{split}", getattr(dataset, f"{axis}_{split}")) for axis in "xy")
     for name, array, train in ((x_name, x, dataset.x_train), (y_name, y, dataset.y_train)):
@@ -383,7 +383,10 @@ def _check_model(model: Model, dataset: Dataset, classes: tuple[str, ...] | None
 def _warn_of_absent_classes(
     y_train: Int[np.ndarray, "n"], y_test: Int[np.ndarray, "m"], num_classes: int, classes: tuple[str, ...] | None
 ) -> None:
-    """Warns of classes without training examples: one warning for classes with test examples, one for the others."""
+    """Warns of classes without training examples: one warning for classes with test examples, one for the rest.
+
+    ``classes`` are the names of the classes; None if their names are their numbers.
+    """
     trained, tested = (np.bincount(y, minlength=num_classes) > 0 for y in (y_train, y_test))
     names = np.asarray(range(num_classes) if classes is None else classes)
     if strange := names[~trained & tested].tolist():
@@ -447,7 +450,8 @@ def sampled(most: int | None, *columns: Shaped[AnyArray, "n ..."]) -> slice | In
     are selected. So the sample does not depend on the order of the rows. Copies of an example have different numbers.
 
     Args:
-        most: Size of the sample; None for all examples. If there are at most ``most`` examples, all are selected.
+        most: Size of the sample; None for all examples. If there are at most ``most`` examples, all are selected, by
+            ``slice(None)``.
         columns: Arrays of the examples' numbers: inputs, targets.
     """
     num_examples = len(columns[0])
@@ -483,7 +487,8 @@ def _targets_of(
 ) -> tuple[Float32[np.ndarray, "n C"], Int[np.ndarray, "n"] | None]:
     """Returns the targets [n, C] float32 of a loss for labels or numbers ``y``, and the labels [n] int32 or None.
 
-    Labels become vectors of -1 and 1 if the loss takes signs, else centred one-hot vectors.
+    Labels become vectors of -1 and 1 if the loss takes signs, else centred one-hot vectors. If ``num_classes`` is 0,
+    ``y`` are numbers and there are no labels (None).
     """
     if num_classes == 0:
         return np.asarray(y, np.float32), None

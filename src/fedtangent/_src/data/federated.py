@@ -65,7 +65,10 @@ def max_client_size(data: FederatedData) -> int:
 
 
 def _device_dtype(dtype: DTypeLike | None, x: np.ndarray) -> np.dtype:
-    """Returns the dtype of the inputs ``x`` on the device: ``dtype``, by default one that suits ``x``."""
+    """Returns the dtype of the inputs ``x`` on the device: ``dtype``, by default one that suits ``x``.
+
+    Raises ``ValueError`` for a dtype other than float32, float64 and int32, and for float64 where JAX has it off.
+    """
     widest = jnp.dtype(jnp.result_type(float))  # float64 where JAX keeps it, globally or in an ``enable_x64`` context
     if dtype is None:
         if np.issubdtype(x.dtype, np.signedinteger):
@@ -104,7 +107,7 @@ def _check_targets(y: Shaped[np.ndarray, "n ..."], num_classes: int | None, dtyp
 
 
 def _check_finite(name: str, array: np.ndarray, dtype: np.dtype) -> None:
-    """Raises ``ValueError`` unless ``array`` holds finite real numbers that stay finite in ``dtype``."""
+    """Raises ``ValueError`` unless ``array`` holds finite real numbers that ``dtype`` can hold and tell apart."""
     if not (jnp.issubdtype(array.dtype, jnp.floating) or np.issubdtype(array.dtype, np.integer)):
         raise ValueError(f"{name}: got dtype {array.dtype}, must be real numbers")
     if jnp.issubdtype(array.dtype, jnp.floating):

@@ -135,7 +135,7 @@ def _opened(path: Path) -> io.BufferedReader:
 
 
 def _members(packed: zipfile.ZipFile) -> dict[str, zipfile.ZipInfo]:
-    """Returns the entries of an open ``.npz`` file by the names of their arrays."""
+    """Returns the entries of an open ``.npz`` file by the names of their arrays; ``ValueError`` for a repeated name."""
     members: dict[str, zipfile.ZipInfo] = {}
     for member in packed.infolist():
         key = member.filename.removesuffix(".npy")
@@ -185,7 +185,7 @@ def find(directory: Path, stem: str) -> Path | None:
 
     Args:
         directory: Data folder.
-        stem: Beginning of the name of the archive.
+        stem: Beginning of the name of the archive, after which no digit may follow.
     """
     patterns = f"{stem}.npz", f"{stem}[!0-9]*.npz"  # not cifar100 for cifar10
     folders = files.places(directory, stem)

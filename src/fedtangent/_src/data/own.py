@@ -64,7 +64,7 @@ class Targets(NamedTuple):
     """Targets of the training and the test examples, with string labels replaced by numbers.
 
     Attributes:
-        y: Class labels [n] int32, or floating numbers [n, C], by split.
+        y: Class labels [n] int32, or floating numbers [n, C], by the names in ``targets``' argument.
         num_classes: Number of classes; 0 for regression.
         names: Names of the classes if labels are strings, else None.
     """
@@ -133,7 +133,8 @@ def _is_text(x: Num[np.ndarray, "n d"]) -> bool:
 
     A table has a negative number, at most two different numbers, or a column with half of its numbers outside the range
     of another column. In a text of m examples and d columns the last happens with probability below ``d^2 2^-m``.
-    Zeros, which fill up short texts, and columns of one symbol, such as a mark of the beginning, are not counted.
+    Zeros, which fill up short texts, and columns of one symbol, such as a mark of the beginning, are not counted, nor
+    are columns so short that this bound reaches 0.001. Of many examples, at most 2^14 evenly spaced ones are compared.
     """
     if x.size == 0 or x.min() < 0:
         return x.size == 0
@@ -264,7 +265,10 @@ def _held_out(
 
 
 def _inputs(name: str, x: np.ndarray, kind: str, options: OwnOptions) -> np.ndarray:
-    """Converts the inputs of a user's file to the form that networks read, images with an axis of channels."""
+    """Converts inputs ``x`` of a user's file to the form that networks read: images get an axis of channels.
+
+    Raises ``ValueError`` for NaN or infinity, and where ``inputs`` does.
+    """
     checks.finite(name, x)
     scaled = inputs(name, x, kind, options.input_scale)
     return scaled[..., None] if x.ndim == 3 else scaled
@@ -273,7 +277,8 @@ def _inputs(name: str, x: np.ndarray, kind: str, options: OwnOptions) -> np.ndar
 def _as_asked(name: str, y: np.ndarray, options: OwnOptions) -> np.ndarray:
     """Converts a file's targets ``y`` to classes or to floating numbers if the option ``target_kind`` asks for it.
 
-    Raises ``ValueError`` for NaN or infinity, and for numbers that are not whole if they are to be classes.
+    One column [n, 1] of classes becomes [n]. Raises ``ValueError`` for NaN or infinity, and for numbers that are not
+    whole if they are to be classes.
     """
     if y.dtype.kind == "f":
         checks.finite(name, y)
@@ -300,7 +305,7 @@ def inputs(name: str, x: object, kind: str, scale: float | None = None) -> Num[n
         scale: Number to divide inputs by; None for 255 with uint8 and 1 with other numbers. Tokens have none.
 
     Raises:
-        ValueError: The inputs have another type or shape, or no example.
+        ValueError: The inputs have another type or shape, or no example, or the scale is not above 0 or is for tokens.
     """
     array = _array(name, x)
     is_whole, is_floating = array.dtype.kind in "iu", jnp.issubdtype(array.dtype, jnp.floating)
@@ -327,8 +332,8 @@ def targets(ys: Mapping[str, object]) -> Targets:
     """Checks the targets to train and to test on, and replaces class names by their numbers in sorted order.
 
     Args:
-        ys: Targets by their names in error messages: class labels [n], whole numbers from 0 or strings; or floating
-            numbers [n] or [n, C].
+        ys: Targets by their names in error messages, the training targets first: class labels [n], whole numbers from 0
+            or strings; or floating numbers [n] or [n, C]. Whole numbers [n, C] with C > 1 become floating numbers.
 
     Raises:
         ValueError: Targets have another type, or differ in type between the splits.
@@ -360,7 +365,8 @@ def _array(name: str, value: object) -> np.ndarray:
 def _target(name: str, y: object) -> np.ndarray:
     """Checks the targets ``y`` of a split, and returns them as an array: class labels [n], or floating numbers [n, C].
 
-    Labels are whole numbers or strings. ``name`` is the name of ``y`` in the ``ValueError`` for anything else.
+    Labels are whole numbers or strings; whole numbers [n, C] with C > 1 become float32. ``name`` is the name of ``y``
+    in the ``ValueError`` for anything else.
     """
     array = _array(name, y)
     if array.dtype.kind == "O" and array.size and all(isinstance(label, str) for label in array.ravel()):

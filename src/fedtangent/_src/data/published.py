@@ -48,7 +48,7 @@ class Published(NamedTuple):
         files: The files by role. A role is a key such as "x_train", which names the purpose of the file.
         read: Function that reads the files, as described above.
         example: Name, shape and dtype of each part of an example; None in a shape stands for any length.
-        num_classes: Number of classes.
+        num_classes: Number of classes; 0 for regression.
         paper: Key of the paper in ``papers.PAPERS``.
         stem: Beginning of the names of subfolders in which files are searched; "" for the data set's name.
     """
@@ -129,7 +129,7 @@ def checksums(published: Published, role: str, path: Path) -> tuple[str, str]:
     Args:
         published: The published files.
         role: Key of the file in ``published.files``, for example "x_train".
-        path: Path of the file.
+        path: Path of the file; if it is an unpacked ``.gz`` file, the published sha256 is ``sha256_unpacked``.
     """
     file = published.files[role]
     with reading(published.name, path):

@@ -19,8 +19,8 @@ from fedtangent._src.types import ArrayLike, Partition
 def class_balanced(labels: ArrayLike, size: int, seed: int, name: str = "size") -> Int[np.ndarray, "_"]:
     """Draws the indices of ``size`` examples, with equal numbers from all classes (Zhao et al., 2018, section 4).
 
-    Numbers of classes differ by at most one, and it is random which classes give one more. The indices are int32, in
-    ascending order, without repetition.
+    The classes' numbers of examples differ by at most one, and it is random which classes give one more. The indices
+    are int32, in ascending order, without repetition.
 
     Args:
         labels: Class labels [n].
@@ -81,7 +81,8 @@ def with_shared(
         seed: Seed of the draw.
 
     Raises:
-        ValueError: The fraction is outside (0, 1], or ``shared`` are not distinct whole numbers from 0.
+        ValueError: The fraction is outside (0, 1], ``shared`` are not distinct whole numbers from 0, or the partition
+            is malformed.
     """
     count, rng = number_given(shared, fraction), generator(seed)
     validate(partition, checks.MAX_INDEX)
@@ -103,7 +104,8 @@ def without(partition: Partition, examples: Sequence[int] | np.ndarray, name: st
         name: Name of the examples in error messages.
 
     Raises:
-        ValueError: The indices are not distinct whole numbers from 0, or a client would lose all its examples.
+        ValueError: The indices are not distinct whole numbers from 0, a client would lose all its examples, or the
+            partition is malformed.
     """
     count = number_given(examples, 1.0, name)
     validate(partition, checks.MAX_INDEX)
@@ -120,8 +122,9 @@ def without(partition: Partition, examples: Sequence[int] | np.ndarray, name: st
 def held_out(partition: Partition, fraction: float, seed: int) -> tuple[Partition, Partition]:
     """Splits each client's examples at random into a part to train on and a part to test on, two partitions.
 
-    The test set has ``fraction`` of all examples, rounded. Each client gives that share of its own examples to within
-    one. No client gives its last training example as long as another client has two or more.
+    The test set has ``fraction`` of all n examples, rounded to a whole number from 1 to n - 1. Each client gives that
+    share of its examples to within one. No client gives its last training example as long as another client has two or
+    more.
 
     Args:
         partition: The partition.
@@ -132,7 +135,7 @@ def held_out(partition: Partition, fraction: float, seed: int) -> tuple[Partitio
         The partitions (train, test).
 
     Raises:
-        ValueError: The fraction is out of range, or there are fewer than two examples.
+        ValueError: The fraction is out of range, there are fewer than two examples, or the partition is malformed.
     """
     checks.number("fraction", fraction, above=0, below=1)
     validate(partition, checks.MAX_INDEX)

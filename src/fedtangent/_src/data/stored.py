@@ -44,7 +44,7 @@ def obtain(
 ) -> Found:
     """Returns the arrays of a published data set: from the user's folder if there is one, else from the cache.
 
-    If neither has them, they are downloaded into the cache.
+    If there is no such folder, arrays that the cache lacks are downloaded into it.
 
     Args:
         published: The data set.
@@ -136,7 +136,8 @@ class StoredImageOptions(StoredOptions, ImageOptions):
 def dataset(published: Published, stored: Found, options: StoredImageOptions, size: tuple[int, ...]) -> Dataset:
     """Builds the data set of images uint8 [n, *size] and labels [n], in the original order, with pixels in [0, 1].
 
-    Each example's user is in ``user_train`` and ``user_test`` [n], if the arrays have them.
+    By the options, pixels are standardised, images are flattened, and only the first images of a split are used. Each
+    example's user is in ``user_train`` and ``user_test`` [n], if the arrays have them.
 
     Args:
         published: The data set's description.
@@ -184,7 +185,10 @@ def _moments(pixels: Num[np.ndarray, "n ..."]) -> tuple[float, float]:
 def _scaled(
     pixels: Num[np.ndarray, "*shape"], mean: float, deviation: float, dtype: np.dtype
 ) -> Float[np.ndarray, "*shape"]:
-    """Computes ``(pixels / 255 - mean) / deviation`` by a table of 256 values, without a float64 copy of the pixels."""
+    """Computes ``(pixels / 255 - mean) / deviation`` by a table of 256 values, without a float64 copy of the pixels.
+
+    Raises ``ValueError`` if ``deviation`` is 0.
+    """
     if deviation == 0.0:
         raise ValueError("standardise: got True, must be False: all pixels of the training images have one shade")
     return ((np.arange(256) / 255 - mean) / deviation).astype(dtype)[pixels]

@@ -93,7 +93,8 @@ def choose(
 
     Of the mappings that fit into memory, the fastest is chosen. The default one is chosen without a measurement if only
     one fits, if the run has few rounds, or if there are several processes, whose measurements could differ. The others
-    are measured only if the whole run would take ``WORTH_SECONDS`` seconds or more with the default one.
+    are measured only if the whole run would take ``WORTH_SECONDS`` seconds or more with the default one. Measurements
+    are stored on this machine, and are not repeated for the same round, mapping and sizes of clients.
 
     Args:
         algorithm: The algorithm.

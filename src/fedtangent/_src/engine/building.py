@@ -55,7 +55,11 @@ class Built(NamedTuple):
         return str(self.examples.loss)
 
     def remark(self, num_rounds: int) -> str:
-        """Returns a line of text that the algorithm adds to the results of ``num_rounds`` rounds; "" if it has none."""
+        """Returns a line of text that the algorithm adds to the results of a run; "" if it has none or R is 0.
+
+        Args:
+            num_rounds: Rounds R that the run has done.
+        """
         described, how, run = self.description.schedule, self.description.algorithm, self.description.run
         schedule = self.algorithm.schedule
         if how.entry.remark is None or num_rounds == 0:  # a run may diverge in its first round
@@ -195,7 +199,10 @@ def _at_server(described: Description, loaded: data.Dataset, clients: Partition)
 
 
 def _drawn(number: int, seed: int, clients: Partition) -> np.ndarray:
-    """Draws the training examples that go to the server: the indices of ``number`` examples that clients hold."""
+    """Draws the training examples that go to the server: the indices of ``number`` examples that clients hold.
+
+    Raises ``ValueError`` unless ``number`` is at least 1 and leaves the clients an example.
+    """
     rows = np.random.default_rng(seed).permutation(np.unique(clients.indices))
     return rows[: checks.whole("server_examples", number, 1, len(rows) - 1)]
 
@@ -225,7 +232,10 @@ def key_path(run: CommonOptions) -> Path:
 
 
 def seed_digest(run: CommonOptions) -> str | None:
-    """Returns a digest of the secret seed by which inputs are projected; None for a run without a projection."""
+    """Returns a digest of the secret seed by which inputs are projected; None for a run without a projection.
+
+    Writes the key file if it does not exist yet.
+    """
     return None if run.projection is None else open_key_file(key_path(run)).digest
 
 

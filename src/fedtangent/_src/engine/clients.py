@@ -108,7 +108,7 @@ class Mapping(NamedTuple):
     """A mapping of a round's clients onto devices; ``str`` of it gives its name, such as ``chunked:4``.
 
     Attributes:
-        kind: "scan" (one client after another), "vmap" (all at once) or "chunked" (some at a time).
+        kind: "scan" (one client after another), "vmap" (all at once) or "chunked" (``width`` at a time).
         width: Number of clients at a time on one device; None for all.
         devices: Number of devices over which the clients are divided.
     """

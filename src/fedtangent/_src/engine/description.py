@@ -162,7 +162,9 @@ def resolve(chosen: Mapping[str, str]) -> dict[str, Entry]:
 def _suits(entries: Mapping[str, Any], loss: str | None) -> Values:
     """Returns the defaults of ``loss`` and ``client_learning_rate`` that fit the chosen data set and model.
 
-    ``loss`` is the user's choice, which is returned unchanged; None if the user made none.
+    ``entries`` has the chosen entries by choice. ``loss`` is the user's choice, which is returned unchanged; None if
+    the user made none. There is no learning rate if the model has none for the loss, or the algorithm sends Jacobians.
+    The rate for a loss that is a sum over examples is the mean's, divided by the default batch size.
     """
     model = entries["model"]
     loss = model.fitting_loss(entries["dataset"].is_regression) if loss is None else loss

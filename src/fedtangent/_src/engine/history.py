@@ -146,8 +146,8 @@ class Run(NamedTuple):
     - "finished";
     - "diverged at round r": state and history end with the last good round;
     - "diverged by round r" (without ``stop_on_divergence``): numbers are no longer finite;
-    - "unstable at round r: ..": a server refused a learning rate and kept its model; with ``stop_on_divergence`` the
-      run ends before that round;
+    - "unstable at round r: ..": a server refused a learning rate and kept its model, or its loss was infinite after
+      each candidate number of steps (NTK-FL); with ``stop_on_divergence`` the run ends before that round;
     - "stopped by SIGTERM at round r"; ``signal`` is then the number of the signal, else 0.
     """
 
@@ -211,7 +211,10 @@ def data_frame(rows: object) -> DataFrame:
 
 
 def _flat(metrics: Mapping[str, object], before: str = "") -> Metrics:
-    """Returns nested metrics by full names, such as ``test.accuracy``, with JAX arrays as NumPy arrays."""
+    """Returns nested metrics by full names, such as ``test.accuracy``, with JAX arrays as NumPy arrays.
+
+    ``before`` is the beginning of each name, such as ``test.``.
+    """
     flat: Metrics = {}
     for name, value in metrics.items():
         if isinstance(value, Mapping):
@@ -253,7 +256,8 @@ def charge(cost: Cost, infos: dict[str, PyTree]) -> tuple[int, int]:
     A client that drops out has received a model and sends nothing.
 
     Args:
-        cost: Bytes of a message, of a broadcast and of a poll, in which the server asks a client about the models.
+        cost: Bytes of a message, of its part for each example, of a broadcast, and of a poll, in which the server asks
+            a client about the models.
         infos: Infos of the rounds, arrays [R, ...]; their cohorts and counts of contacted clients are read.
     """
     active = int(np.sum(infos["cohort"].weight > 0))

@@ -57,6 +57,9 @@ def final_objective(
             before about sqrt(R) stretches of as many rounds; every round is computed three times.
         last: Number of last rounds through which to differentiate; the state before them counts as constant. None for
             all rounds.
+
+    Raises:
+        ValueError: A number of rounds out of range, or an unknown name of ``remat`` or of a mapping.
     """
     whole("num_rounds", num_rounds)
     choice("remat", remat, REMAT)

@@ -264,6 +264,9 @@ class Past(NamedTuple):
 def first_past(setup: RunSetup, fresh: PyTree) -> Past:
     """Returns the progress from which a run begins: none or, if the run is resumed, that in the newest checkpoint.
 
+    Evaluations in the checkpoint at rounds that this run evaluates too are kept, and ``setup.report`` is called with
+    them.
+
     Args:
         setup: Settings of the run.
         fresh: State before the first round.
@@ -415,14 +418,14 @@ def _seconds(past: Past) -> float:
 def _is_good(past: Past, chunks: int) -> bool:
     """Returns whether a run's state is finite, and none of the rounds after its first ``chunks`` chunks is bad.
 
-    A round is bad if no client had a finite loss, or if the server refused its learning rate.
+    A round is bad if no client had a finite loss, or if ``_refused_round`` returns it.
     """
     news = past.chunks[chunks:]
     return _is_finite(past) and all(broken_round(i) is None and _refused_round(i) is None for i in news)
 
 
 def _refused(past: Past, chunks: int = 0) -> tuple[int, str] | None:
-    """Returns the first round, from 1, whose server refused its learning rate, and the reason; None without one.
+    """Returns the first round, from 1, that ``_refused_round`` finds, and the reason; None without one.
 
     The first ``chunks`` chunks of rounds are not searched.
     """
@@ -436,7 +439,7 @@ def _refused(past: Past, chunks: int = 0) -> tuple[int, str] | None:
 
 
 def _end(past: Past) -> str:
-    """Returns the final status of a run: finished, unstable because a server refused its rate, or diverged."""
+    """Returns the final status of a run, as in ``Run``: finished, unstable (see ``_refused_round``), or diverged."""
     refused = _refused(past)
     if refused is not None:
         return f"unstable at round {refused[0]}: {refused[1]}"
@@ -453,7 +456,7 @@ def _rounds(infos: PyTree) -> int:
 
 
 def _diverged(setup: RunSetup, good: Past, chunks: int, bad: Past) -> Run:
-    """Ends a run that has diverged, and returns it as it was after its last good round.
+    """Ends a run that has diverged: evaluates, saves and returns it as it was after its last good round.
 
     It finds that round by bisection, for which it computes rounds again.
 
@@ -489,7 +492,7 @@ def _run(setup: RunSetup, past: Past, status: str) -> Run:
 
 @jax.jit
 def all_finite(state: PyTree) -> Bool[Array, ""]:
-    """Returns whether all numbers of the server, and all numbers of at least one client, are finite.
+    """Returns whether the server's numbers and, in each array of the clients, at least one client's are finite.
 
     If no client's numbers are finite, the models have diverged.
 
@@ -513,10 +516,10 @@ def _is_finite(past: Past) -> bool:
 
 
 def broken_round(infos: dict[str, PyTree]) -> int | None:
-    """Returns the index of the first of some rounds in which no client that trained had a finite loss, or None.
+    """Returns the index of the first round in which no client that trained had a finite loss, or None.
 
-    ``infos`` are the rounds' reported numbers [r, ...]. One client's infinite loss is a problem of its data, not of
-    the model.
+    ``infos`` are the reported numbers [r, ...] of r rounds; if they have no loss for each slot, returns None. One
+    client's infinite loss is a problem of its data, not of the model.
     """
     if "loss" not in infos:
         return None
@@ -529,7 +532,11 @@ def broken_round(infos: dict[str, PyTree]) -> int | None:
 
 
 def _refused_round(infos: dict[str, PyTree]) -> tuple[int, str] | None:
-    """Returns the index and the reason of the first round whose server refused its learning rate; or None."""
+    """Returns the index and the reason of the first round in which a server refused its learning rate; or None.
+
+    A round in which the loss was infinite after each candidate number of steps (NTK-FL) counts too. ``infos`` are the
+    rounds' reported numbers [r, ...].
+    """
     if "refused" not in infos:
         return None
     refused, lost = np.asarray(infos["refused"]), np.asarray(infos["status"]) == DIVERGED

@@ -368,7 +368,7 @@ def params_by_round(
     start: Key | PyTree | None = None,
     devices: Devices = Devices(),
 ) -> PyTree:
-    """Simulates a run and returns the server's parameters at its start and after every ``every`` rounds.
+    """Simulates a run and returns the server's parameters at its start, after every ``every`` rounds and at its end.
 
     Args:
         algorithm: An algorithm with global models.
@@ -376,7 +376,8 @@ def params_by_round(
         every: Rounds between two sets of parameters.
 
     Returns:
-        NumPy arrays [1 + R / every, K, ..] in the structure of the parameters; after a divergence they are not finite.
+        NumPy arrays [1 + ceil(R / every), K, ..] in the structure of the parameters; after a divergence they are not
+        finite.
 
     Raises:
         ValueError: ``simulate`` refuses an argument, or the algorithm has no global models.

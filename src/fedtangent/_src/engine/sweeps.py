@@ -139,6 +139,10 @@ def sweep(
             have their defaults: a sweep has no divergence to stop at and nothing to report before its end.
         devices: Mapping of each run's clients (not ``sharded``), and mapping of the runs.
 
+    Raises:
+        ValueError: A bad argument, or metrics that differ in name or shape between configurations.
+        DoesNotFit: The runs need more memory than the device has; it is a ``ValueError``.
+
     Each run gives the same metrics as ``simulate`` with its configuration and seed, up to rounding.
 
     Example, two step sizes and three seeds, one program:
@@ -421,7 +425,8 @@ def parse_seeds(text: str) -> tuple[int, ...]:
     """Returns seeds written as text: "0:10" is 0 to 9, "0,3,7" are three seeds; both forms may be combined.
 
     Raises:
-        ValueError: Another form, an empty range, a seed that occurs twice, or a seed above 2^32 - 1.
+        ValueError: Another form, a range that is empty or has more than 100,000 seeds, a seed that occurs twice, or a
+            seed above 2^32 - 1.
     """
     seeds: list[int] = []
     for part in text.split(","):

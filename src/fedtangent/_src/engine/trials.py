@@ -60,6 +60,9 @@ def trial_program(
         engine: Mapping of clients onto devices; its ``max_client_size`` must suit the largest client of all trials.
         measure: ``(algorithm, state, evaluation sets) -> {name: array}``, traced.
         every: Rounds between evaluations.
+
+    Raises:
+        DoesNotFit: A trial needs more memory than the device has.
     """
     first, num_clients = build(**numbers), data.num_clients
     shapes = loop.info_shapes(first, engine, loop.state_shapes(first, num_clients), data)

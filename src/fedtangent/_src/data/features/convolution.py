@@ -41,8 +41,8 @@ def in_blocks(
 ) -> Features:
     """Computes the features of all images, 1000 images at a time, and stores each such block in a file.
 
-    Interrupted work continues at the block where it stopped. The blocks are found by a digest of their images, so the
-    first blocks of a data set serve for a larger part of it too.
+    Interrupted work continues at the block where it stopped. The name of a block's file is a digest of its images and
+    of ``made_by``, so features of more images of a data set reuse the blocks that are stored for its first images.
 
     Args:
         images: [n, h, w, c], uint8, which are divided by 255, or floating within [0, 1].
@@ -87,7 +87,7 @@ def checked_images(images: ArrayLike) -> Num[np.ndarray, "n h w c"]:
 def with_features(dataset: Dataset, features: Callable[[np.ndarray], Features], standardise: bool = True) -> Dataset:
     """Returns the data set with features [n, F] float32 in place of its training and test images.
 
-    ``info.source`` of the result describes the features.
+    The result has the kind "vector", and its ``info.source`` describes the features.
 
     Args:
         dataset: A data set of images.
@@ -97,7 +97,7 @@ def with_features(dataset: Dataset, features: Callable[[np.ndarray], Features], 
             deviation there (by 1 if that is 0).
 
     Raises:
-        ValueError: The data set has no images.
+        ValueError: The data set has no images, or ``features`` describes training and test features differently.
     """
     if dataset.kind != IMAGE:
         raise ValueError(f"dataset: got {dataset.name} of kind {dataset.kind}, must be of kind {IMAGE}")
@@ -119,7 +119,7 @@ def with_features(dataset: Dataset, features: Callable[[np.ndarray], Features], 
 def _computed(
     x: Float32[np.ndarray, "n h w c"], compute: Callable[[np.ndarray], Array], first: int, total: int, tick: Tick
 ) -> Float32[np.ndarray, "n F"]:
-    """Computes the features of one block of images, in padded batches.
+    """Computes the features of one block of images, in batches of 50, the last one padded with zeros.
 
     Args:
         x: Images of the block, within [0, 1].

@@ -144,7 +144,8 @@ def _tensor(raw: bytes, start: int, dtype: str, shape: list[int], data_offsets: 
 def _checked(path: Path, tensors: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     """Returns ResNet-50's weights as float32; raises ``ValueError`` if a tensor is missing or has another shape.
 
-    The number of channels of ``conv1.weight`` sets the width of all layers.
+    ``tensors`` are those of the file at ``path``, by name. The number of channels of ``conv1.weight`` sets the width of
+    all layers.
     """
     width = next((len(a) for name, a in tensors.items() if name == "conv1.weight" and a.ndim == 4), 64)
     for name, shape in shapes(width).items():

@@ -256,7 +256,8 @@ def majority(labels: ArrayLike, num_clients: int, share: float = 0.5, seed: int 
 def _majority_counts(pool: Int[np.ndarray, "C"], num_clients: int, share: float) -> Int[np.ndarray, "N C"]:
     """Computes the numbers of examples of each class that the clients of ``majority`` get, as many as possible.
 
-    ``pool`` [C] has the number of examples of each class.
+    ``pool`` [C] has the number of examples of each class. Raises ``ValueError`` for a single class, and for classes too
+    small for one example of each client.
     """
     others = len(pool) - 1
     if others == 0:
@@ -310,7 +311,8 @@ def dirichlet(
         dirichlet_method: One of the methods above.
 
     Raises:
-        ValueError: ``alpha`` is out of range, or ``min_client_size`` exceeds the examples of an average client.
+        ValueError: ``alpha`` is out of range, the method is unknown, or ``min_client_size`` exceeds the examples of an
+            average client.
 
     Example:
 
@@ -360,7 +362,8 @@ def _draw_counts(
     """Draws the labels of one client's ``size`` examples without replacement; returns their number in each class [C].
 
     Labels have the probabilities ``shares`` [C], renormalised when a class is used up. ``pool`` [C] has the number of
-    examples of each class that are still free.
+    examples of each class that are still free. If only classes of share 0 are left, labels are drawn in proportion to
+    these numbers.
     """
     counts = np.zeros_like(pool)
     while (missing := size - int(counts.sum())) > 0:
@@ -375,7 +378,7 @@ def _draw_counts(
 def _split_classes(
     rng: np.random.Generator, pools: list[Int[np.ndarray, "_"]], num_clients: int, alpha: float
 ) -> list[Int[np.ndarray, "_"]]:
-    """Divides the shuffled indices of each class, ``pools``, among all clients by shares from Dir(alpha, .., alpha)."""
+    """Divides each class's indices, ``pools``, by shares from Dir(alpha, .., alpha); returns each client's indices."""
     pieces = []
     for pool in pools:
         sizes = _apportion(len(pool), rng.dirichlet(np.full(num_clients, alpha)))
@@ -386,7 +389,10 @@ def _split_classes(
 def _fill_up(
     rng: np.random.Generator, parts: list[Int[np.ndarray, "_"]], min_client_size: int
 ) -> list[Int[np.ndarray, "_"]]:
-    """Moves random examples from the largest client to the smallest until all clients have ``min_client_size``."""
+    """Moves random examples from the largest client to the smallest until all clients have ``min_client_size``.
+
+    ``parts``, and the result, have the indices of each client's examples.
+    """
     clients, sizes = [p.tolist() for p in parts], np.array([len(p) for p in parts])
     while sizes.min() < min_client_size:
         poor, rich = int(sizes.argmin()), int(sizes.argmax())

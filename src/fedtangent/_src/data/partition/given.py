@@ -135,8 +135,8 @@ def _of_lists(clients: Mapping[Hashable, ArrayLike] | ArrayLike, name: str) -> P
 def validate(partition: Partition, num_examples: int, exact: bool = False, name: str = "partition") -> None:
     """Raises ``ValueError`` unless ``partition`` is well-formed and its indices are below ``num_examples``.
 
-    There must be at least one client, and offsets must start at 0, never fall and end at ``len(indices)``. Clients may
-    be empty and may share examples.
+    There must be at least one client and at most 2^31 - 1 indices, and offsets must start at 0, never fall and end at
+    ``len(indices)``. Clients may be empty and may share examples.
 
     Args:
         partition: The partition.

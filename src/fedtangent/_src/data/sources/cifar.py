@@ -34,7 +34,10 @@ LABELS = {"cifar10": 1, "cifar100": 2}  # bytes before the pixels; the last one 
 
 
 def _load(published: Published, options: StoredImageOptions, data_dir: Path | None, seed: int) -> Dataset:
-    """Loads colour images [n, 32, 32, 3] in [0, 1] in the order of the files; CIFAR-100 with its 100 fine labels."""
+    """Loads colour images [n, 32, 32, 3] in [0, 1] in the order of the files; CIFAR-100 with its 100 fine labels.
+
+    ``seed`` has no effect.
+    """
     name = published.name
     instead = f"folder {FOLDERS[name]}" + (", nor cifar10*.npz" if name == "cifar10" else "")
     stored = obtain(published, options, data_dir, functools.partial(_otherwise, name), instead)
@@ -52,7 +55,7 @@ def _otherwise(name: str, directory: Path) -> Found | None:
 
 
 def _part(name: str, path: Path) -> Arrays:
-    """Reads the images and labels of both splits from the user's archive ``cifar10*.npz`` at ``path``."""
+    """Reads both splits from the user's archive at ``path``; without test images, the last fifth is the test set."""
     arrays = files.read(name, path, ("train_images", "train_labels"))
     x, y = files.images(name, path, arrays, "train", SIZE)
     count = len(y) if "test_images" in arrays else len(y) - len(y) // 5
@@ -75,7 +78,7 @@ def _arrays(name: str, path: Path, files: Mapping[str, bytes]) -> Arrays:
     """Decodes the contents of CIFAR's binary files into arrays of both splits.
 
     The arrays are images uint8 [n, 32, 32, 3] and labels uint8 [n]. ``files`` has the bytes of each file by its name;
-    ``name`` and ``path`` are the data set's name and the archive, for error messages.
+    ``name``, "cifar10" or "cifar100", decides the format, and ``path`` is the archive or folder, for error messages.
     """
     arrays: Arrays = {}
     for split, names in FILES[name].items():
@@ -87,8 +90,8 @@ def _arrays(name: str, path: Path, files: Mapping[str, bytes]) -> Arrays:
 def _parsed(name: str, path: Path, content: bytes, split: str) -> tuple[np.ndarray, np.ndarray]:
     """Decodes the images and labels in ``content``, the bytes of one binary file of CIFAR's split ``split``.
 
-    ``name`` and ``path`` are the data set's name and the archive, for error messages. Raises ``ValueError`` if the file
-    has another size or a label is out of range.
+    ``name``, "cifar10" or "cifar100", decides the format; ``path`` names the file in error messages. Raises
+    ``ValueError`` if the file has another size or a label is out of range.
     """
     record = LABELS[name] + PIXELS
     count = RECORDS[name] if split == "train" else RECORDS["cifar10"]

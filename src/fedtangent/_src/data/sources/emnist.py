@@ -34,14 +34,17 @@ class EmnistOptions(StoredImageOptions):
 
 
 def _load(options: EmnistOptions, data_dir: Path | None, seed: int) -> Dataset:
-    """Loads images [n, 28, 28, 1] in [0, 1], white ink on black, upright (the idx files hold them transposed)."""
+    """Loads images [n, 28, 28, 1] in [0, 1], white ink on black, upright (the idx files hold them transposed).
+
+    ``seed`` has no effect.
+    """
     part = checks.choice("part", options.part, NUM_CLASSES)
     published = of_part(part)
     return dataset(published, obtain(published, options, data_dir), options, (28, 28))
 
 
 def of_part(part: str) -> Published:
-    """Returns the description of one part of EMNIST, such as "letters"; each part is cached as a data set."""
+    """Returns the description of a part of EMNIST; "letters" is cached as the data set "emnist_letters"."""
     return EMNIST._replace(name=f"emnist_{part}", num_classes=NUM_CLASSES[part])
 
 

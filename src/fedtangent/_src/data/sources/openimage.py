@@ -51,7 +51,7 @@ class Row(NamedTuple):
 
 
 def _load(options: OpenImageOptions, data_dir: Path | None, seed: int) -> Dataset:
-    """Loads photographs [n, s, s, 3] in [0, 1] with s = ``image_size``, and the uploader of each."""
+    """Loads photographs [n, s, s, 3] in [0, 1] with s = ``image_size``, and their uploaders; ``seed`` is unused."""
     dtype = checks.dtype(options.dtype, "float32", "float64")
     size = checks.whole("image_size", options.image_size, 1, 1024)
     folder = _folder(data_dir)
@@ -113,7 +113,7 @@ def _rows(folder: Path, split: str) -> list[Row]:
 
 
 def _pixels(rows: list[Row], split: str, size: int) -> np.ndarray:
-    """Reads images uint8 [n, size, size, 3], scaled as FedScale scales them (bilinear)."""
+    """Reads images uint8 [n, size, size, 3], scaled bilinearly as by FedScale; a progress bar names their ``split``."""
     pixels = np.empty((len(rows), size, size, 3), np.uint8)
     with progress_of(len(rows), f"{NAME}: {split}", "image") as bar:
         for i, row in enumerate(rows):

@@ -39,7 +39,10 @@ class PrintersOptions(StoredOptions):
 
 
 def _load(options: PrintersOptions, data_dir: Path | None, seed: int) -> Dataset:
-    """Loads the inputs (speed, printer) and the targets (acceleration) of all prints, with the printer as user."""
+    """Loads the inputs (speed, printer) and targets (acceleration) of all prints, with the printer as user.
+
+    ``seed`` has no effect.
+    """
     dtype = checks.dtype(options.dtype, "float32", "float64")
     stored = obtain(PUBLISHED, options, data_dir, _archived, "printer*.npz")
     for split, count in (("train", PRINTERS * (len(SPEEDS) - 1) * ROWS), ("test", PRINTERS * ROWS)):
@@ -56,7 +59,7 @@ def _load(options: PrintersOptions, data_dir: Path | None, seed: int) -> Dataset
 
 
 def _read(published: Published, paths: Mapping[str, Path]) -> Arrays:
-    """Reads the 72 original files of the printers, and returns arrays to train and to test."""
+    """Reads the 72 original files of the printers, at ``paths`` by role, and returns the arrays of both splits."""
     data = np.empty((PRINTERS, len(SPEEDS), ROWS, 3))
     for role, path in paths.items():
         verify(published, role, path)
@@ -84,9 +87,9 @@ def _archived(directory: Path) -> Found | None:
 
 
 def _examples(data: np.ndarray, where: str) -> Arrays:
-    """Builds the arrays of both splits from ``data`` [printer, speed, row, 3]; raises ``ValueError`` for NaN.
+    """Builds the arrays of both splits from ``data`` [printer, speed, row, 3].
 
-    ``where`` names the origin of ``data`` in the error message.
+    Raises ``ValueError`` for NaN or infinity; ``where`` names the origin of ``data`` in the message.
     """
     checks.finite(f"printers: {where}", data)
     user = np.broadcast_to(np.arange(PRINTERS)[:, None, None], data.shape[:3])

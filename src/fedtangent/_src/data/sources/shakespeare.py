@@ -58,7 +58,7 @@ class RolesOptions(TextOptions):
 
 
 def _load(options: RolesOptions, data_dir: Path | None, seed: int) -> Dataset:
-    """Loads windows of 80 characters with the next character; each speaking role of the plays is a user."""
+    """Loads windows of 80 characters with the next one; each role of the plays is a user. ``seed`` has no effect."""
     stride = checks.whole("stride", options.stride)
     share = checks.number("test_fraction", options.test_fraction, above=0, below=1)
     stored = obtain(ROLES, options, data_dir, lambda directory: _otherwise(directory, share), NEITHER)
@@ -67,7 +67,7 @@ def _load(options: RolesOptions, data_dir: Path | None, seed: int) -> Dataset:
 
 
 def _dataset(published: Published, parts: Arrays, characters: str, read_from: Path) -> Dataset:
-    """Builds the ``Dataset`` of the windows and next characters in ``parts``, which are uint8 and become int32.
+    """Builds the ``Dataset`` of the windows, next characters and roles (if any) in ``parts``, which become int32.
 
     ``characters`` is the alphabet; its length is the number of classes. ``read_from`` is the folder of the data.
     """
@@ -135,7 +135,10 @@ def _divided(texts: list[np.ndarray], share: float) -> Arrays:
 
 
 def _with_plain_lines(text: UInt8[np.ndarray, "L"]) -> UInt8[np.ndarray, "M"]:
-    """Removes a text's byte-order mark, and ends every line with a line feed, as in LEAF's files."""
+    """Removes a text's byte-order mark, and ends every line, also the last, with a line feed, as in LEAF's files.
+
+    Raises ``ValueError`` for a text with a byte 0.
+    """
     plain = text.tobytes().removeprefix(codecs.BOM_UTF8).replace(b"\r\n", b"\n").replace(b"\r", b"\n")
     if b"\0" in plain:
         raise ValueError(f"{NAME}: got a text with byte 0, must be a text in ASCII, Latin-1 or UTF-8")
@@ -147,7 +150,11 @@ def _joined(texts: list[np.ndarray], split: str) -> Arrays:
 
 
 def _by_role(stored: Found, stride: int) -> Arrays:
-    """Cuts the roles' texts into windows, without roles that are too short; raises ``ValueError`` if all roles are."""
+    """Cuts the roles' texts into windows, one every ``stride`` characters; returns arrays such as ``user_train``.
+
+    Roles with at most 80 characters in either split are left out. Raises ``ValueError`` if these are all roles, or if
+    the stored arrays are malformed.
+    """
     texts = {}
     for split in ("train", "test"):
         text, offsets = (stored.arrays.get(f"{name}_{split}", np.empty(0)) for name in ("text", "offsets"))
@@ -169,7 +176,7 @@ def _by_role(stored: Found, stride: int) -> Arrays:
 
 
 def _of_role(role: leaf.User) -> tuple[np.ndarray, np.ndarray]:
-    """Encodes the windows and next characters that LEAF's JSON has for a role, as bytes uint8 [n, 80] and [n].
+    """Encodes a role's windows and next characters in LEAF's JSON as indices into the alphabet, uint8 [n, 80] and [n].
 
     Raises ``ValueError`` if a window has not 80 characters, or a target not one.
     """
@@ -204,7 +211,7 @@ def _read(published: Published, paths: Mapping[str, Path]) -> Arrays:
 
 
 def _load_tiny(options: TextOptions, data_dir: Path | None, seed: int) -> Dataset:
-    """Loads windows of 80 characters and the next one from Tiny Shakespeare, a million characters without users."""
+    """Loads windows of 80 characters and the next one from Tiny Shakespeare, without users; ``seed`` has no effect."""
     stride = checks.whole("stride", options.stride)
     stored = obtain(TINY, options, data_dir)
     text = {split: stored.arrays.get(f"text_{split}", np.empty(0)) for split in ("train", "test")}
@@ -232,7 +239,10 @@ def _encoded(text: UInt8[np.ndarray, "L"], characters: str = CHARACTERS) -> UInt
 
 
 def _windows(codes: Num[np.ndarray, "L"], stride: int) -> tuple[Num[np.ndarray, "n 80"], Num[np.ndarray, "n"]]:
-    """Returns windows [n, 80] of a text [L], one every ``stride`` characters, and the characters [n] that follow."""
+    """Returns windows [n, 80] of a text [L], one every ``stride`` characters, and the characters [n] that follow.
+
+    A text of at most 80 characters has no window (n is 0).
+    """
     if len(codes) <= WINDOW:
         return np.zeros((0, WINDOW), codes.dtype), np.zeros(0, codes.dtype)
     both = np.lib.stride_tricks.sliding_window_view(codes, WINDOW + 1)[::stride]

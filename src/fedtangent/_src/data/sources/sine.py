@@ -34,7 +34,7 @@ class SineOptions:
 
 
 def _load(options: SineOptions, data_dir: Path | None, seed: int) -> Dataset:
-    """Draws noisy values of a sine function, whose amplitude differs from user to user."""
+    """Draws noisy values of a sine function, whose amplitude differs from user to user; ``data_dir`` is unused."""
     rng = generator(seed)
     num_users = checks.whole("num_users", options.num_users)
     points = checks.whole("points_per_user", options.points_per_user)

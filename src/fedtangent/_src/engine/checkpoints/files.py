@@ -48,7 +48,7 @@ def check_digests(folder: Path, expected: dict[str, str]) -> None:
 
 
 def read_checked(path: Path, digest: str) -> bytes:
-    """Returns the content of a file after checking that it is what was written.
+    """Returns the content of a file after checking that it has not changed since it was written.
 
     Args:
         path: Path of the file.
@@ -235,6 +235,10 @@ def _lock(folder: Path, name: str, notify: Callable[[str], None]) -> IO[str]:
         folder: The folder.
         name: Name of the folder in error messages.
         notify: Called with a line of text if the file system has no locks; then nothing is locked.
+
+    Raises:
+        CheckpointError: Another process holds the lock.
+        OSError: The folder cannot be written to, or other processes remove the file again and again.
     """
     for _ in range(_TIMES):
         with contextlib.ExitStack() as unless_held, contextlib.suppress(FileNotFoundError):

@@ -115,7 +115,7 @@ def fingerprint(data: FederatedData) -> dict[str, str]:
 
 
 def key_text(key: int | Key | None) -> str | None:
-    """Returns a seed or a typed key as text, or None; a seed and the key of that seed have different texts."""
+    """Returns a seed or a typed key as text, different for a seed and the key of that seed; None stays None."""
     if isinstance(key, jax.Array):
         return f"{key.dtype} {np.asarray(jax.random.key_data(key)).tolist()}"
     return None if key is None else f"seed {int(key)}"

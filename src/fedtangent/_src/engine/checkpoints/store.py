@@ -109,7 +109,7 @@ def _rounds(run: Path) -> list[tuple[int, Path]]:
 
 
 def open_store(options: Checkpoints) -> Store:
-    """Returns a folder for a new run or, to resume, the folder of the newest run with a checkpoint; writes nothing.
+    """Returns the store of a new run or, to resume, of the newest run with a checkpoint in the folder; writes nothing.
 
     Raises:
         CheckpointError: There is no checkpoint to resume from, or ``folder`` is a file.
@@ -130,8 +130,10 @@ def open_store(options: Checkpoints) -> Store:
 def claimed(store: Store | None) -> Iterator[None]:
     """Locks the checkpoint folder against other runs until the block ends; without checkpoints (None) locks nothing.
 
+    Only the first process of a run locks it.
+
     Raises:
-        CheckpointError: Another run holds the lock.
+        CheckpointError: Another run holds the lock, or the folder cannot be written to.
     """
     if store is None or jax.process_index() != 0:
         yield
@@ -273,8 +275,8 @@ def _remove(folder: Path) -> None:
 def _tidy(store: Store, round_: int) -> None:
     """Removes checkpoints that are no longer needed after the one of round ``round_``.
 
-    These are the folders of older runs, all checkpoints up to ``round_`` but the newest ``keep``, and all later ones,
-    which were found damaged.
+    These are the folders of all other runs, all checkpoints up to ``round_`` but the newest ``keep``, and all later
+    checkpoints, which are damaged.
     """
     newest = [path for r, path in _rounds(store.folder) if r <= round_][: store.options.keep]
     unwanted = [path for path in store.folder.iterdir() if path.name.startswith("round-") and path not in newest]
@@ -285,8 +287,8 @@ def _tidy(store: Store, round_: int) -> None:
 def restore(store: Store, num_rounds: int, like: PyTree) -> RestoredRun:
     """Returns the run in the newest checkpoint that is not damaged; all files of the checkpoint are verified.
 
-    ``notify`` is called with a line about every damaged checkpoint, and about circumstances that differ, such as
-    versions.
+    The first process calls ``store.options.notify`` with a line about every damaged checkpoint, and about circumstances
+    that differ, such as versions.
 
     Args:
         store: The folder of the checkpoints, with the values that identify the run to be continued.
