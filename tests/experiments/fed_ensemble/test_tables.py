@@ -103,6 +103,12 @@ def test_the_lead_is_compared_between_the_fewest_and_the_most_classes() -> None:
     assert list(tables.claims_4(swapped))[-1].verdict == "not seen"
 
 
+def test_there_is_no_claim_about_a_method_that_does_not_train() -> None:
+    fed_avg, walks = scores("fed_avg", [0.5, 0.6], 2), scores("random_walk", [0.6, 0.7], 2, 5)
+    assert list(tables.claims_4([fed_avg])) == [] and list(tables.claims_fig6([walks])) == []
+    assert len(list(tables.claims_fig6([walks, scores("random_walk", [0.5, 0.6], 2)]))) == 1
+
+
 def test_models_of_a_large_ensemble_are_worse_and_less_certain() -> None:
     found = [scores("fed_ensemble", [0.90, 0.91, 0.92], models=3, least=0.8, entropy=0.1),
              scores("fed_ensemble", [0.94, 0.95, 0.97], models=20, least=0.7, entropy=0.3)]  # fmt: skip
