@@ -40,7 +40,7 @@ class AgePlan(NamedTuple):
 
     @property
     def num_ages(self) -> int:
-        """Number A of whole ages, groups of ``rounds_per_age`` rounds; the rounds that are left belong to no age."""
+        """Number A of whole ages, groups of ``rounds_per_age`` rounds; further rounds at the end belong to no age."""
         return len(self.visits)
 
     @property
@@ -51,7 +51,7 @@ class AgePlan(NamedTuple):
 
     @property
     def most_progress(self) -> float:
-        """Largest product of a step size and a number of local steps, over all clients and rounds."""
+        """Largest step size of any round times the largest number of local steps of any client that trains."""
         return float(self.rates.max() * self.steps[self.trains].max())
 
 
