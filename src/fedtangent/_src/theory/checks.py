@@ -26,15 +26,15 @@ def in_float64(function: Callable[Inputs, Result]) -> Callable[Inputs, Result]:
 
     If the program has enabled them (``jax_enable_x64``), the wrapper calls the function directly: it can be traced and
     differentiated and returns JAX arrays. Otherwise it runs the function in a 64-bit scope and returns JAX arrays as
-    NumPy arrays, which later 32-bit JAX code can read. Inside a caller's jit or grad a 64-bit scope is
-    impossible, and the wrapper raises ``ValueError``.
+    NumPy arrays, which later 32-bit JAX code can read. Inside a caller's jit or grad a 64-bit scope is impossible, and
+    the wrapper raises ``ValueError``.
     """
 
     @functools.wraps(function)
     def wrapped(*args: Inputs.args, **kwargs: Inputs.kwargs) -> Result:
         if jnp.result_type(float) == np.float64:
             return function(*args, **kwargs)
-        if not is_concrete(args, kwargs, jnp.zeros(())):  # the zero: of a call that is staged into a larger program
+        if not is_concrete(args, kwargs, jnp.zeros(())):  # inside a caller's jit the zero is traced
             require_float64(f" for {function.__name__} in jit, grad or vmap")
         with jax.enable_x64(True):
             result = function(*args, **kwargs)

@@ -187,7 +187,7 @@ def _of_the_inputs(problem: Theorem1Data) -> list[Assumption]:
     for same in np.flatnonzero(np.bincount(which) > 1):
         spread = max(spread, float(np.ptp(problem.y[which == same], axis=0).max()))
     norm = float(np.linalg.norm(x, axis=1).max())
-    # Lemma 9.1 (i) prints "x_i != x_i', y_i != y_i'", which no classification task fulfils; what is used is this.
+    # Lemma 9.1 (i) prints "x_i != x_i', y_i != y_i'", which no classification task fulfils; the proof uses this.
     return [
         assumption("inputs_in_unit_ball", "(ii) largest norm of an input", norm, "<=", 1.0 + ROUNDING),
         assumption("consistent_data", "Lemma 9.1 (i): labels of equal inputs differ by", spread, "<=", 0.0),

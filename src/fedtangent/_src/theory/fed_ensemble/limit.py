@@ -16,7 +16,7 @@ from fedtangent._src.theory.checks import check_blocks, check_large, check_rows
 from fedtangent._src.theory.prior import covariance_terms
 from fedtangent._src.types import Array, ArrayLike, Gaussian
 
-TOLERANCE, MOST_STEPS = 1e-3, 200  # of conjugate gradients: residual left, relative (float32 has no fewer), and steps
+TOLERANCE, MOST_STEPS = 1e-3, 200  # of conjugate gradients: relative residual (float32 reaches no less), and steps
 
 
 def gp_limit(

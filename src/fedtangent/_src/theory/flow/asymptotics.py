@@ -134,8 +134,8 @@ class Pass:
     def spectrum(self) -> PassSpectrum:
         """Computes the eigenvalues of the pass, without the combinations that never change.
 
-        The eigenvalues of the weight decay of the initial weights are among them, if test points have features that the
-        training points lack, or if the kernel blocks lack ``ntk_test``.
+        The eigenvalues of ``decay_map``, by which weight decay shrinks the initial weights, are among them if test
+        points have features that the training points lack, or if the kernel blocks lack ``ntk_test``.
         """
         matrix, decay = self._matrix(), self._decay() if self._decays_outside() else None
         count = int(np.sum(_null(np.linalg.svd(np.eye(len(matrix)) - matrix, compute_uv=False))))
@@ -453,8 +453,8 @@ def _stiffness(flow: Flow, i: int) -> float:
 def _largest_x(flow: Flow, steps: int) -> float:
     """Computes the largest x* <= 2 with ``s (1 - (1 - x)^steps) < 2`` for all x in (0, x*), s the largest server rate.
 
-    Gradient flow has ``e^-x`` in place of ``1 - x``, and x* may be inf. For minibatches and step weights the result is
-    only safe: 2 for s <= 1, otherwise 0.
+    Gradient flow has ``e^-x`` in place of ``1 - x`` and no limit of 2: x* may be inf. For minibatches and step weights
+    the result is only safe: 2 for s <= 1, otherwise 0.
     """
     server = float(np.max(flow.rounds.server_learning_rate))
     if flow.kind.dynamics == "gradient_flow":

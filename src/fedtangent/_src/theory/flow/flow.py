@@ -56,8 +56,8 @@ class Flow:
     ``r`` is the number of finished rounds, from 0 (the initial model) to ``num_rounds``. Most methods also accept a
     sequence of rounds; the first axis of the result then runs over these rounds. ``model=None`` selects all K models,
     which the next axis runs over. Functions are [m, C] at the test points and [n, C] at the training points, float64.
-    An unstable run that leaves the range of float64 raises ``FloatingPointError``; only ``runs`` returns inf or NaN
-    instead.
+    An unstable run that leaves the range of float64 raises ``FloatingPointError``; only ``runs`` and ``dependence``
+    return inf or NaN instead.
 
     The fields are the checked arguments of ``federated_flow`` and the arrays of the recursion: ``slots`` and ``rounds``
     come from the cohorts, ``kind``, ``numbers`` and ``local_steps`` from the rule, ``theta`` and ``clients`` from the
@@ -189,8 +189,8 @@ class Flow:
     def cov(self, r: int, model: int | None = None) -> Float[AnyArray, "m m"] | Float[AnyArray, "K m m"]:
         """Computes the covariance of each output over initial functions, [m, m] for one model, [K, m, m] for all.
 
-        Without weight decay it is ``K(x, x) - B K(X, x) - K(x, X) B' + B K(X, X) B'`` with the nngp kernel K, where ``B
-        = Theta(x, X) M_r`` with M_r of ``operator``. With outputs "full" its shape is [m C, m C]. The cost is one
+        Without weight decay it is ``K(x, x) - B K(X, x) - K(x, X) B' + B K(X, X) B'``, with the nngp kernel K,
+        ``B = Theta(x, X) M_r`` and M_r of ``operator``. With outputs "full" its shape is [m C, m C]. The cost is one
         backward pass over r rounds with m columns per model.
 
         Args:

@@ -47,8 +47,9 @@ def zero_functions(
 def started(flow: Flow, split: str, f0: ArrayLike, along: ArrayLike | None, model: int | None) -> Input:
     """Builds the ``Input`` of the recursion from an initial function f_0 at the training or the test points.
 
-    Its ``residual`` is f_0 itself, [rows, K, D] with K = 1 for one model; ``followed`` subtracts the targets. With
-    weight decay the input also has ``J w_0``, the Jacobian at the points times the initial weights.
+    Its ``residual`` is f_0 itself, [rows, K, D] with K = 1 for one model; ``followed`` subtracts the targets if the
+    recursion needs it. With weight decay the input also has ``J w_0``, the Jacobian at the points times the initial
+    weights.
 
     Args:
         flow: Flow that the functions belong to.

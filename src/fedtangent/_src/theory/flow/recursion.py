@@ -27,7 +27,7 @@ from fedtangent._src.theory.flow.rules import Kind, Numbers
 from fedtangent._src.types import AnyArray, Array
 
 GATHERED = 2**25  # numbers of a large kernel gathered at once
-GATHERED_ON_CPU = 2**21  # the same on a CPU, where so few stay in the caches
+GATHERED_ON_CPU = 2**21  # the same on a CPU, whose caches have room for so many
 Momentum = TypeVar("Momentum", Array, Array | None)
 Kept = TypeVar("Kept", Array, tuple[()])
 
@@ -301,7 +301,7 @@ class _Sums(NamedTuple):
     pull: Float[Array, "K"]  # kappa: how far a constant force of size 1 moves the clients
     starts: Float[Array, "_"] | None  # FedAsync: weights of the answers by the model at which they start
     corrections: tuple[Float[Array, "_ K _ D"], ...] | None  # each client's after the round, not added up
-    norms: Float[Array, "S"] | None = None  # of the clients' moves before they are clipped; None if none is
+    norms: Float[Array, "S"] | None = None  # of the clients' moves before clipping; None without clipping
 
 
 class _Answers(NamedTuple):

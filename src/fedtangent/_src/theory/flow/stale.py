@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from fedtangent._src.theory.flow.flow import Flow
 
 STEP = 1.2  # ratio of neighbouring server rates that are tried
-SETTLED, ITERATIONS = 1e-13, 20_000  # change of a growth in an iteration at which the iterations end; most of them
+SETTLED, ITERATIONS = 1e-13, 20_000  # relative change of the growth at which the iterations end; most iterations
 
 
 class Answers(NamedTuple):

@@ -202,7 +202,7 @@ def descended(gram: Gram, across: Vector, mask: Mask, parameters: tuple[Array, .
 
 
 def _nonnegative(gram: Gram, linear: Vector) -> tuple[Vector, Float[Array, ""]]:
-    """Minimises ``1/2 b'Gb - l'b`` over b >= 0, for ``G = A A'`` and l = ``linear``; returns what ``projected`` does."""
+    """Minimises ``1/2 b'Gb - l'b`` over b >= 0, with G = ``gram``; returns b and its error as ``projected`` does."""
     size = jnp.max(jnp.diagonal(gram))
     size = jnp.where(size > 0, size, 1.0)
     height = jnp.maximum(jnp.max(linear), 1e-300)
@@ -227,9 +227,9 @@ def _nonnegative(gram: Gram, linear: Vector) -> tuple[Vector, Float[Array, ""]]:
 
 
 def _on_active(g: Gram, h: Vector, b: Vector, active: Mask) -> Vector:
-    """Improves b, the minimiser of ``1/2 b'gb - h'b`` over b >= 0, and returns it.
+    """Improves b, an approximate minimiser of ``1/2 b'gb - h'b`` over b >= 0, and returns it.
 
-    The result has slope 0 at the entries that are ``active`` and is 0 at the others.
+    It solves for slope 0 at the ``active`` entries; the other entries, and those that would be negative, become 0.
     """
     both = active[:, None] & active[None, :]
     gram = jnp.where(both, g, 0.0)

@@ -34,7 +34,7 @@ from fedtangent._src.theory.local_gd.local_problems import Nodes, check_start, c
 from fedtangent._src.types import ArrayLike, Cohort, Partition
 
 LOSSES = ("squared_error", "squared_error_sum")
-MOST_ROUNDS = 10**12  # that ``rounds_to`` looks at
+MOST_ROUNDS = 10**12  # most rounds that ``rounds_to`` tries
 
 
 def local_regression(
