@@ -25,16 +25,16 @@ def in_float64(function: Callable[Inputs, Result]) -> Callable[Inputs, Result]:
     """Wraps ``function`` so that it computes with JAX's 64-bit types.
 
     If the program has enabled them (``jax_enable_x64``), the wrapper calls the function directly: it can be traced and
-    differentiated and returns JAX arrays. Otherwise it runs the function without compilation in a 64-bit scope and
-    returns NumPy float64 arrays, which later 32-bit JAX code can read. Inside a caller's jit or grad a 64-bit scope is
-    impossible, and the wrapper raises ``ValueError``.
+    differentiated and returns JAX arrays. Otherwise it runs the function in a 64-bit scope and returns JAX arrays as
+    NumPy arrays, which later 32-bit JAX code can read. Inside a caller's jit or grad a 64-bit scope is impossible, and
+    the wrapper raises ``ValueError``.
     """
 
     @functools.wraps(function)
     def wrapped(*args: Inputs.args, **kwargs: Inputs.kwargs) -> Result:
         if jnp.result_type(float) == np.float64:
             return function(*args, **kwargs)
-        if not is_concrete(args, kwargs, jnp.zeros(())):  # the zero: of a call that is staged into a larger program
+        if not is_concrete(args, kwargs, jnp.zeros(())):  # inside a caller's jit the zero is traced
             require_float64(f" for {function.__name__} in jit, grad or vmap")
         with jax.enable_x64(True):
             result = function(*args, **kwargs)
@@ -97,6 +97,8 @@ def check_blocks(kernels: gram.KernelBlocks, target_shape: tuple[int, ...], outp
     """Checks kernel blocks and returns them as float64.
 
     The shapes must agree with the targets, the numbers must be finite, and each kernel symmetric positive semidefinite.
+    A tangent kernel of a lower precision than float64, such as float32, loses the eigenvalues that are rounding errors,
+    with their eigenvectors.
 
     Args:
         kernels: Kernel blocks to check.
@@ -206,7 +208,10 @@ def check_cohorts(
 
 
 def present_slots(cohorts: Cohort) -> Bool[np.ndarray, "R S"]:
-    """Returns whether each slot has a client, [R, S] bool; True for all slots if the weights are traced."""
+    """Returns whether each slot has a client, [R, S] bool; True for all slots if the weights are traced.
+
+    Raises ``ValueError`` unless every known weight is 0 (an empty slot) or from 1e-100 to 1e100.
+    """
     if not is_concrete(cohorts.weight):
         return np.ones(np.shape(cohorts.weight), bool)
     weight = real_array("cohorts.weight", cohorts.weight)
@@ -274,7 +279,10 @@ def _each_round(name: str, numbers: ArrayLike, num_rounds: int) -> np.ndarray | 
 
 
 def _check_semidefinite(ntk_train: Float64[np.ndarray, "n n"]) -> None:
-    """Raises ``ValueError`` if the kernel has an eigenvalue too negative for a rounding error of float32."""
+    """Raises ``ValueError`` if the kernel has an eigenvalue too negative for a rounding error of float32.
+
+    Of more than ``gram.MOST_CHECKED`` rows it checks a sample, evenly spaced.
+    """
     rows = gram.spaced(len(ntk_train), gram.MOST_CHECKED)  # of a large kernel a sample, evenly spaced
     matrix = ntk_train[np.ix_(rows, rows)]
     largest = float(np.max(np.sum(np.abs(matrix), axis=1)))  # no eigenvalue is beyond it

@@ -50,8 +50,8 @@ class DeepLinearConstants(NamedTuple):
         depth, width, outputs: Layers L, hidden width m and outputs d_out of the network.
         rank, largest, least: Rank of X, its largest singular value, and the least that is not 0.
         lambda_min, lambda_max: Least and largest eigenvalue of the initial tangent kernel P(0) on the range of X.
-        truth: Norm ``|W*|`` of the matrix of the targets ``Y = W* X``.
-        residual: Norm of the initial residual.
+        truth: Spectral norm of W*, the matrix of the least-squares fit ``W* X`` to the targets Y.
+        residual: Norm of the initial residual, of the outputs minus ``W* X``.
         num_clients, learning_rate, local_steps: Clients N, step size eta and local steps K of a round.
         delta: Probability with which the theorem may fail.
     """

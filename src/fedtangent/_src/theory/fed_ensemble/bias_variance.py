@@ -226,15 +226,15 @@ def corollary_1(
     size, and ``gp_limit`` computes m and k. With a ``flow`` of K models the result also has the exact left-hand side at
     round ``r``: there ``sum_k k_k(x, x)/K^2 + (mean - m)^2`` takes the place of ``k(x, x)/K``, with no remainder.
 
-    Assumes that the kernel Theta has full rank (assumption 1 of FE-2024's Theorem 1; here: an inverse in float64 with
-    at most ``max_relative_jitter``), and a step size below a threshold (checked with a flow only). A singular Theta is
-    reported in ``assumptions``, with ``limit`` None, and does not raise.
+    Assumes that the kernel Theta has full rank (assumption 1 of FE-2024's Theorem 1; here: an inverse in float64
+    without jitter), and a step size below a threshold (checked with a flow only). A singular Theta is reported in
+    ``assumptions`` and does not raise; ``limit`` is None if ``max_relative_jitter`` is not enough to invert it.
 
     Args:
         kernels: Kernel blocks with the nngp parts.
         y_train: Targets [n, C].
         num_models: Number K of models.
-        flow: Flow of K models; None for the limit only.
+        flow: Flow of K models that are trained by plain FedAvg; None for the limit only.
         r: Number of finished rounds; by default all rounds of the flow.
         max_relative_jitter: Largest jitter, relative to Theta's mean diagonal.
     """

@@ -40,7 +40,7 @@ class AgePlan(NamedTuple):
 
     @property
     def num_ages(self) -> int:
-        """Number A of whole ages, groups of ``rounds_per_age`` rounds; the rounds that are left belong to no age."""
+        """Number A of whole ages, groups of ``rounds_per_age`` rounds; further rounds at the end belong to no age."""
         return len(self.visits)
 
     @property
@@ -51,7 +51,7 @@ class AgePlan(NamedTuple):
 
     @property
     def most_progress(self) -> float:
-        """Largest product of a step size and a number of local steps, over all clients and rounds."""
+        """Largest step size of any round times the largest number of local steps of any client that trains."""
         return float(self.rates.max() * self.steps[self.trains].max())
 
 
@@ -187,7 +187,7 @@ def _of_the_inputs(problem: Theorem1Data) -> list[Assumption]:
     for same in np.flatnonzero(np.bincount(which) > 1):
         spread = max(spread, float(np.ptp(problem.y[which == same], axis=0).max()))
     norm = float(np.linalg.norm(x, axis=1).max())
-    # Lemma 9.1 (i) prints "x_i != x_i', y_i != y_i'", which no classification task fulfils; what is used is this.
+    # Lemma 9.1 (i) prints "x_i != x_i', y_i != y_i'", which no classification task fulfils; the proof uses this.
     return [
         assumption("inputs_in_unit_ball", "(ii) largest norm of an input", norm, "<=", 1.0 + ROUNDING),
         assumption("consistent_data", "Lemma 9.1 (i): labels of equal inputs differ by", spread, "<=", 0.0),

@@ -1,4 +1,4 @@
-"""The Gaussian process of which Fed-ensemble's models are draws once training has converged."""
+"""The Gaussian process that describes Fed-ensemble's models once training has converged: each is a draw from it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from fedtangent._src.theory.checks import check_blocks, check_large, check_rows
 from fedtangent._src.theory.prior import covariance_terms
 from fedtangent._src.types import Array, ArrayLike, Gaussian
 
-TOLERANCE, MOST_STEPS = 1e-3, 200  # of conjugate gradients: residual left, relative (float32 has no fewer), and steps
+TOLERANCE, MOST_STEPS = 1e-3, 200  # of conjugate gradients: relative residual (float32 reaches no less), and steps
 
 
 def gp_limit(
@@ -72,7 +72,10 @@ def gp_limit(
 
 
 def _solved(kernels: LargeKernel, targets: Float64[np.ndarray, "n C"]) -> Float64[np.ndarray, "n C"]:
-    """Computes ``Theta^-1 Y`` [n, C] by conjugate gradients, to a relative residual of ``TOLERANCE``."""
+    """Computes ``Theta^-1 Y`` [n, C] by conjugate gradients, to a relative residual of ``TOLERANCE``.
+
+    Raises ``SingularKernelError`` if ``MOST_STEPS`` steps do not reach this residual.
+    """
     sizes = np.linalg.norm(targets, axis=0)  # each output counts alike, however large it is
     factor, y = kernels.preconditioner(), jnp.asarray(targets / np.where(sizes > 0, sizes, 1.0), jnp.float32)
 

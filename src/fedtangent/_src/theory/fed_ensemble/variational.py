@@ -136,12 +136,12 @@ def separated_entropy(mixture: GaussianMixture) -> Float[Array, ""]:
 def mode_objective(
     log_likelihood: LogDensity, centres: Float[AnyArray, "K d"], prior_scale: float = 1.0
 ) -> Float[Array, ""]:
-    """Computes ``1/K sum_k -ln p(w_k) - ln p(D | w_k)``, eq. (8) of FE-2021 and FE-2024 without its constant C'.
+    """Computes ``1/K sum_k (-ln p(w_k) - ln p(D | w_k))``, eq. (8) of FE-2021 and FE-2024 without its constant C'.
 
     For n examples it is n / K times the papers' objective, eq. (1), with ``p_i = n_i / n`` and the loss
     ``l_i(w) = -ln p(D_i | w) / n_i - ln p(w) / n``.
 
-    It is least where all K models are the most probable one, and C' is not constant (errata `fe2024.8` and
+    It is least where all K models equal the most probable one, and C' is not constant (errata `fe2024.8` and
     `fe2024.8loss`).
 
     Args:

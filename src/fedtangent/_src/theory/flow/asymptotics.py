@@ -55,8 +55,8 @@ class _Frame(NamedTuple):
     """Matrices that convert the recursion's state to coordinates without null directions of the kernel, and back.
 
     With ``Theta = V Lambda V'`` ``down`` is ``Lambda^(1/2) V'`` and ``up`` is ``V Lambda^(-1/2)``. ``of_clients`` has
-    such matrices for the clients' kernel blocks, and says which of their rows are coordinates; one entry for each
-    ``Bucket``, a group of clients of similar size.
+    such matrices for the clients' kernel blocks, and a mask of the eigenvalues above 0, which give a coordinate each;
+    one entry for each ``Bucket``, a group of clients of similar size.
     """
 
     down: Float64[np.ndarray, "rank q"]  # Lambda^(1/2) V'
@@ -134,8 +134,8 @@ class Pass:
     def spectrum(self) -> PassSpectrum:
         """Computes the eigenvalues of the pass, without the combinations that never change.
 
-        The factor by which weight decay shrinks the initial weights is one of them, if test points have features that
-        the training points lack, or if the kernel blocks lack ``ntk_test``.
+        The eigenvalues of ``decay_map``, by which weight decay shrinks the initial weights, are among them if test
+        points have features that the training points lack, or if the kernel blocks lack ``ntk_test``.
         """
         matrix, decay = self._matrix(), self._decay() if self._decays_outside() else None
         count = int(np.sum(_null(np.linalg.svd(np.eye(len(matrix)) - matrix, compute_uv=False))))
@@ -206,14 +206,18 @@ class Pass:
 
     @in_float64
     def _decay(self) -> np.ndarray | None:
-        """Returns the matrix by which a pass shrinks the initial weights (``decay_map``); None without weight decay."""
+        """Returns the matrix by which a pass shrinks the initial weights (``decay_map``); None if it does not."""
         if not self.flow.kind.decays:
             return None
         of_pass = np.asarray(decay_map(self.flow.program(self.model, 1)))
         return None if of_pass[0, 0] == 1 else of_pass
 
     def _decays_outside(self) -> bool:
-        """Returns whether weight decay shrinks features of a test point that no training point has."""
+        """Returns whether a test point has features that no training point has; True without ``ntk_test``.
+
+        Weight decay shrinks these features, and nothing else changes them. With ``ntk_test`` and a homogeneity of 0 the
+        result is False: the initial function does not depend on them.
+        """
         blocks = self.flow.blocks
         if blocks.ntk_test is None:  # unknown
             return True
@@ -235,7 +239,8 @@ class Pass:
 def pass_of(flow: Flow, model: int) -> Pass:
     """Builds the pass of one model.
 
-    Raises ``ValueError`` for traced numbers, and for a flow whose mean and covariance have no closed form.
+    Raises ``ValueError`` for traced numbers, and for a flow whose mean and covariance have no closed form. With delays,
+    rounds of earlier passes precede the first round, so that no answer is to the initial model.
 
     Args:
         flow: Flow whose R rounds are the pass.
@@ -285,7 +290,8 @@ def factors_to_search(flow: Flow) -> tuple[float, float]:
 
     At the first end the step sizes are stable: the largest is the least of the clients' bounds (``stability``), or inf
     if no client has one. For rules without such bounds they are so small that no step of the server goes beyond a
-    minimum. The second end is inf, except for FedNova with a proximal term, whose normaliser is 0 there.
+    minimum. The second end is inf, except for FedNova by gradient descent with a proximal term: there mu times the
+    largest step is 1, the bound of ``check_normalisers``.
 
     Args:
         flow: Flow with known (not traced) numbers and ``KernelBlocks``.
@@ -445,7 +451,11 @@ def _stiffness(flow: Flow, i: int) -> float:
 
 
 def _largest_x(flow: Flow, steps: int) -> float:
-    """Computes the largest x* with ``s (1 - (1 - x)^steps) < 2`` for all x in (0, x*), s the largest server rate."""
+    """Computes the largest x* <= 2 with ``s (1 - (1 - x)^steps) < 2`` for all x in (0, x*), s the largest server rate.
+
+    Gradient flow has ``e^-x`` in place of ``1 - x`` and no limit of 2: x* may be inf. For minibatches and step weights
+    the result is only safe: 2 for s <= 1, otherwise 0.
+    """
     server = float(np.max(flow.rounds.server_learning_rate))
     if flow.kind.dynamics == "gradient_flow":
         return np.inf if server <= 2 else float(-np.log(1 - 2 / server) / steps)

@@ -41,8 +41,8 @@ def federated_flow(
 
     Args:
         kernels: Kernel blocks of n training and m test points; the covariance needs the nngp blocks. With a
-            ``LargeKernel`` the flow predicts runs from known initial functions, by products in float32, but neither
-            mean nor covariance.
+            ``LargeKernel`` the flow predicts the mean and runs from known initial functions, by products in float32,
+            but no covariance.
         y_train: Targets [n, C].
         partition: Training rows of each of N clients; a row may belong to several clients.
         cohorts: Client, model and weight of every slot, [R, S] each. Weights are relative within a model and round; 0

@@ -11,11 +11,11 @@ g being the client's residual ``f(X_i) - Y_i`` and ``b_i = Phi_i' b`` the values
 gradient descent has ``A_i = (eta / n_i) sum_{s < T} (I - (eta / n_i) Theta_ii)^s`` (``response``). Gradient flow is the
 limit of many small steps.
 
-Under another loss the derivative of the loss by the outputs at the client's current model replaces g / n_i
-(``jax.grad`` of the loss over the batch, so that a sum over examples has no 1 / n_i). Then z is not linear in the
-residual, and the steps are taken one by one. Steps on minibatches, and steps of an optimiser other than gradient
-descent, are taken one by one too. Such an optimiser runs on the coefficients, with the same result as on the weights,
-because it is linear in the gradients.
+Under another loss the derivative of the loss by the outputs at the client's current model replaces
+``(g - lambda z - kappa b_i) / n_i`` (``jax.grad`` of the loss over the batch, so that a sum over examples has no
+1 / n_i). Then z is not linear in the residual, and the steps are taken one by one. Steps on minibatches, and steps of
+an optimiser other than gradient descent, are taken one by one too. Such an optimiser runs on the coefficients, with the
+same result as on the weights, because it is linear in the gradients.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class ClientBlocks(NamedTuple):
     buckets: tuple[Bucket, ...]
     bucket_of: Int32[np.ndarray, "N"]  # -1 for a client with no examples
     place_in_bucket: Int32[np.ndarray, "N"]
-    largest_eigenvalue: Float64[np.ndarray, "N"]  # lambda_max(Theta_ii); 0 for a client with no examples
+    largest_eigenvalue: Float64[np.ndarray, "N"]  # lambda_max(Theta_ii); 0 without examples and for a large kernel
     smallest_eigenvalue: Float64[np.ndarray, "N"]  # lambda_min(Theta_ii), or 0 if it is above 0
 
 
@@ -80,7 +80,7 @@ def build_clients(
     rows_per_example: int,
     stepwise: bool = False,
 ) -> ClientBlocks:
-    """Computes the eigendecomposition of every client's kernel block.
+    """Groups the clients by size into buckets, and computes the eigendecomposition of every client's kernel block.
 
     Args:
         theta: Kernel [q, q] with ``q = n * rows_per_example``, in example-major order; or a large kernel.
@@ -112,7 +112,8 @@ def response(eigenvalues: Any, learning_rate: Any, num_examples: Any, local_step
     """Computes ``(1 - (1 - x)^T) / lambda`` with ``x = eta lambda / n_i``, the eigenvalues of a client's matrix A_i.
 
     A_i maps the client's residual to the coefficients of its update by T steps of gradient descent. At lambda = 0 the
-    value is ``eta T / n_i``. The result is accurate to rounding for small x, and valid for x > 1 too.
+    value is ``eta T / n_i``. The result is accurate to rounding for small x, and valid for x > 1 too. The arguments
+    may be numbers or arrays, which broadcast.
 
     Args:
         eigenvalues: Eigenvalues lambda of Theta_ii.
@@ -249,6 +250,8 @@ def sizes_of_steps(
 
 def unit_optimizer(kind: Kind, round_: Int[Array, ""]) -> optax.GradientTransformation:
     """Returns the clients' optimiser of a round, scaled so that its first step along a gradient of 1 has length 1.
+
+    It is not scaled if that step is 0, as in a round of rate 0.
 
     Args:
         kind: Static part of the rule.

@@ -56,8 +56,12 @@ class Flow:
     ``r`` is the number of finished rounds, from 0 (the initial model) to ``num_rounds``. Most methods also accept a
     sequence of rounds; the first axis of the result then runs over these rounds. ``model=None`` selects all K models,
     which the next axis runs over. Functions are [m, C] at the test points and [n, C] at the training points, float64.
-    An unstable run that leaves the range of float64 raises ``FloatingPointError``; only ``runs`` returns inf or NaN
-    instead.
+    An unstable run that leaves the range of float64 raises ``FloatingPointError``; only ``runs`` and ``dependence``
+    return inf or NaN instead.
+
+    The fields are the checked arguments of ``federated_flow`` and the arrays of the recursion: ``slots`` and ``rounds``
+    come from the cohorts, ``kind``, ``numbers`` and ``local_steps`` from the rule, ``theta`` and ``clients`` from the
+    training points' kernel.
     """
 
     kernels: KernelBlocks | LargeKernel
@@ -185,9 +189,9 @@ class Flow:
     def cov(self, r: int, model: int | None = None) -> Float[AnyArray, "m m"] | Float[AnyArray, "K m m"]:
         """Computes the covariance of each output over initial functions, [m, m] for one model, [K, m, m] for all.
 
-        With the nngp kernel K it is ``K(x, x) - B K(X, x) - K(x, X) B' + B K(X, X) B'``, where ``B = Theta(x, X) M_r``
-        with M_r of ``operator``. With outputs "full" its shape is [m C, m C]. The cost is one backward pass over r
-        rounds with m columns per model.
+        Without weight decay it is ``K(x, x) - B K(X, x) - K(x, X) B' + B K(X, X) B'``, with the nngp kernel K,
+        ``B = Theta(x, X) M_r`` and M_r of ``operator``. With outputs "full" its shape is [m C, m C]. The cost is one
+        backward pass over r rounds with m columns per model.
 
         Args:
             r, model: Number of finished rounds, and model as documented at ``Flow``.
@@ -317,9 +321,9 @@ class Flow:
 
         The learning rates of all rounds are scaled by one factor; the returned rate is the rate of the last round. In
         contrast to ``stability`` the result is exact and available for every algorithm, but it holds for this schedule
-        only. It is the upper end of the interval of stable rates that begins at 0, and inf if every rate is stable. The
-        search tries rates in steps of 5 %, and further ones around a maximum of the contraction; then it bisects. It
-        may miss an interval of unstable rates that is narrower than its steps. Each trial costs one call of
+        only. It is the upper end of the interval of stable rates that begins at 0; inf if every rate is stable, 0 if
+        none is. The search tries rates in steps of 5 %, and further ones around a maximum of the contraction; then it
+        bisects. It may miss an interval of unstable rates that is narrower than its steps. Each trial costs one call of
         ``spectrum``.
 
         Args:
@@ -349,7 +353,7 @@ class Flow:
             tolerance: Relative tolerance of the result.
 
         Returns:
-            The end of the interval of stable server rates that begins at 0; inf if every rate is stable.
+            The end of the interval of stable server rates that begins at 0; inf if every rate is stable, 0 if none is.
         """
         number("tolerance", tolerance, above=0)
         return stale.largest_stable(self, delays, self._index(model), tolerance)
@@ -439,9 +443,9 @@ class Flow:
         return self.kernels
 
     def check_law(self, quantity: str) -> KernelBlocks:
-        """Returns the kernel blocks; raises ``ValueError`` if mean and covariance have no closed form.
+        """Returns the kernel blocks; raises ``ValueError`` without the squared error or for a large kernel.
 
-        They need the squared error and kernel blocks (not a large kernel). ``quantity`` is named in the message.
+        ``quantity`` is the result that needs both, such as a covariance, for the message.
         """
         self.check_linear(quantity)
         return self.blocks

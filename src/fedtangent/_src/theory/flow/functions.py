@@ -1,4 +1,4 @@
-"""Predicted functions of a flow: initial functions become input of the recursion, its coefficients become functions.
+"""Predicted functions of a flow: initial functions become the recursion's input, its coefficients become predictions.
 
 A function is an array of rows and D columns, one row for each row of the kernel Theta. If the outputs share the kernel,
 a row is an example and D = C. If the kernel couples the C outputs, an example has C rows and D = 1.
@@ -25,9 +25,9 @@ if TYPE_CHECKING:
 
 
 class Runs(NamedTuple):
-    """Outputs of the K models after each of r requested rounds, for each of E initial functions."""
+    """Outputs of the K models (K = 1 if one is selected) after each of r requested rounds, for E initial functions."""
 
-    train: Float[AnyArray, "r K E n C"]  # at the training points
+    train: Float[AnyArray, "r K E n C"]  # at the training points, or at the selected ones
     test: Float[AnyArray, "r K E m C"]  # at the test points
 
 
@@ -47,7 +47,9 @@ def zero_functions(
 def started(flow: Flow, split: str, f0: ArrayLike, along: ArrayLike | None, model: int | None) -> Input:
     """Builds the ``Input`` of the recursion from an initial function f_0 at the training or the test points.
 
-    With weight decay the input also has ``J w_0``, the Jacobian at the points times the initial weights.
+    Its ``residual`` is f_0 itself, [rows, K, D] with K = 1 for one model; ``followed`` subtracts the targets if the
+    recursion needs it. With weight decay the input also has ``J w_0``, the Jacobian at the points times the initial
+    weights.
 
     Args:
         flow: Flow that the functions belong to.
@@ -204,9 +206,10 @@ def _functions(
 
 
 def _rows(flow: Flow, name: str, values: ArrayLike, rows: int, model: int | None) -> Float[AnyArray, "rows K D"]:
-    """Checks a function, [n, C] or [K, n, C] for all models, and returns it as [rows, K, D], one row per kernel row.
+    """Checks a function, [n, C] or with ``model=None`` [K, n, C], and returns it as [rows, K, D], a row per kernel row.
 
-    ``name`` is the argument's name in error messages, ``rows`` the number of kernel rows of the n points.
+    ``name`` is the argument's name in error messages, ``rows`` the number of kernel rows of the n points. Raises
+    ``ValueError`` for a wrong shape, and for known (not traced) numbers that are not finite.
     """
     models = () if model is not None else (flow.num_models,)
     shape = (*models, rows // flow.kind.rows_per_example, flow.y_train.shape[1])

@@ -4,7 +4,7 @@ The server's noise has independent entries of standard deviation s in the weight
 ``N(0, s^2 Theta)`` to the model's function, and later rounds train on the changed function. A round's noise therefore
 acts like a change of the initial function from the next round on, and the flow predicts everything else. As long as no
 update is clipped, a run is linear in the noise, and its mean and covariance have a closed form. Runs with clipping are
-drawn at random; they add random functions, not noise in weights.
+drawn at random: each round adds a random function to the model's function, in place of noise to the weights.
 """
 
 from __future__ import annotations
@@ -67,7 +67,8 @@ def private_flow(
             give the expected number of clients.
 
     Raises:
-        ValueError: A flow of several models, of another algorithm, with weight decay or server momentum.
+        ValueError: A flow of several models, of another algorithm, with weight decay, server momentum or outputs
+            "full", or without ``ntk_test``.
 
     Example, mean and covariance of a run that is never clipped:
 
@@ -117,7 +118,7 @@ class PrivateFlow:
     Functions are [n, C] at the n training points and [p, C] at the p test points; initial ones are zeros by default.
     """
 
-    flow: Flow  # with the sum over m in place of the mean
+    flow: Flow  # with weight 1 / m for every client that answers
     clip_norm: float
     noise_multiplier: float
     expected_clients: float
@@ -231,7 +232,7 @@ class PrivateFlow:
             y_test: Targets [p, C] at the test points.
             learning_rates: Rates to try; they replace the rule's in every round.
             clip_norms: Clipping bounds to try.
-            num_runs: Number of runs that each pair is judged by.
+            num_runs: Number of runs that are drawn for each pair.
             seed: Seed of the noise.
             f0_train, f0_test: Initial function at the training and test points.
 
@@ -284,7 +285,7 @@ def _positive(name: str, values: ArrayLike) -> Float64[np.ndarray, "n"]:
 
 @jax.jit
 def _norms(program: Program, residual: Float[AnyArray, "q D"]) -> Float[Array, "R S"]:
-    """Computes the norm of every update, without noise and clipping; ``residual`` is the initial ``f_0(X) - Y``."""
+    """Computes the norm of every update without noise and clipping; ``residual`` is the initial one (see ``Input``)."""
 
     def step(a: Array, j: Array) -> tuple[Array, Array]:
         change, norms = clipped_round(program, Input(jnp.asarray(residual)[:, None, :], None), a, j, jnp.inf)
@@ -331,8 +332,8 @@ def _runs(
     """Draws private runs: outputs at the test points after the last round, and the share of clipped updates per round.
 
     ``theta_x`` is the kernel between test and training points, ``factor`` is F with ``F F' = Theta`` at all points.
-    ``starts`` are the initial residual and the initial test function, ``numbers`` the clipping bound and the noise's
-    standard deviation in every weight; ``keys`` has one random key per run.
+    ``starts`` are the initial residual (as in ``Input``) and the initial test function, ``numbers`` the clipping bound
+    and the noise's standard deviation in every weight; ``keys`` has one random key per run.
     """
     residual, test = (jnp.asarray(start) for start in starts)
     (q, columns), (clip_norm, deviation), rates = residual.shape, numbers, program.rounds.server_learning_rate

@@ -27,7 +27,7 @@ from fedtangent._src.theory.flow.rules import Kind, Numbers
 from fedtangent._src.types import AnyArray, Array
 
 GATHERED = 2**25  # numbers of a large kernel gathered at once
-GATHERED_ON_CPU = 2**21  # the same on a CPU, where so few stay in the caches
+GATHERED_ON_CPU = 2**21  # the same on a CPU, whose caches have room for so many
 Momentum = TypeVar("Momentum", Array, Array | None)
 Kept = TypeVar("Kept", Array, tuple[()])
 
@@ -57,7 +57,7 @@ class Program:
     """The problem that the recursion runs on: rule, kernel, clients and rounds, but not the initial functions."""
 
     kind: Kind = field(metadata={"static": True})
-    theta: Float[Array, "q p"]  # or of a large kernel [q, p]
+    theta: Float[Array, "q p"]  # kernel of the training points, [q, q]; a large kernel has p >= q columns
     buckets: tuple[Bucket, ...]
     rounds: Rounds
     numbers: Numbers
@@ -216,7 +216,9 @@ def influence(
 def influences(
     program: Program, theta_x: Float[Array, "m q"], beta: Float[Array, "rounds K"]
 ) -> Float[Array, "R K m q"]:
-    """Computes how the last model depends on a function that is added before each of the R rounds: B, [R, K, m, q].
+    """Computes how the last model depends on a function that is added before each of the R rounds, [R, K, m, q].
+
+    A function g that is added before round r changes the last model by ``g(x) - B_r g(X)``.
 
     Args:
         program: Rule, kernel, clients and rounds.
@@ -234,10 +236,9 @@ def _influenced(
     active: Bool[Array, "R"],
     record: Callable[[Array], Kept],
 ) -> tuple[Float[Array, "q K m"], Kept]:
-    """Transposes the rounds from the last to the first, as ``influence`` documents, and returns B [q, K, m], by which
-    predictions depend on the initial function.
+    """Transposes the rounds from the last to the first; returns B of ``influence`` [q, K, m], and records.
 
-    The second result stacks what ``record`` returns for the B before every round.
+    The records stack, over the rounds, what ``record`` returns for the B of a function that is added before the round.
     """
     state = zero_state(program, theta_x.shape[0])
     zeros = jnp.zeros_like(state.a)
@@ -300,7 +301,7 @@ class _Sums(NamedTuple):
     pull: Float[Array, "K"]  # kappa: how far a constant force of size 1 moves the clients
     starts: Float[Array, "_"] | None  # FedAsync: weights of the answers by the model at which they start
     corrections: tuple[Float[Array, "_ K _ D"], ...] | None  # each client's after the round, not added up
-    norms: Float[Array, "S"] | None = None  # of the clients' moves before they are clipped; None if none is
+    norms: Float[Array, "S"] | None = None  # of the clients' moves before clipping; None without clipping
 
 
 class _Answers(NamedTuple):
@@ -415,7 +416,7 @@ def _answers(
     """Trains the clients of one bucket (group of similar size) in round ``j`` and returns their updates.
 
     ``drive`` has the residuals and tilts at the start, ``correction`` the coefficients of the clients' h_i (FedDyn) or
-    c_i (SCAFFOLD).
+    c_i (SCAFFOLD); None for other rules.
     """
     place = slots.place[j]
     at = bucket.rows[place], _start_of(program, slots, j)[:, None]
@@ -451,7 +452,7 @@ def _train(
     """Trains client ``i`` of a group of clients in round ``j``; returns the coefficients of its update, z [s, D].
 
     ``drive`` has the residual and tilt on the client's rows, ``e`` the coefficients of the client's h_i (FedDyn) or c_i
-    (SCAFFOLD), and ``batches`` its minibatches; None for full batches.
+    (SCAFFOLD; None for other rules), and ``batches`` its minibatches (None for full batches).
     """
     kind, numbers, steps, rate = program.kind, program.numbers, bucket.local_steps[i], program.rounds.learning_rate[j]
     if kind.stepwise:
@@ -576,7 +577,7 @@ def _products(program: Program, a: Float[Array, "q _ D"], j: Int[Array, ""]) -> 
         mine, columns = model
         return product(program.theta.at[mine].get(mode="fill", fill_value=0.0), columns)
 
-    # Without the checkpoint a transpose would gather the rows of all models first, another n x n program.numbers.
+    # Without the checkpoint a transpose would gather the rows of all models first, another n x n numbers.
     products = jax.lax.map(jax.checkpoint(one), (rows, a.transpose(1, 0, 2)))
     models = jnp.arange(a.shape[1])[:, None]
     return jnp.zeros_like(a).at[rows, models].add(products, mode="drop", unique_indices=True)

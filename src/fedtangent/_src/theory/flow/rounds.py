@@ -79,7 +79,7 @@ def build_rounds(
     """Builds the arrays of all rounds, with the slots listed bucket by bucket.
 
     If the weights are traced, all slots count as ``present``, and the compiled program treats slots of weight 0 as
-    empty.
+    empty. Batches, delays and ``needed`` are None.
 
     Args:
         clients: All clients, in buckets of similar size.

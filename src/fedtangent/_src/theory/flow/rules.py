@@ -189,7 +189,7 @@ def read_rule(rule: Rule, local_steps: Int[np.ndarray, "N"], stepwise: bool = Fa
 
 
 def check_fed_avg(rule: Rule) -> None:
-    """Raises ``ValueError`` unless the rule is FedAvg by full-batch gradient descent."""
+    """Raises ``ValueError`` unless the rule is FedAvg: only ``local_steps`` and ``learning_rate`` may be chosen."""
     instance("rule", rule, Rule)
     for option in fields(Rule)[2:]:
         value, default = getattr(rule, option.name), option.default
@@ -200,9 +200,11 @@ def check_fed_avg(rule: Rule) -> None:
 def check_normalisers(
     rule: Rule, kind: Kind, numbers: Numbers, local_steps: Int[np.ndarray, "N"], trains: Bool[np.ndarray, "N"]
 ) -> None:
-    """Raises ``ValueError`` unless FedNova's normaliser of every client is above 0.
+    """Raises ``ValueError`` if FedNova's normaliser of a client could be 0.
 
-    The normaliser is kappa, how far a constant gradient of size 1 moves the client. Traced numbers are not checked.
+    The normaliser is kappa, how far a constant gradient of size 1 moves the client. It could be 0 if mu times the
+    largest step is 1 or more (gradient descent), or if the weights of a client's steps are all 0. Other algorithms and
+    traced numbers pass.
 
     Args:
         rule: Rule to check.

@@ -22,32 +22,32 @@ if TYPE_CHECKING:
     from fedtangent._src.theory.flow.flow import Flow
 
 STEP = 1.2  # ratio of neighbouring server rates that are tried
-SETTLED, ITERATIONS = 1e-13, 20_000  # change of a growth in an iteration at which the iterations end; most of them
+SETTLED, ITERATIONS = 1e-13, 20_000  # relative change of the growth at which the iterations end; most iterations
 
 
 class Answers(NamedTuple):
     """Answers of the S filled slots of one round, whose delays are random, as matrices that act on models.
 
     A model is a vector m of d coefficients, without directions that no function depends on. At server rate g the answer
-    of a slot with delay d adds ``-g w(d) X m_d`` to the server's model m, where m_d is the model of d rounds ago. If
-    the server mixes models, the answer adds ``g w(d) (p (m_d - m) - X m_d)``. ``moves`` are the X, ``shares`` the p (0
-    without mixing), ``law`` the probabilities of the delays, and ``weights`` the w.
+    of a slot with delay k adds ``-g w_k X m_k`` to the server's model m, where m_k is the model of k rounds ago and w_k
+    the delay's weight. If the server mixes models ("fed_async"), the answer adds ``g w_k (p (m_k - m) - X m_k)``, where
+    p is the client's weight in the round. Delays run from 0 to D.
     """
 
-    moves: Float64[np.ndarray, "S d d"]  # X
+    moves: Float64[np.ndarray, "S d d"]  # X of each slot
     shares: Float64[np.ndarray, "S"]  # p if the server mixes models, else 0
-    law: Float64[np.ndarray, "S ages"]  # probability of each delay
-    weights: Float64[np.ndarray, "ages"]  # w
+    law: Float64[np.ndarray, "S ages"]  # probability of each delay, [S, D + 1]
+    weights: Float64[np.ndarray, "ages"]  # w, [D + 1]
 
     def maps(self, rate: float) -> tuple[Float64[np.ndarray, "D D"], Float64[np.ndarray, "_ d D"]]:
-        """Computes how the round maps the last D + 1 models, stacked in one vector, at server rate g.
+        """Computes how the round maps the last D + 1 models, stacked in one vector of (D + 1) d numbers, newest first.
 
         Args:
             rate: Server rate g.
 
         Returns:
-            The expected matrix, and matrices E such that random delays add ``sum E M E'`` to the newest model's second
-            moment, where M is the second moment of all D + 1 models.
+            The expected matrix of the map; and matrices E [S (D + 1), d, (D + 1) d] such that random delays add
+            ``sum E M E'`` to the newest model's second moment, where M is the second moment of all D + 1 models.
         """
         slots, size, ages = *self.moves.shape[:2], len(self.weights)
         towards, blocks = self.shares[:, None, None] * np.eye(size), np.zeros((slots, ages, size, ages, size))
@@ -63,7 +63,9 @@ class Answers(NamedTuple):
 
 
 def largest_stable(flow: Flow, delays: ArrayLike, model: int, tolerance: float) -> float:
-    """Computes the largest server rate at which training with random delays is stable.
+    """Computes the largest server rate at which training with random delays is stable: inf if all are, 0 if none is.
+
+    ``Flow.largest_stable_server_rate`` explains the condition.
 
     Args:
         flow: Flow of a run with "fed_buff" or "fed_async".
@@ -89,7 +91,7 @@ def largest_stable(flow: Flow, delays: ArrayLike, model: int, tolerance: float) 
 
 @in_float64
 def _answers(flow: Flow, law: Float64[np.ndarray, "N ages"], r: int, model: int) -> Answers:
-    """Computes the ``Answers`` of round ``r``; ``law`` [N, D + 1] has each client's probabilities of the delays."""
+    """Computes the ``Answers`` to one model in round ``r``; ``law`` has each client's probabilities of the delays."""
     slots = RunSlots(*(part[r : r + 1] for part in flow.slots))
     rounds = jax.tree.map(lambda leaf: np.asarray(leaf)[r : r + 1], flow.rounds)
     rounds = rounds._replace(server_learning_rate=np.ones(1), delay=None, oldest=None)
@@ -107,9 +109,9 @@ def _answers(flow: Flow, law: Float64[np.ndarray, "N ages"], r: int, model: int)
 
 
 def _growth(rounds: list[Answers], rate: float) -> float:
-    """Computes by iteration the factor by which a round multiplies the models' second moments at this server rate.
+    """Computes by iteration the factor by which a round finally multiplies the second moments of the models.
 
-    The round is drawn from ``rounds``, each with the same probability.
+    The round is drawn from ``rounds``, each with the same probability; ``rate`` is the server rate.
     """
     maps = [answers.maps(rate) for answers in rounds]
     moment, growth = np.eye(len(maps[0][0])), 0.0

@@ -148,7 +148,8 @@ _Look = Callable[[float], _Tried]  # evaluates the loss at the logarithm of a ra
 def _descend(look: _Look, grid: list[_Tried], place: int, tolerance: float) -> None:
     """Bisects for a slope of 0 between the best rate of the grid and the neighbour towards which the loss falls.
 
-    ``look`` evaluates the loss at the logarithm of a rate, and ``grid[place]`` is the best of the rates tried so far.
+    ``look`` evaluates the loss at the logarithm of a rate and records it: the records are the only result.
+    ``grid[place]`` is the best of the rates tried so far, and ``tolerance`` the relative tolerance of the rate.
     """
     other = place + (1 if grid[place].slope < 0 else -1)
     if not 0 <= other < len(grid):
@@ -208,6 +209,8 @@ def searched_rates(
     losses: Callable[[float], tuple[float, float]], start: float, first_loss: float, gentle: float
 ) -> Rates:
     """Searches for the largest stable client learning rate, and for the rate of the least test loss.
+
+    If no rate is stable, the result has ``start`` as its best and only rate. ``guaranteed`` is None.
 
     Args:
         losses: Maps a rate to training and test loss after the last round, which may be infinite or NaN.

@@ -1,9 +1,9 @@
 """The local problem of a node (client) in a round of Local-GD on separable data, solved from a Gram matrix alone.
 
 With ``A`` [n, d] the signed examples ``y_ij x_ij'`` of a node and w [d] the global model, the node's local model is
-``w + A' b`` with dual variables b [n] of at least 0. Each ``LocalSolver`` returns b and a bound of the error of
-``A' b``. Its arguments are ``gram = A A'`` [n, n], ``across = A w`` [n], the ``mask`` [n] of the rows that are
-examples, and the parameters that all nodes share; ``vmap`` serves all nodes.
+``w + A' b`` with dual variables b [n] of at least 0. Each ``LocalSolver`` returns b and a number that measures its
+error. Its arguments are ``gram = A A'`` [n, n], ``across = A w`` [n], the ``mask`` [n] of the rows that are examples,
+and the parameters that all nodes share; ``vmap`` serves all nodes.
 """
 
 from __future__ import annotations
@@ -123,7 +123,8 @@ def projected(gram: Gram, across: Vector, mask: Mask, parameters: tuple[Array, .
     """Solves a node's problem by projecting w onto its feasible set (eq. 13 of Local-GD).
 
     It solves ``min_{b >= 0} 1/2 b' A A' b - b' (1 - A w)`` by a primal-dual interior-point method with Mehrotra's
-    predictor (Nocedal and Wright, 2006, algorithm 16.4), and returns b and a bound of the error of ``A' b``.
+    predictor (Nocedal and Wright, 2006, algorithm 16.4). It returns b and its error: the larger of the worst violation
+    of a margin and a bound, by the duality gap, of the relative error of ``A' b``.
 
     Args:
         gram, across, mask: ``A A'`` [n, n], ``A w`` [n] and the rows that are examples [n], as in the module.
@@ -136,7 +137,7 @@ def weak(gram: Gram, across: Vector, mask: Mask, parameters: tuple[Array, ...]) 
     """Minimises a node's exponential loss with a weak proximal term exactly (eq. 12 of Local-GD).
 
     Newton's method solves ``ln b = level - A w - A A' b``. The function returns b and its error, the largest residual
-    of this equation, relative to its largest right-hand side.
+    of this equation divided by 1 plus the largest ``|level - A w|``.
 
     Args:
         gram, across, mask: ``A A'`` [n, n], ``A w`` [n] and the rows that are examples [n], as in the module.
@@ -201,7 +202,7 @@ def descended(gram: Gram, across: Vector, mask: Mask, parameters: tuple[Array, .
 
 
 def _nonnegative(gram: Gram, linear: Vector) -> tuple[Vector, Float[Array, ""]]:
-    """Minimises ``1/2 b'Gb - l'b`` over b >= 0, G semidefinite; returns b [n] and a bound of the error of ``A'b``."""
+    """Minimises ``1/2 b'Gb - l'b`` over b >= 0, with G = ``gram``; returns b and its error as ``projected`` does."""
     size = jnp.max(jnp.diagonal(gram))
     size = jnp.where(size > 0, size, 1.0)
     height = jnp.maximum(jnp.max(linear), 1e-300)
@@ -226,9 +227,9 @@ def _nonnegative(gram: Gram, linear: Vector) -> tuple[Vector, Float[Array, ""]]:
 
 
 def _on_active(g: Gram, h: Vector, b: Vector, active: Mask) -> Vector:
-    """Improves b, the minimiser of ``1/2 b'gb - h'b`` over b >= 0, and returns it.
+    """Improves b, an approximate minimiser of ``1/2 b'gb - h'b`` over b >= 0, and returns it.
 
-    The result has slope 0 at the entries that are ``active`` and is 0 at the others.
+    It solves for slope 0 at the ``active`` entries; the other entries, and those that would be negative, become 0.
     """
     both = active[:, None] & active[None, :]
     gram = jnp.where(both, g, 0.0)

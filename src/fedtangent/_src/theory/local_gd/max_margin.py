@@ -37,7 +37,7 @@ from fedtangent._src.theory.local_gd.local_problems import (
 from fedtangent._src.types import Array, ArrayLike, Partition
 
 TOLERANCE = 1e-6  # by how much a local model may be off (``local_problems``)
-LEAST_MARGIN = 1e-10  # of unit inputs: what counts as separated
+LEAST_MARGIN = 1e-10  # of unit inputs; margins up to it count as 0
 
 
 class DivergenceError(ValueError):
@@ -72,7 +72,7 @@ class FeasibleSets(NamedTuple):
 class Projection(NamedTuple):
     """The point of each of N feasible sets that is nearest to a given point.
 
-    ``dual`` are the dual variables, above 0 for support vectors; ``residual`` bounds the error of each point.
+    ``dual`` are the dual variables, above 0 for support vectors; ``residual`` measures the error of each point.
     """
 
     point: Float[Array, "N d"]

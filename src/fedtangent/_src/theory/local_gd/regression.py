@@ -34,7 +34,7 @@ from fedtangent._src.theory.local_gd.local_problems import Nodes, check_start, c
 from fedtangent._src.types import ArrayLike, Cohort, Partition
 
 LOSSES = ("squared_error", "squared_error_sum")
-MOST_ROUNDS = 10**12  # that ``rounds_to`` looks at
+MOST_ROUNDS = 10**12  # most rounds that ``rounds_to`` tries
 
 
 def local_regression(
@@ -57,7 +57,7 @@ def local_regression(
             until convergence, as in eq. (4) of Local-GD; a node whose X_i has not full rank then takes the
             pseudo-inverse (see ``deficient``).
         weights: Weights of the nodes in the mean, "uniform" (as in Local-GD), "examples" (in proportion to a node's
-        examples), or N numbers.
+            examples), or N numbers.
         loss: "squared_error", ``1/(2 n_i) |y_i - X_i w|^2``; or "squared_error_sum", without 1 / n_i (erratum
             `local_gd.loss`).
 
@@ -172,6 +172,7 @@ class LocalRegression:
         """Decomposition of the averaged projection A = F'F, with F and f as in the module.
 
         The parts are the right singular vectors of F [q, d], the eigenvalues of A that are not 0 [q], and F^+ f [d].
+        Raises ``ValueError`` if local work diverges.
         """
         strength = self.weights[:, None] * self.gone
         if self.unfinished > 1:
@@ -227,14 +228,14 @@ class LocalRegression:
         return models if np.ndim(rounds) else models[0]
 
     def rounds_to(self, tolerance: float, start: ArrayLike | None = None) -> int:
-        """Computes after how many rounds the global model has come close to ``limit`` (eq. 9 of Local-GD).
+        """Computes the least number of rounds after which the global model is close to ``limit`` (eq. 9 of Local-GD).
 
         Args:
             tolerance: Distance to the limit, relative to the distance of the start.
             start: Initial model w_0, zeros by default.
 
         Raises:
-            ValueError: The tolerance is not reached.
+            ValueError: The tolerance is not reached within 10^12 rounds.
         """
         number("tolerance", tolerance, above=0, below=1)
         right, values, _ = self._stacked

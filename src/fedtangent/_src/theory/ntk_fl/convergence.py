@@ -24,7 +24,8 @@ Points that the proofs leave open or state otherwise:
 - The proof of Theorem 1 is of gradient descent, not of NTK-FL's weights (erratum `ntk_fl.theorem1`), which decay by
   ``linear_rate`` with no condition on R.
 - The rates are a quarter of the first-order ones (erratum `ntk_fl.rate`).
-- The lemmas are used for all examples or entries (see ``lemmas``), each with delta / 3 (erratum `ntk_fl.delta`).
+- The proofs need the lemmas for all examples or entries (see ``lemmas``), each with delta / 3 (erratum
+  `ntk_fl.delta`); ``proof_factor`` has the lemmas as printed, with delta.
 - Over many rounds the theorems hold if the kernel H, the sets S of neurons that switch, and R refer to the weights of
   round 0 (erratum `ntk_fl.assumption1`).
 - (58b) divides by N and by M (erratum `ntk_fl.58b`). FedAvg as usually run has the step ``eta N_m / N`` in the
@@ -62,7 +63,7 @@ class TwoLayerStart(NamedTuple):
         width: Number n of neurons.
         covariance: Covariance of a neuron's weights, [d, d]; or a number times the identity.
         kernel: Tangent kernel at the start, to compare with the bound of Lemma 4 (``sampling_bound``); None for no
-        comparison.
+            comparison.
     """
 
     width: int
@@ -255,7 +256,7 @@ def largest_learning_rate(constants: NtkConstants) -> float:
     """Computes the largest step size eta at which the assumption ``small_step`` of NTK-FL's theorems holds.
 
     For one client and one local step it is ``lambda / (2 N)``, with the kernel's least eigenvalue lambda and N
-    examples; otherwise a root search finds it. The eta of ``constants`` is ignored.
+    examples; otherwise a root search finds it. It is 0 for lambda = 0. The eta of ``constants`` is ignored.
     """
     spare = constants.lambda_min / (2 * constants.num_examples)
     if spare == 0:

@@ -29,9 +29,10 @@ def neighbourhood_round(
 
     If every point is an example, the kernel is positive definite, all steps are stable, the graph is connected and W_ii
     > 0, then the spectral radius rho of T is below 1: all models come to agree with the targets, and with each other.
-    The reason: in the norm of the kernel's functions no mean and no step makes the longest residual longer. Only a
-    residual that all models share and no step changes keeps its length, and for a positive definite kernel that is 0.
-    If W is symmetric and no step overshoots, R rounds multiply this norm of all residuals by rho^(R - 1) at most.
+    The reason: in the norm of the kernel's function space neither mixing nor a step makes the longest of the N
+    residuals longer. A residual keeps its length only if all models share it and no step changes it; for a positive
+    definite kernel this residual is 0. If W is symmetric and no step overshoots, R rounds multiply this norm of all
+    residuals by rho^(R - 1) at most.
 
     Args:
         kernel: Tangent kernel at the n points, of one output.
