@@ -131,7 +131,7 @@ def width_errors(results: Sequence[Compared], path: Path) -> Path:
 
     Args:
         results: Comparisons, a panel each.
-        path: File to write.
+        path: File to write, which is returned.
     """
     figure, axes = canvas(len(results), width=4.6, height=3.8)
     for ax, result in zip(axes[0], results, strict=True):
@@ -271,7 +271,7 @@ def theorem2_figure(result: Theorem2, path: Path) -> Path:
 
     Args:
         result: Outputs of trained networks, and the mean and covariance that the theorem predicts.
-        path: File to write.
+        path: File to write, which is returned.
     """
     figure, axes = canvas(4, width=4.3, height=3.9)
     first, variance, covariance, cover = axes[0]
