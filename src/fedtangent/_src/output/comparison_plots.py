@@ -264,13 +264,13 @@ def _uncertainty(result: Comparison, path: Path) -> Path:
 
 
 def theorem2_figure(result: Theorem2, path: Path) -> Path:
-    """Draws four panels that compare K trained models with the Gaussian distribution of Fed-ensemble's Theorem 2.
+    """Draws four panels that compare K trained models with a predicted Gaussian distribution (Fed-ensemble, Theorem 2).
 
     Mean, variance and covariance over the models are drawn against the predicted ones. For scalar inputs, the first
     panel shows mean and band over x instead. The last panel shows the coverage of the predicted intervals.
 
     Args:
-        result: Outputs of trained networks, and the mean and covariance that the theorem predicts.
+        result: Outputs of trained networks, and their predicted mean and covariance: of Theorem 2, or of the flow.
         path: File to write, which is returned.
     """
     figure, axes = canvas(4, width=4.3, height=3.9)

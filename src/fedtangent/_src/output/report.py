@@ -308,7 +308,7 @@ def _is_number(value: object) -> bool:
 def _text(value: object) -> str:
     """Converts a value to text for the page: "-" for None, "yes" or "no", floats with 4 significant digits.
 
-    Mappings and lists become JSON, of which a long list of numbers keeps only the beginning.
+    Mappings and lists become JSON; a long list of numbers is cut off after ``LONG`` characters.
     """
     if value is None:
         return "-"

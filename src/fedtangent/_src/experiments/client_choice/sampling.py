@@ -116,7 +116,7 @@ class Ends(NamedTuple):
     Attributes:
         accuracy: Test accuracy, mean of the last five rounds (``LAST``).
         rounds: Rounds to the target accuracy; one more than all rounds if never.
-        mib: MiB sent in all rounds, with the losses or gradient norms that clients report.
+        mib: MiB sent in all rounds, including the losses or gradient norms that clients report.
         within_bytes: The same mean at the last round by which no more bytes were sent than by uniform sampling in all
             its rounds.
     """
@@ -128,7 +128,7 @@ class Ends(NamedTuple):
 
 
 def ends(records: Sequence[Record], uniform: Sequence[Record], target: float) -> Ends:
-    """Computes the results of one way to choose clients from its runs and from those of uniform sampling.
+    """Computes final accuracy, rounds to the target, MiB and accuracy at equal bytes of one way to choose clients.
 
     Args:
         records: Runs with this choice of clients, one for each seed.
@@ -202,7 +202,7 @@ def run(study: Study) -> lab.Outcome:
 
 
 def check(study: Study) -> None:
-    """Raises ``ValueError`` for a tuning seed among the seeds, too few rounds, or settings that no method allows."""
+    """Raises ``ValueError`` for a tuning seed among the seeds, too few rounds, or settings that a method rejects."""
     settings: SamplingSettings = study.settings
     harness.check_tuning_seed(study)
     checks.whole("num_rounds", settings.num_rounds, LAST)

@@ -116,7 +116,11 @@ def clock(settings: WaitingSettings, name: str, seed: int) -> np.ndarray:
 def delays(settings: WaitingSettings, name: str) -> np.ndarray:
     """Computes how likely an answer is 0, 1, .. D steps of the server late, [D + 1]; larger delays count as D.
 
-    A delay of D or more has a chance of 1 % (``TOO_LATE``) at most. ``name`` is the method's, without "-prompt".
+    A delay of D or more has a chance of 1 % (``TOO_LATE``) at most.
+
+    Args:
+        settings: The settings.
+        name: Name of a method with delays.
     """
     mean = settings.training_clients / answers_of(settings)[name]  # a client's time in steps of the server
     return ft.faults.delay_probabilities(mean, int(np.ceil(-mean * np.log(TOO_LATE))), "exponential")

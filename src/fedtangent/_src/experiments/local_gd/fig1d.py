@@ -44,7 +44,7 @@ REMARKS = (
 
 @dataclass(frozen=True)
 class ExponentialSettings:
-    """Settings of training on the exponential loss with a proximal term; ``pull`` is its factor lambda (eq. (12))."""
+    """Settings of training on the exponential loss with a proximal term of factor ``pull`` (lambda in eq. (12))."""
 
     num_nodes: int = within(10, least=2)
     pull: float = within(1e-4, above=0)  # lambda
@@ -309,7 +309,7 @@ def _theory_row(settings: HalfspaceSettings, one: Classified, ideal: dict[str, n
 
 
 def slope(values: np.ndarray) -> float:
-    """Fits the slope of ln distance against ln round over the later half of ``values``, from rounds 2, 3, .."""
+    """Fits the slope of ln distance against ln round to the later half of ``values``, distances after round 2, 3, .."""
     late = slice(len(values) // 2, None)
     rounds = np.arange(2, len(values) + 2)
     return lab.log_slope(rounds[late], values[late])
@@ -348,7 +348,8 @@ def _verdicts_of(rows: list[lab.Row], sizes: str) -> tuple[Verdict, ...]:
 def claims(rows: list[lab.Row]) -> tuple[lab.Claim, ...]:
     """Judges the claims of fig. 1(d) of Local-GD by intervals over seeds.
 
-    Each row has the distances of one seed, from ``row`` and, if theory is judged too, from ``_theory_row``.
+    Each row has the entries of ``row`` for one seed. The claim about projections also needs those of ``_theory_row``,
+    and is left out without them.
     """
 
     def over(key: str, less: str = "") -> lab.MeanInterval:

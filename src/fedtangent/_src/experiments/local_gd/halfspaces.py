@@ -302,8 +302,8 @@ def _one_class(one: Classified) -> int:
 def claims(rows: list[lab.Row]) -> tuple[lab.Claim, ...]:
     """Judges Local-GD's fig. 2 for each alpha of the Dirichlet distribution, by intervals over seeds.
 
-    Local-GD and Modified Local-GD should come near the centralised model in direction, and be as accurate. An alpha for
-    which fewer than two runs did not diverge has no claims.
+    Local-GD and Modified Local-GD should come near the centralised model in direction, and be as accurate. An alpha
+    with fewer than two rows, because its other runs diverged, has no claims.
     """
     claims = []
     for (alpha,), group in lab.grouped(rows, "alpha").items():

@@ -214,7 +214,7 @@ def _row(seed: int, one: RegressionRun, distances: dict[str, np.ndarray]) -> lab
 
 
 def claims(rows: list[lab.Row]) -> tuple[lab.Claim, ...]:
-    """Judges Local-GD's fig. 1(a): the global model equals its closed form, and nears the centralised to the end."""
+    """Judges Local-GD's fig. 1(a): the global model equals its closed form, and approaches the centralised one."""
     closed = lab.interval(r["g_closed_largest"] / r["g_c_start"] for r in rows)
     end = lab.interval(r["g_c_end"] / r["g_c_start"] for r in rows)
     late = lab.interval(r["g_c_end"] - r["g_c_half"] for r in rows)
@@ -289,7 +289,7 @@ def check_dimensions(study: Study) -> None:
 def _run(part: str, study: Study) -> lab.Outcome:
     """Runs fig. 1(b) or 1(c) of Local-GD (``part`` "b" or "c"): computes the models of every dimension and seed.
 
-    Those of the first ``simulated_seeds`` seeds are trained, the others come from the closed form.
+    Models of the first ``simulated_seeds`` seeds are trained, the others come from the closed form.
     """
     settings, runs, rows = study.settings, list[RegressionRun](), list[lab.Row]()
     for seed in study.each_seed():

@@ -89,7 +89,7 @@ def run(study: Study) -> lab.Outcome:
 
 
 def _follow(task: TwoLayerProblem, settings: AveragingDecaySettings, seed: int) -> list[FollowedRounds]:
-    """Trains by FedAvg for every width, step and number of local steps, and by NTK-FL for a round, in 64-bit types."""
+    """Trains by FedAvg for every width, step and number of local steps, and by NTK-FL for a round; needs float64."""
     results = []
     for width in settings.widths:
         start = two_layer.network(task, width, seed)
