@@ -131,7 +131,7 @@ def width_errors(results: Sequence[Compared], path: Path) -> Path:
 
     Args:
         results: Comparisons, a panel each.
-        path: File to write.
+        path: File to write, which is returned.
     """
     figure, axes = canvas(len(results), width=4.6, height=3.8)
     for ax, result in zip(axes[0], results, strict=True):
@@ -264,14 +264,14 @@ def _uncertainty(result: Comparison, path: Path) -> Path:
 
 
 def theorem2_figure(result: Theorem2, path: Path) -> Path:
-    """Draws four panels that compare K trained models with the Gaussian distribution of Fed-ensemble's Theorem 2.
+    """Draws four panels that compare K trained models with a predicted Gaussian distribution (Fed-ensemble, Theorem 2).
 
     Mean, variance and covariance over the models are drawn against the predicted ones. For scalar inputs, the first
     panel shows mean and band over x instead. The last panel shows the coverage of the predicted intervals.
 
     Args:
-        result: Outputs of trained networks, and the mean and covariance that the theorem predicts.
-        path: File to write.
+        result: Outputs of trained networks, and their predicted mean and covariance: of Theorem 2, or of the flow.
+        path: File to write, which is returned.
     """
     figure, axes = canvas(4, width=4.3, height=3.9)
     first, variance, covariance, cover = axes[0]

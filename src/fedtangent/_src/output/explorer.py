@@ -109,7 +109,7 @@ def server(run: Explored, port: int = 0) -> Server:
         port: Port on 127.0.0.1; 0 for any that is free.
 
     Raises:
-        ValueError: The port is in use.
+        ValueError: The port cannot be used, for example because another program uses it.
     """
     from bokeh.server.server import Server
 

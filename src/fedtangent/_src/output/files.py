@@ -110,7 +110,10 @@ def ended(failures: Iterable[str], advice: str = "", undecided: Sequence[str] = 
 
 
 def output_folder(path: str | os.PathLike[str]) -> Path:
-    """Creates the folder at ``path`` if need be, and returns it; raises ``ValueError`` if that is impossible."""
+    """Creates the folder at ``path`` if need be, and returns it.
+
+    Raises ``ValueError`` if it cannot be created, or if there is a file ``figures`` in it.
+    """
     folder = Path(path)
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -174,7 +177,8 @@ def clear(folder: Path, whole: bool = True) -> None:
 
     Args:
         folder: Output folder.
-        whole: True to remove all files of the run; False to remove only the incomplete files of a killed process.
+        whole: True to remove all files of the run, if there is a config.json; False to remove only the incomplete
+            files of a killed process.
     """
     halves = [path for name in WRITTEN for path in folder.glob(f"{name}.*{PART}")]
     for path in halves + ([folder / name for name in WRITTEN] if whole and config_of(folder) is not None else []):

@@ -94,8 +94,8 @@ def loss_against_rate(forecasts: Sequence[Forecast], path: Path) -> Path:
     The best and the largest stable rate are marked.
 
     Args:
-        forecasts: The forecasts, a line each.
-        path: File to write.
+        forecasts: The forecasts, a line each; one whose learning rates were not searched has no line.
+        path: File to write, which is returned.
     """
     figure, axes = canvas(1, width=6.0, height=4.0)
     ax: Axes = axes[0][0]

@@ -64,7 +64,7 @@ def history_figure(history: History, metrics: Sequence[str] = ()) -> Figure:
 def history_html(history: History) -> str:
     """Returns HTML that shows a history in a notebook: a figure, and a table of up to 8 evaluations.
 
-    The last evaluation is always in the table.
+    The last evaluation is always in the table. A history without metrics is shown as its ``repr`` only.
     """
     curves = history.curves()
     if not curves:

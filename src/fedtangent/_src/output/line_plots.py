@@ -25,7 +25,7 @@ class Shades(NamedTuple):
         label: Name of the values.
         title: Title of the panel.
         form: Format of the text, such as ".1f".
-        log: Whether the shades show the logarithm of the values.
+        log: Whether the shades show the logarithm of the values; the panel then has no colour bar.
     """
 
     values: np.ndarray
@@ -44,7 +44,7 @@ def heat_map(values: np.ndarray, axes: Mapping[str, list[str]], label: str, titl
         axes: Names of the ticks of each axis, by the axis' name: the vertical axis, then the horizontal one.
         label: Name of the values.
         title: Title of the panel.
-        path: File to write.
+        path: File to write, which is returned.
     """
     return heat_maps([[Shades(values, axes, label, title)]], path)
 
@@ -54,7 +54,7 @@ def heat_maps(grid: Sequence[Sequence[Shades]], path: Path, title: str = "") -> 
 
     Args:
         grid: Rows of heat maps, all of one length.
-        path: File to write.
+        path: File to write, which is returned.
         title: Title of the figure.
     """
     rows, columns = (max(panel.values.shape[i] for row in grid for panel in row) for i in (0, 1))

@@ -66,7 +66,7 @@ def runs_below(folder: Path) -> list[Path]:
     """Finds the folders of runs: ``folder`` itself if it holds a run, else all folders below it that hold one.
 
     Raises:
-        ValueError: ``folder`` is no folder, or there is no run in it or below it.
+        ValueError: ``folder`` is no folder, there is no run in it or below it, or a config.json is not a run's.
     """
     if not folder.is_dir():
         raise ValueError(f"runs: got {folder}, must be a folder")
@@ -77,7 +77,7 @@ def runs_below(folder: Path) -> list[Path]:
 
 
 def _below(folder: Path) -> list[Path]:
-    """Finds the folders of runs at or below ``folder``, ordered by name; skips the folders of reports."""
+    """Finds the folders of runs at or below ``folder``, ordered by name; the folder of a report is not one of them."""
     path = folder / "config.json"
     if path.is_file() and _read(path).get("command", "report") != "report":
         return [folder]
@@ -116,7 +116,10 @@ def read_run(folder: Path) -> ReportedRun:
 
 
 def _last(path: Path) -> list[dict[str, str]]:
-    """Reads the rows of the last round from metrics.csv; returns an empty list if there is no such file."""
+    """Reads the rows of the last round from metrics.csv; returns an empty list if there is no such file.
+
+    Raises ``ValueError`` if the file cannot be read as a table.
+    """
     if not path.exists():
         return []
     try:
@@ -202,7 +205,7 @@ def _words(value: object) -> str:
 
 
 def _in_short(run: ReportedRun) -> str:
-    """Summarises a run in a line: how many verdicts hold, or if it has no verdicts the first two test metrics."""
+    """Summarises a run in a line: how many verdicts passed, or if it has no verdicts the first two test metrics."""
     verdicts = run.result.get("verdicts") or run.result.get("rows") or []  # of check-theory the rows are verdicts
     passed = [row["passed"] for row in verdicts if _is_verdict(row)]
     if passed:
@@ -266,7 +269,7 @@ def _in_words(row: Row) -> Row:
 
 
 def _number(value: Any) -> Any:
-    """Converts text to an int or a float; returns any other value unchanged."""
+    """Converts decimal digits to an int, any other number or text of one to a float; returns all else unchanged."""
     try:
         return int(value) if isinstance(value, str) and value.isdecimal() else float(value)
     except (TypeError, ValueError):
@@ -274,7 +277,10 @@ def _number(value: Any) -> Any:
 
 
 def _figure(path: Path, content: bytes) -> Row:
-    """Returns the values with which the page embeds a figure: its data, and for a PNG its size in CSS pixels."""
+    """Returns the values with which the page embeds a figure: names, data, and for a PNG its size.
+
+    The size has width and height of the file, and its natural and smallest width on the page in CSS pixels.
+    """
     data = f"data:{FORMATS[path.suffix[1:]].kind};base64,{base64.b64encode(content).decode('ascii')}"
     figure: Row = {"name": _plain(path.stem), "file": path.name, "data": data}
     if path.suffix != ".png":
@@ -300,7 +306,10 @@ def _is_number(value: object) -> bool:
 
 
 def _text(value: object) -> str:
-    """Converts a value to text for the page; floats have 4 digits, and None becomes "-"."""
+    """Converts a value to text for the page: "-" for None, "yes" or "no", floats with 4 significant digits.
+
+    Mappings and lists become JSON; a long list of numbers is cut off after ``LONG`` characters.
+    """
     if value is None:
         return "-"
     if isinstance(value, _Link):

@@ -63,7 +63,8 @@ def curves(
         title: Title of the figure.
         path: File to write, which is returned.
         across: Name of the horizontal axis.
-        late: Whether the vertical axis fits only the values of the last half, so that the first values may be cut.
+        late: Whether the vertical axis fits only the values of the last half, so that the first values may be cut; no
+            effect if ``x`` has at most 8 values.
     """
     late = late and len(x) > FEW
     figure, axes = canvas(len(panels), width=5.4 if len(panels) == 1 else 4.6, height=3.6)
@@ -101,7 +102,7 @@ def _lines(ax: Axes, lines: Mapping[str, np.ndarray], x: Sequence[float]) -> Non
 def _mark(ax: Axes, x: Sequence[float]) -> None:
     """Sets a tick at every value of ``x`` if there are at most 8 values, and does nothing otherwise.
 
-    With these ticks the axis is logarithmic if the last value is many times the first.
+    With these ticks the axis is logarithmic if the last value is at least 20 times the first, and that is above 0.
     """
     if len(x) <= FEW:
         if 0 < MANY_SIZES * x[0] <= x[-1]:
@@ -155,7 +156,7 @@ def reliability_diagram(methods: Mapping[str, Sequence[Reliability]], title: str
     Args:
         methods: For each method the ``Reliability`` of each seed, over the same bins; examples of all seeds are pooled.
         title: Title of the figure.
-        path: File to write.
+        path: File to write, which is returned.
     """
     figure, axes = canvas(1, rows=2, width=5.0, height=2.9, sharex=True, height_ratios=(3, 1))
     upper, lower = axes[:, 0]

@@ -204,7 +204,7 @@ def _mark_logarithms(axis: Axis) -> None:
 
 
 def _part_ticks(figure: Figure) -> None:
-    """Hides names of ticks that would overlap the name of the tick before."""
+    """Hides names of ticks that would overlap the name before, on axes whose ticks were set one by one."""
     from matplotlib.ticker import FixedLocator
 
     axes = [axis for ax in figure.axes for axis in (ax.xaxis, ax.yaxis)]
@@ -222,7 +222,7 @@ def _part_ticks(figure: Figure) -> None:
 
 
 def reach(values: np.ndarray) -> tuple[float, float] | None:
-    """Computes the limits of an axis that shows all finite ``values`` with a margin; None if all of them are equal."""
+    """Computes the limits of an axis that shows all finite ``values`` with a margin; None unless two of them differ."""
     finite = values[np.isfinite(values)]
     low, high = float(np.min(finite, initial=np.inf)), float(np.max(finite, initial=-np.inf))
     return (low - MARGIN * (high - low), high + MARGIN * (high - low)) if low < high else None

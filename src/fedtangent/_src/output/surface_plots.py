@@ -44,7 +44,7 @@ def loss_surfaces(panels: Sequence[SurfacePanel], title: str, path: Path) -> Pat
     Args:
         panels: The planes.
         title: Title of the figure.
-        path: File to write.
+        path: File to write, which is returned.
 
     Raises:
         ValueError: No loss on one of the planes is finite and positive.
@@ -78,7 +78,7 @@ def loss_segments(panels: Mapping[str, Mapping[str, np.ndarray]], title: str, pa
         panels: For each panel's title the losses of each pair of models by the pair's name: an array [q], at q points
             of the segment.
         title: Title of the figure.
-        path: File to write.
+        path: File to write, which is returned.
     """
     figure, axes = canvas(len(panels), width=4.0, height=3.2, sharex=True, sharey=True)
     for ax, (name, pairs) in zip(axes[0], panels.items(), strict=True):

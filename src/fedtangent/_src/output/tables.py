@@ -121,7 +121,8 @@ class TextTable(NamedTuple):
 def comparison_table(rows: Sequence[MethodRow]) -> TextTable:
     """Builds the table of one comparison of networks with theory.
 
-    ``rows`` has the measurements of each method: trained networks, NTK-FL and the predictions of theory.
+    ``rows`` has the measurements of each method: trained networks, NTK-FL and the predictions of theory. Columns in
+    which no method has a value are left out.
     """
     columns = {name: text for name, text in _COLUMNS.items() if any(text(row) != "-" for row in rows)}
     cells = [(r.method, *(text(r) for text in columns.values())) for r in rows]

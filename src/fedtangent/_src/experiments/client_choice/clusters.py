@@ -136,9 +136,11 @@ def methods_of(settings: ClusterSettings, trial: Trial) -> dict[str, Method]:
 
 
 def measure(num_clusters: int, algorithm: Algorithm, state: PyTree, sets: EvaluationSets) -> dict[str, Array]:
-    """Computes the mean accuracy of clients' models on images of their clusters, and how well the clusters are found.
+    """Computes the mean accuracy of clients' models on images of their clusters, and the share of pairs put right.
 
-    A client's model is the one with the lowest loss on its training examples. Outputs that are not finite are wrong.
+    A client's model is the one with the lowest loss on its training examples. Outputs that are not finite are wrong. A
+    pair of clients is right if both have the same model and cluster, or neither. Keys of the result are
+    "validation.accuracy", "test.accuracy" and "train.pairs".
 
     Args:
         num_clusters: Number of clusters.
@@ -239,7 +241,7 @@ def run(study: Study) -> lab.Outcome:
 
 
 def check(study: Study) -> None:
-    """Raises ``ValueError`` for wrong settings, a tuning seed among the seeds included."""
+    """Raises ``ValueError`` for a tuning seed among the seeds, or settings with which a method cannot be built."""
     harness.check_tuning_seed(study)
     checks.whole("clients_per_cluster", study.settings.clients_per_cluster, most=study.settings.num_train)
     harness.build_all(methods_of(study.settings, divide(study, ROTATED, study.seeds[0])))

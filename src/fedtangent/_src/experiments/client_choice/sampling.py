@@ -114,10 +114,11 @@ class Ends(NamedTuple):
     """Results of one way to choose clients, [seeds] each.
 
     Attributes:
-        accuracy: Test accuracy, mean of the last rounds.
+        accuracy: Test accuracy, mean of the last five rounds (``LAST``).
         rounds: Rounds to the target accuracy; one more than all rounds if never.
-        mib: MiB sent in all rounds, polls included.
-        within_bytes: Accuracy after as many bytes as uniform sampling sent in all its rounds.
+        mib: MiB sent in all rounds, including the losses or gradient norms that clients report.
+        within_bytes: The same mean at the last round by which no more bytes were sent than by uniform sampling in all
+            its rounds.
     """
 
     accuracy: np.ndarray
@@ -127,10 +128,10 @@ class Ends(NamedTuple):
 
 
 def ends(records: Sequence[Record], uniform: Sequence[Record], target: float) -> Ends:
-    """Computes final accuracy, rounds to the target and accuracy at equal bytes of one way to choose clients.
+    """Computes final accuracy, rounds to the target, MiB and accuracy at equal bytes of one way to choose clients.
 
     Args:
-        records: Its runs, one for each seed.
+        records: Runs with this choice of clients, one for each seed.
         uniform: Runs of uniform sampling for the same seeds; the bytes of all their rounds are the budget.
         target: Test accuracy to reach.
     """
@@ -162,7 +163,10 @@ def _claims(results: Mapping[str, Ends], settings: SamplingSettings) -> Iterator
 
 
 def _row(label: str, rate: float, of: Ends, uniform: Ends, num_rounds: int) -> lab.Row:
-    """Builds the row of one way to choose clients, with means over seeds and its lead over uniform sampling."""
+    """Builds the row of one way to choose clients: means of its results ``of`` over seeds, and lead over ``uniform``.
+
+    ``rate`` is its learning rate. The rounds are None if a seed never reaches the target.
+    """
     row: lab.Row = {name: float(values.mean()) for name, values in of._asdict().items()}
     reached = int(np.sum(of.rounds <= num_rounds))
     row["rounds"] = row["rounds"] if reached == len(of.rounds) else None
@@ -198,7 +202,7 @@ def run(study: Study) -> lab.Outcome:
 
 
 def check(study: Study) -> None:
-    """Raises ``ValueError`` for a tuning seed among the seeds, or settings with which a method cannot be built."""
+    """Raises ``ValueError`` for a tuning seed among the seeds, too few rounds, or settings that a method rejects."""
     settings: SamplingSettings = study.settings
     harness.check_tuning_seed(study)
     checks.whole("num_rounds", settings.num_rounds, LAST)

@@ -73,8 +73,9 @@ class TrainedWidth(NamedTuple):
     Attributes:
         losses: Training loss at each rate after the last round; infinite if the run diverged.
         start: Training loss before the first round.
-        changes: At one rate for all widths, how far features and outputs move, and the laziness: the distance of the
-            network from its linearisation, divided by how far the linearisation moves.
+        changes: At one rate for all widths, how far "features" and "outputs" move (root mean square at the test
+            examples), and "laziness": the distance of the network from its linearisation, divided by how far the
+            linearisation moves.
     """
 
     parameterization: str
@@ -113,7 +114,11 @@ def _problem_of(study: Study) -> _Problem:
 
 
 def _grid(settings: FeatureSettings, parameterization: str) -> tuple[list[float], float]:
-    """Returns the learning rates to try, and the single rate at which changes of features are measured."""
+    """Returns the learning rates to try, and the single rate at which changes of features are measured.
+
+    In the standard parameterization both are divided by the largest width, and more rates are tried: the highest one is
+    larger by the ratio of the largest to the smallest width.
+    """
     steps, unit = settings.num_rates, 1.0
     if parameterization == "standard":
         wider = settings.widths[-1] / settings.widths[0]
@@ -216,7 +221,10 @@ def _steps_apart(narrow: TrainedWidth, wide: TrainedWidth) -> float:
 
 
 def _cost(narrow: TrainedWidth, wide: TrainedWidth) -> float:
-    """Computes the loss of the ``wide`` network at the ``narrow`` one's best rate, over the wide one's least loss."""
+    """Computes the loss of the ``wide`` network at the ``narrow`` one's best rate, over the wide one's least loss.
+
+    The former counts as 1.5 times (``MOST_SHOWN``) the loss before training if it is larger than that.
+    """
     return float(min(wide.losses[narrow.at], MOST_SHOWN * wide.start) / wide.losses[wide.at])
 
 

@@ -77,7 +77,7 @@ class Tuned(NamedTuple):
 
     Attributes:
         side: Network and prediction side by side, at half the predicted best learning rate.
-        losses: Test loss of the network at each rate after the last round; NaN where the run diverged.
+        losses: Test loss of the network at each rate after the last round; not finite where the run diverged.
         accuracies: Test accuracy at each rate, at the start and after the last round.
     """
 

@@ -96,7 +96,7 @@ def rounds_of(settings: WaitingSettings) -> dict[str, int]:
 
 
 def clock(settings: WaitingSettings, name: str, seed: int) -> np.ndarray:
-    """Draws the times at which the server has taken 0, 1, 2, .. steps, [R + 1].
+    """Draws the times at which the server has taken 0, 1, 2, .. steps, [R + 1], in units of a client's mean time.
 
     As exponential times have no memory, a pool of M busy clients answers at rate M.
 
@@ -114,7 +114,14 @@ def clock(settings: WaitingSettings, name: str, seed: int) -> np.ndarray:
 
 
 def delays(settings: WaitingSettings, name: str) -> np.ndarray:
-    """Computes how likely an answer is 0, 1, .. D steps of the server late; larger delays count as D."""
+    """Computes how likely an answer is 0, 1, .. D steps of the server late, [D + 1]; larger delays count as D.
+
+    A delay of D or more has a chance of 1 % (``TOO_LATE``) at most.
+
+    Args:
+        settings: The settings.
+        name: Name of a method with delays.
+    """
     mean = settings.training_clients / answers_of(settings)[name]  # a client's time in steps of the server
     return ft.faults.delay_probabilities(mean, int(np.ceil(-mean * np.log(TOO_LATE))), "exponential")
 
@@ -158,7 +165,7 @@ class Ends(NamedTuple):
         accuracy: Test accuracy, mean over the last tenth of the time.
         time: Time to the target accuracy; the time of the whole run if it is never reached.
         is_reached: Whether the target is reached.
-        answers: Clients' answers until then.
+        answers: Clients' answers until that time.
     """
 
     accuracy: np.ndarray
@@ -173,8 +180,8 @@ def ends(settings: WaitingSettings, name: str, records: list[Record], seeds: tup
     Args:
         settings: The settings.
         name: Name of the method.
-        records: Its runs, one for each seed.
-        seeds: Their seeds.
+        records: Runs of the method, one for each seed.
+        seeds: Seeds of the runs.
     """
     rows, answers = [], answers_of(settings)[name.removesuffix(PROMPT)]
     for record, seed in zip(records, seeds, strict=True):
@@ -186,13 +193,13 @@ def ends(settings: WaitingSettings, name: str, records: list[Record], seeds: tup
 
 
 def by_time(settings: WaitingSettings, name: str, record: Record, seed: int) -> np.ndarray:
-    """Returns a run's test accuracy at equally spaced points of time, that of the last step before each.
+    """Returns a run's test accuracy after the server's last step by each of ``GRID`` equally spaced times, [GRID].
 
     Args:
         settings: The settings.
         name: Name of the method.
         record: The run.
-        seed: Its seed.
+        seed: Seed of the run.
     """
     done = np.searchsorted(clock(settings, name, seed), np.linspace(0, settings.time, GRID), side="right") - 1
     return np.asarray(record.test[done])
@@ -258,7 +265,11 @@ def run(study: Study) -> lab.Outcome:
 
 
 def _row(label: str, rate: float, steps: int, of: Ends) -> lab.Row:
-    """Builds the row of one method, with means over seeds."""
+    """Builds the row of one method: means of its results ``of`` over seeds.
+
+    ``rate`` is its learning rate, ``steps`` the number of the server's steps. Time and answers to the target are None
+    if a seed never reaches it.
+    """
     reached = int(of.is_reached.sum())
     row: lab.Row = {"label": label, "rate": rate, "steps": steps, "accuracy": float(of.accuracy.mean())}
     to_target = {"time": float(of.time.mean()), "answers": float(of.answers.mean())}
@@ -267,7 +278,7 @@ def _row(label: str, rate: float, steps: int, of: Ends) -> lab.Row:
 
 
 def check(study: Study) -> None:
-    """Raises ``ValueError`` for a tuning seed among the seeds, or settings with which a method cannot be built."""
+    """Raises ``ValueError`` for a tuning seed among the seeds, or settings that do not fit together."""
     settings: WaitingSettings = study.settings
     harness.check_tuning_seed(study)
     checks.whole("training_clients", settings.training_clients, 2, settings.num_clients)

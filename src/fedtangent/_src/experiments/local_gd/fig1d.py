@@ -44,7 +44,7 @@ REMARKS = (
 
 @dataclass(frozen=True)
 class ExponentialSettings:
-    """The Local-GD paper's settings for local steps on the exponential loss with a proximal term (its eq. (12))."""
+    """Settings of training on the exponential loss with a proximal term of factor ``pull`` (lambda in eq. (12))."""
 
     num_nodes: int = within(10, least=2)
     pull: float = within(1e-4, above=0)  # lambda
@@ -56,9 +56,9 @@ class ExponentialSettings:
 
 @dataclass(frozen=True)
 class HalfspaceSettings(ExponentialSettings):
-    """Settings of fig. 1(d) of Local-GD; ``spread`` is the standard deviation of a node's model from the common model.
+    """Settings of fig. 1(d) of Local-GD; theory follows projections for ``projection_rounds`` rounds.
 
-    It is the deviation of every weight; the weights of the common model are N(0, 1).
+    The weights of the nodes' common true model are N(0, 1); a node's weights differ from them by N(0, ``spread``^2).
     """
 
     examples_per_node: int = 50
@@ -92,7 +92,7 @@ class Classified(NamedTuple):
 
 
 def _classified(settings: ExponentialSettings, problem: Problem, *, simulate: bool = True) -> Classified:
-    """Computes Local-GD, Modified Local-GD, centralised model and support vector machine of a problem, in float64.
+    """Computes the models of Local-GD, Modified Local-GD, centralised training and the SVM on a problem, in float64.
 
     Args:
         settings: Settings.
@@ -100,7 +100,8 @@ def _classified(settings: ExponentialSettings, problem: Problem, *, simulate: bo
         simulate: Whether the engine trains Local-GD and Modified Local-GD; else descent in the dual variables does.
 
     Raises:
-        ValueError: No model fits all labels, or the centralised model diverges.
+        ValueError: No model fits all labels.
+        DivergenceError: The centralised model or descent in the dual variables diverges; it is a ``ValueError`` too.
     """
     x, y, nodes = problem.x, problem.y, problem.partition
     sets = theory.feasible_sets(x, y, nodes, separable=x.shape[1] < len(y))  # with r = n all labels can be fitted
@@ -199,7 +200,7 @@ def exact_verdict(settings: ExponentialSettings, results: list[Classified], size
 
     Args:
         settings: Settings.
-        results: Trained models.
+        results: Trained models of each problem; if there are none, the verdict is undecided.
         sizes: Sizes of the problems, as text.
     """
     largest, control = 0.0, np.inf
@@ -246,10 +247,10 @@ def run(study: Study) -> lab.Outcome:
 
 
 def row(settings: ExponentialSettings, one: Classified) -> lab.Row:
-    """Builds a row of one problem: distances in direction of Local-GD's and Modified Local-GD's models.
+    """Builds the row of one problem: distances in direction between the models of all four methods.
 
-    Distances to the centralised model are at the start, in the middle and at the end of training. Distances to the
-    support vector machine are at the end.
+    Local-GD's and Modified Local-GD's distances to the centralised model are at the start (round 2), in the middle and
+    at the end of training. All other distances are at the end.
 
     Args:
         settings: Settings.
@@ -283,9 +284,10 @@ def _in_theory(settings: HalfspaceSettings, one: Classified) -> dict[str, np.nda
 
 
 def _theory_row(settings: HalfspaceSettings, one: Classified, ideal: dict[str, np.ndarray]) -> lab.Row:
-    """Computes the distances of theory's models to the support vector machine and to Local-GD, as entries of a row.
+    """Computes entries of a row: distances of theory's models to the SVM and to Local-GD, their slopes, and margins.
 
-    ``ideal`` has theory's models by name, from ``_in_theory``; ``one`` has the trained models of the same problem.
+    ``ideal`` has theory's models by name, from ``_in_theory``; ``one`` has the trained models of the same problem. "C
+    of sums to S" is None if the centralised model of the summed losses diverges.
     """
     best, r = ideal["ideal"], settings.num_rounds
     away = {name: theory.direction_distance(ideal[name][2:], best) for name in ("projected", "drawn back")}
@@ -307,7 +309,7 @@ def _theory_row(settings: HalfspaceSettings, one: Classified, ideal: dict[str, n
 
 
 def slope(values: np.ndarray) -> float:
-    """Fits the slope of ln distance to ln round, in the later half; ``values`` are distances after rounds 2, 3, .."""
+    """Fits the slope of ln distance against ln round to the later half of ``values``, distances after round 2, 3, .."""
     late = slice(len(values) // 2, None)
     rounds = np.arange(2, len(values) + 2)
     return lab.log_slope(rounds[late], values[late])
@@ -346,7 +348,8 @@ def _verdicts_of(rows: list[lab.Row], sizes: str) -> tuple[Verdict, ...]:
 def claims(rows: list[lab.Row]) -> tuple[lab.Claim, ...]:
     """Judges the claims of fig. 1(d) of Local-GD by intervals over seeds.
 
-    Each row has the distances of one seed, from ``row`` and, if theory is judged too, from ``_theory_row``.
+    Each row has the entries of ``row`` for one seed. The claim about projections also needs those of ``_theory_row``,
+    and is left out without them.
     """
 
     def over(key: str, less: str = "") -> lab.MeanInterval:

@@ -118,7 +118,7 @@ def accuracies(one: Classified, seed: int, test_inputs: int) -> dict[str, float]
     """Computes the test accuracies of a problem's four models on new N(0, 1) inputs, and their expected values.
 
     The expected accuracy is 1 - angle / pi, with the angle between a model and a node's true model; all are means over
-    nodes.
+    nodes. Keys of the result are such as "accuracy G" and "exact G", the measured and the expected one of Local-GD (G).
 
     Args:
         one: Trained models.
@@ -302,7 +302,8 @@ def _one_class(one: Classified) -> int:
 def claims(rows: list[lab.Row]) -> tuple[lab.Claim, ...]:
     """Judges Local-GD's fig. 2 for each alpha of the Dirichlet distribution, by intervals over seeds.
 
-    Local-GD and Modified Local-GD should come near the centralised model in direction, and be as accurate.
+    Local-GD and Modified Local-GD should come near the centralised model in direction, and be as accurate. An alpha
+    with fewer than two rows, because its other runs diverged, has no claims.
     """
     claims = []
     for (alpha,), group in lab.grouped(rows, "alpha").items():

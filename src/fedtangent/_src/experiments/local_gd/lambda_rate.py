@@ -37,7 +37,8 @@ REMARKS = (
 class LambdaSettings:
     """Settings of the data (Local-GD, section 5; more dimensions than examples), and values of ln(1 / lambda).
 
-    lambda is the factor of the proximal term in the local problems.
+    lambda is the factor of the proximal term in the local problems. Models are compared after each number of
+    ``rounds``.
     """
 
     num_nodes: int = within(4, least=2)
@@ -53,7 +54,8 @@ class LambdaSettings:
 class Turned(NamedTuple):
     """Distances of Local-GD's model w from the projections' model v and from the SVM, for one seed and dimension.
 
-    Arrays are [V], over the V values of ``l = ln(1 / lambda)``, with the factor lambda of the proximal term.
+    Arrays are [V], over the V values of ``l = ln(1 / lambda)``, with the factor lambda of the proximal term. An angle
+    is measured by its chord, ``|w / |w| - v / |v||``.
 
     Attributes:
         round: Number k of rounds after which the models are compared.
@@ -77,7 +79,7 @@ class Turned(NamedTuple):
 
 
 def check(study: Study) -> None:
-    """Raises ``ValueError`` unless three values of ln(1 / lambda) are at least 1e4 and a model fits all labels."""
+    """Raises ``ValueError`` unless at least three values of ln(1 / lambda) are >= 1e4 and a model fits all labels."""
     settings = study.settings
     if sum(value >= LARGE for value in settings.log_inverses) < 3:
         raise ValueError(f"log_inverses: got {settings.log_inverses}, must have three values of {LARGE:g} or more")
@@ -204,7 +206,7 @@ def _off(values: lab.MeanInterval, target: float) -> float:
 def _draw(study: Study, results: list[Turned]) -> None:
     """Plots the first seed's angles against l = ln(1 / lambda), beside curves in 1 / l and in ln l / l.
 
-    Both curves go through the angle at the largest l.
+    Both curves go through the angle after the last round at the largest l.
     """
     levels, panels = np.array(study.settings.log_inverses), []
     for (dimension,), group in lab.grouped([t for t in results if t.seed == results[0].seed], "dimension").items():

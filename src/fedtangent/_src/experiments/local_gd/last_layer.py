@@ -66,8 +66,8 @@ class Layers(NamedTuple):
     The runs are "local_gd", "centralised", "chance" (centralised with other minibatches) and "one node".
 
     Attributes:
-        weights: Layer after every round by run, P parameters, [R + 1, P].
-        accuracy: Test accuracy after every round by run, [R + 1].
+        weights: For each run the P parameters of the layer after every round, [R + 1, P].
+        accuracy: For each run the test accuracy after every round, [R + 1].
     """
 
     seed: int
@@ -85,8 +85,8 @@ class Layers(NamedTuple):
 def check(study: Study) -> None:
     """Raises ``ValueError`` for wrong settings; tries the features of one image.
 
-    Wrong are weights of ResNet-50 for images without colours, numbers of features that cannot be computed, and numbers
-    of nodes among which the images cannot be divided.
+    Wrong are weights of ResNet-50 for images without colours or together with ``pretraining``, numbers of features that
+    cannot be computed, and numbers of nodes among which the images cannot be divided.
     """
     settings, loaded = study.settings, _images(study, study.seeds[0])
     if settings.weights and study.dataset not in COLOURED:
@@ -106,7 +106,7 @@ def _images(study: Study, seed: int) -> ft.data.Dataset:
 
 
 def _featured(study: Study, loaded: ft.data.Dataset, folder: Path | None, seed: int) -> ft.data.Dataset:
-    """Returns the data set with features in place of images.
+    """Returns the data set with standardised features in place of images.
 
     Args:
         study: The study.
@@ -127,7 +127,7 @@ def _featured(study: Study, loaded: ft.data.Dataset, folder: Path | None, seed: 
 
 
 def _tenths(say: Callable[[str], None]) -> Callable[[int, int], None]:
-    """Returns a callback (images done, all images) that reports each tenth of 10,000 images or more through ``say``."""
+    """Returns a callback (images done, all images) that reports tenths through ``say``, if there are 10,000 or more."""
     tenths = 0
 
     def tick(done: int, total: int) -> None:

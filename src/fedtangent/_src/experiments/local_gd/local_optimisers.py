@@ -49,7 +49,7 @@ REMARKS = (
 class OptimiserSettings:
     """Settings of the data of Local-GD, section 5, and the learning rates.
 
-    Momentum of 0.9 adds up ten gradients; with 0.1 times the rate of gradient descent its steps become as long.
+    Momentum of 0.9 adds up about ten gradients, so its learning rate is 0.1 times that of gradient descent.
     """
 
     num_nodes: int = within(4, least=2)
@@ -71,8 +71,8 @@ class Ended(NamedTuple):
         task: "regression" or "classification".
         optimiser: Name of the local optimiser, such as "momentum".
         model: The last global model, [d].
-        curves: Measured quantities after every round, by name, [R + 1] each. A distance of directions is NaN while
-            the model is 0.
+        curves: Measured quantities after every round, by name, [R + 1] each. Those of the classification are NaN at
+            round 0, where the model is 0.
     """
 
     seed: int
@@ -137,7 +137,10 @@ def _path(problem: problems.Problem, settings: OptimiserSettings, seed: int, nam
 
 
 def _regressed(settings: OptimiserSettings, seed: int) -> list[Ended]:
-    """Trains the regression with every optimiser, and computes the distances to the minimum-norm model."""
+    """Trains the regression with every optimiser, and compares the models with the minimum-norm model by round.
+
+    Curves are relative: the distance to that model, the part of the model outside the span of the data, the residual.
+    """
     problem = problems.regression(seed, settings.num_nodes, settings.held, settings.dimension)
     centre, span = theory.minimum_norm(problem.x, problem.y), np.linalg.svd(problem.x, full_matrices=False)[2]
     results = []
@@ -165,9 +168,10 @@ def largest_margin(signed: np.ndarray) -> np.ndarray:
 
 
 def _classified(settings: OptimiserSettings, seed: int) -> list[Ended]:
-    """Trains the classifiers with every optimiser, and measures their distances in direction from two others.
+    """Trains the classification with every optimiser, and compares the models with two maximum-margin classifiers.
 
-    These are the classifiers of maximum margin for the l2 norm and for the l_inf norm.
+    One has the largest margin for the l2 norm, the other for the l_inf norm. Curves have the distance in direction from
+    each of them, and the share of its normalised margin that the model reaches.
     """
     problem = problems.classification(seed, settings.num_nodes, settings.held, settings.dimension, settings.spread)
     sets = theory.feasible_sets(problem.x, problem.y, problem.partition)
@@ -235,7 +239,7 @@ def _claims(results: list[Ended]) -> tuple[lab.Claim, ...]:
 
 
 def _apart(results: list[Ended], task: str) -> lab.MeanInterval:
-    """Computes the distance between the last models of momentum and of gradient descent, mean over seeds.
+    """Computes the distance between the last models of momentum and of gradient descent: mean and interval over seeds.
 
     For the regression it is divided by the norm of gradient descent's model; for the classification it is a distance of
     directions.

@@ -54,6 +54,7 @@ class ParticipationRun(NamedTuple):
     """Distances of the global model w from the centralised model c, by round, for one seed and dimension.
 
     Attributes:
+        steps: Number of local steps in a round.
         distance: ``|w - c| / |c|`` if only the nodes drawn for a round (its cohort) take part in it, [R + 1].
         everybody: ``|w - c| / |c|`` if all nodes take part in every round, [R + 1].
         bias: Value to which ``everybody`` tends.
@@ -88,7 +89,7 @@ class ParticipationRun(NamedTuple):
 def fall(distance: np.ndarray) -> float:
     """Computes the decrease of ln ``distance`` per round, by a least-squares line.
 
-    The line is fitted to the rounds before ``distance`` first falls to 1e-9.
+    The line is fitted to the rounds before ``distance`` first falls to 1e-9, at least to the first two.
     """
     is_alive = distance > 1e-9
     count = max(len(is_alive) if is_alive.all() else int(np.argmin(is_alive)), 2)
@@ -167,7 +168,8 @@ def _follow(
 ) -> ParticipationRun:
     """Computes the distance of the global from the centralised model by round, over the centralised model's norm.
 
-    It does so for the given cohorts and for all nodes in every round.
+    It does so for runs of the drawn cohorts and of all nodes in every round. Runs start from 0 in the wide dimension,
+    and from the centralised model in the narrow one.
 
     Args:
         form: Closed form of one regression and number of local steps.
@@ -176,8 +178,6 @@ def _follow(
         settings: Settings.
         place: Seed, dimension and number of local steps.
     """
-    # The distances are computed with the drawn cohorts and with all nodes in every round. Runs start from 0 in the wide
-    # dimension, and from the centralised model in the narrow one.
     size = np.linalg.norm(centre)
     start = None if place[1] == settings.wide else centre
     both = [
@@ -256,8 +256,8 @@ def _first_too_many(settings: ParticipationSettings, results: list[Participation
 def _interpolating(settings: ParticipationSettings, results: list[ParticipationRun]) -> Verdict:
     """Judges whether the distance to the centralised model still falls late in training, with ``wide`` dimensions.
 
-    It is measured from a quarter of the rounds to the end. The control is training with fewer dimensions than examples
-    (``narrow``), where the distance must not fall.
+    With the most local steps it must fall by more than a factor e from a quarter of the rounds to the end. The control
+    is training with fewer dimensions than examples (``narrow``), where it must not fall so far.
     """
 
     def factors(dimension: int) -> list[float]:

@@ -25,7 +25,7 @@ LAST = "Dense_0"  # the last layer, in the network's parameters
 
 
 def with_trained_features(dataset: Dataset, share: float, epochs: int, num_features: int, seed: int) -> Dataset:
-    """Trains a network on some training images, and replaces all other images by the network's features.
+    """Trains a network on some training images, and replaces all other images by the network's standardised features.
 
     The images that train the network are left out of the returned data set.
 

@@ -114,7 +114,7 @@ def _of(x: np.ndarray, y: np.ndarray, truths: np.ndarray) -> Problem:
 def dirichlet_halfspaces(seed: int, num_nodes: int, num_examples: int, dimension: int, alpha: float) -> Problem:
     """Draws ``y = sign(x' w*)`` with one w*, and divides each class among nodes by Dir(alpha) (Local-GD, B.1).
 
-    Every node gets an example.
+    The entries of x and w* are N(0, 1), and every node gets at least one example.
 
     Args:
         seed: Seed of the draw.

@@ -214,7 +214,7 @@ def _row(seed: int, one: RegressionRun, distances: dict[str, np.ndarray]) -> lab
 
 
 def claims(rows: list[lab.Row]) -> tuple[lab.Claim, ...]:
-    """Judges Local-GD's fig. 1(a): the global model equals its closed form, and ends at the centralised model."""
+    """Judges Local-GD's fig. 1(a): the global model equals its closed form, and approaches the centralised one."""
     closed = lab.interval(r["g_closed_largest"] / r["g_c_start"] for r in rows)
     end = lab.interval(r["g_c_end"] / r["g_c_start"] for r in rows)
     late = lab.interval(r["g_c_end"] - r["g_c_half"] for r in rows)
@@ -287,7 +287,10 @@ def check_dimensions(study: Study) -> None:
 
 
 def _run(part: str, study: Study) -> lab.Outcome:
-    """Runs fig. 1(b) or 1(c) of Local-GD (``part`` "b" or "c"): trains in every dimension on every seed."""
+    """Runs fig. 1(b) or 1(c) of Local-GD (``part`` "b" or "c"): computes the models of every dimension and seed.
+
+    Models of the first ``simulated_seeds`` seeds are trained, the others come from the closed form.
+    """
     settings, runs, rows = study.settings, list[RegressionRun](), list[lab.Row]()
     for seed in study.each_seed():
         for d in sorted(settings.dimensions):
@@ -352,7 +355,7 @@ def _claims_b(rows: list[lab.Row], total: int) -> tuple[lab.Claim, ...]:
     """Judges the claims of fig. 1(b) of Local-GD; ``total`` is the number of all examples.
 
     The global model equals its closed form; its distance to the centralised one peaks at d = ``total`` and vanishes at
-    large d.
+    the largest d.
     """
     most = max(r["dimension"] for r in rows)
     closed = lab.interval(max(r["g_closed"] / r["size"] for r in group) for group in lab.grouped(rows, "seed").values())
@@ -368,7 +371,8 @@ def _claims_b(rows: list[lab.Row], total: int) -> tuple[lab.Claim, ...]:
 def _claims_c(rows: list[lab.Row], total: int) -> tuple[lab.Claim, ...]:
     """Judges fig. 1(c) of Local-GD: the global and the centralised model have equal errors at the largest d.
 
-    It also judges whether the errors peak at d = ``total``, the number of all examples.
+    It also judges whether both errors peak at d = ``total``, the number of all examples, and whether the centralised
+    model's error is the larger one there.
     """
     most = max(r["dimension"] for r in rows)
     away = lab.interval(abs(r["error_g"] / r["error_c"] - 1) for r in rows if r["dimension"] == most)

@@ -81,9 +81,11 @@ class Trained(NamedTuple):
     Distances are at test points, relative to how far training moved the prediction.
 
     Attributes:
-        distances: Distance from each theory by the keys of DISTANCES, such as "last_own" (last layer, own features).
-        wrong: Distance of the trained last layer from two wrong closed forms (a step less, a round more).
-        centralised: Distance of the whole network from the minimum-norm fit with its own initial kernel.
+        draw: Number of the network among those of its seed and width.
+        distances: Distance from each theory by the keys of DISTANCES, such as "last_own" (the last layer, from the
+            closed form on the features of this network).
+        wrong: Distance of the trained last layer from two wrong closed forms, "a step less" and "a round more".
+        centralised: Distance of the whole network from the minimum-norm fit with its tangent kernel at the start.
     """
 
     seed: int
@@ -100,7 +102,7 @@ def _network(settings: WidthSettings, width: int) -> Model:
 
 
 def _task(settings: WidthSettings, seed: int) -> Task:
-    """Draws the regression of Local-GD with inputs scaled to norm 1, and computes the learning rate."""
+    """Draws Local-GD's regression, scales inputs to norm 1 and targets to mean square 1, and sets the learning rate."""
     problem = problems.regression(seed, settings.num_nodes, settings.held, settings.dimension)
     test = np.random.default_rng([seed, 1]).standard_normal((settings.num_test, settings.dimension))
     x, x_test = (points / np.linalg.norm(points, axis=1, keepdims=True) for points in (problem.x, test))
@@ -212,7 +214,7 @@ def _algorithms(settings: WidthSettings, width: int, rate: float) -> tuple[Algor
 def _ends(
     settings: WidthSettings, algorithm: Algorithm, x: np.ndarray, task: Task, seed: int, key: Key | None = None
 ) -> tuple[PyTree, PyTree]:
-    """Trains ``algorithm`` on inputs ``x`` [n, d]; returns the parameters before and after training.
+    """Trains ``algorithm`` on inputs ``x`` [n, d] and the targets of ``task``; returns the first and last parameters.
 
     ``key``, or without it ``seed``, draws the initial parameters.
     """
@@ -278,7 +280,7 @@ def _verdicts(results: list[Trained], rates: dict[str, lab.MeanInterval]) -> tup
 
 
 def _draw(study: Study, results: list[Trained]) -> None:
-    """Plots distances of trained networks from theory against width, each seed a point.
+    """Plots distances of trained networks from theory against width: a point for each seed, the mean of its networks.
 
     Distances from the exact closed form of the last layer are left out: they are only rounding errors.
     """

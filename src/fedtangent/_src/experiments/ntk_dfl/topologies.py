@@ -138,6 +138,9 @@ def _name(method: str, graph: str) -> str:
 def measure(algorithm: Algorithm, state: PyTree, splits: EvaluationSets) -> dict[str, Array]:
     """Computes on each split the accuracy of the network of mean weights, and the mean accuracy of the clients' models.
 
+    Keys of the result are such as "test.accuracy" and "test.accuracy_of_clients". A model that has an output which is
+    not finite counts as accuracy 0.
+
     Args:
         algorithm: The algorithm.
         state: State of its run.
@@ -188,7 +191,8 @@ def ends(records: Sequence[Record], others: Sequence[Record], target: float) -> 
 def _row(method: str, graph: str, results: Ends, gossip: Ends, settings: TopologySettings) -> lab.Row:
     """Builds the row of one method and graph, with means over seeds.
 
-    The row also has the method's accuracy minus the accuracy of gossip averaging on the same graph (``gossip``).
+    The row also has the method's accuracy minus the accuracy of gossip averaging on the same graph (``gossip``). Rounds
+    and MiB to the target are None if a seed never reaches it.
     """
     reached = int(np.sum(results.rounds <= settings.num_rounds))
     row: lab.Row = {name: float(values.mean()) for name, values in results._asdict().items()}
@@ -243,10 +247,7 @@ def bench_of(study: Study) -> Bench:
 
 
 def _check(study: Study) -> None:
-    """Raises ``ValueError`` for a graph that cannot be drawn, a tuning seed among the seeds, or another wrong setting.
-
-    Other wrong settings are found by building every method on the first seed's data.
-    """
+    """Raises ``ValueError`` for a tuning seed among the seeds, or settings with which a method cannot be built."""
     settings: TopologySettings = study.settings
     harness.check_tuning_seed(study)
     harness.build_all(methods_of(settings, trials.label_skewed(study, study.seeds[0])))

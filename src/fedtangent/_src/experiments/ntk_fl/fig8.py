@@ -63,7 +63,11 @@ PUBLISHED = {0.9: 0.06, 0.8: 0.23, 0.7: 0.35, 0.6: 0.47, 0.5: 0.65}
 
 @dataclass(frozen=True)
 class LeakageSettings:
-    """Settings of each seed's images, of the networks, and of the attacker's effort."""
+    """Settings of each seed's images, of the networks, and of the attacker's effort.
+
+    A colluding client has ``num_known`` further images. Projected images have ``projected_share`` times as many numbers
+    as pixels.
+    """
 
     sparsities: tuple[float, ...] = within((0.99, 0.9, 0.8, 0.7, 0.6, 0.5, 0.0), at_least=0, below=1)
     num_images: int = within(3, least=2)
@@ -94,7 +98,10 @@ class AttackedImages(NamedTuple):
 
 
 class Reconstruction(NamedTuple):
-    """The images that one attack reconstructs at one sparsity, and their similarity to the originals."""
+    """The images that one attack reconstructs at one sparsity, and their SSIM (similarity to the originals).
+
+    ``finite`` says whether the search for every image ended at a finite mismatch; True for an attack in closed form.
+    """
 
     ssim: np.ndarray  # [m]
     x: np.ndarray  # [m, H, W] clipped to [0, 1]
@@ -148,7 +155,7 @@ def _projected_size(settings: LeakageSettings, images: AttackedImages) -> int:
 def _read_everything(
     study: Study, built: tuple[Model, Model, Model], images: AttackedImages, sparsities: tuple[float, ...]
 ) -> ByAttack:
-    """Attacks clients' messages at the initial weights of three networks, by every attack at every sparsity."""
+    """Attacks messages at the initial weights of the networks ``built``, by every attack at every sparsity."""
     settings = study.settings
     by_attack = ByAttack()
     keys = [jax.random.fold_in(jax.random.key(images.seed), i) for i in range(3)]
@@ -167,8 +174,7 @@ def _read_everything(
 def _read(images: AttackedImages, x: Array, originals: np.ndarray | None = None, finite: bool = True) -> Reconstruction:
     """Computes the SSIM of reconstructed images ``x`` [m, ...]; pixels that are not finite count as 0.
 
-    The true images are ``originals``; if it is None, they are ``images.x``. ``finite`` says whether the attack met only
-    finite values, and is stored in the result.
+    The true images are ``originals``; if it is None, they are ``images.x``. ``finite`` is stored in the result.
     """
     targets = images.x if originals is None else originals
     clipped = np.clip(np.nan_to_num(np.asarray(x, np.float64), nan=0.0), 0, 1).reshape(targets.shape)

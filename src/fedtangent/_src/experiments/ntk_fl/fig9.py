@@ -41,7 +41,10 @@ REMARKS = (
 
 @dataclass(frozen=True)
 class WeightGapSettings:
-    """Settings of the cohort, its examples, the networks, and the step as a fraction of the largest stable one."""
+    """Settings of the cohort, its examples, the networks, and the step as a fraction of the largest stable one.
+
+    ``delta`` is the probability with which Lemma 1 of NTK-FL, and so the bound of Lemma 2, may fail.
+    """
 
     num_clients: int = 20
     examples_per_client: int = 10
@@ -100,7 +103,8 @@ def run(study: Study) -> lab.Outcome:
 def _cohort(study: Study, seed: int) -> tuple[np.ndarray, np.ndarray]:
     """Draws pooled inputs [N, d] and labels [N] of ``num_clients`` clients, at most ``examples_per_client`` of each.
 
-    Clients are the data set's writers, or drawn by Dirichlet where it has none.
+    Clients are the data set's writers, or drawn by Dirichlet where it has none. Raises ``ValueError`` if there are not
+    ``total_clients`` writers.
     """
     settings, loaded = study.settings, ft.data.load(study.dataset, data_dir=study.data_dir, seed=seed, flatten=True)
     if loaded.user_train is None:
@@ -174,7 +178,7 @@ def _row(g: WeightGap) -> lab.Row:
 
 
 def _over(gap: np.ndarray, bound: np.ndarray | None) -> float | None:
-    """Computes the largest ratio of the weights' distances ``gap`` to ``bound``, where the bound is above rounding."""
+    """Computes the largest ratio of distances ``gap`` to ``bound``, where it is above rounding; None without bound."""
     if bound is None:
         return None
     is_above = bound > 1e-12 * bound[-1]

@@ -111,7 +111,11 @@ def _judge_table1(settings: TargetSettings, reached: dict[str, Reached]) -> list
 
 
 def _claim(settings: TargetSettings, reached: dict[str, Reached], method: str, other: str) -> lab.Claim:
-    """Judges whether the method ``method`` needs fewer rounds to the target accuracy than the method ``other``."""
+    """Judges whether the method ``method`` needs fewer rounds to the target accuracy than the method ``other``.
+
+    The claim is undecided if a run of ``method`` never reaches the target. A run of ``other`` that never reaches it
+    counts with all its rounds.
+    """
     first, second = reached[method], reached[other]
     claim = f"{LABELS[method]} needs fewer rounds than {LABELS[other]}"
     if None in first.rounds:

@@ -32,7 +32,10 @@ METHODS = {
 
 @dataclass(frozen=True)
 class EvolutionDecaySettings:
-    """Settings: one long round for every width and step, and a few rounds of NTK-FL at the largest of both."""
+    """Settings: one long round for every width and step, and a few rounds of NTK-FL at the largest of both.
+
+    ``delta`` is the probability with which Theorem 1 may fail.
+    """
 
     num_examples: int = 40
     num_clients: int = 4

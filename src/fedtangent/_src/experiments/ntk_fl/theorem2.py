@@ -33,7 +33,10 @@ REMARKS = (
 
 @dataclass(frozen=True)
 class AveragingDecaySettings:
-    """Settings of FedAvg at several numbers of local steps, beside one round of NTK-FL."""
+    """Settings of FedAvg at several numbers of local steps, beside one round of NTK-FL.
+
+    ``delta`` is the probability with which Theorem 2 may fail.
+    """
 
     num_examples: int = 40
     num_clients: int = 4
@@ -86,7 +89,7 @@ def run(study: Study) -> lab.Outcome:
 
 
 def _follow(task: TwoLayerProblem, settings: AveragingDecaySettings, seed: int) -> list[FollowedRounds]:
-    """Trains with FedAvg for every width, step size and number of local steps of one seed. Needs 64-bit types."""
+    """Trains by FedAvg for every width, step and number of local steps, and by NTK-FL for a round; needs float64."""
     results = []
     for width in settings.widths:
         start = two_layer.network(task, width, seed)
@@ -106,7 +109,11 @@ def _follow(task: TwoLayerProblem, settings: AveragingDecaySettings, seed: int) 
 
 
 def _row(f: FollowedRounds) -> lab.Row:
-    """Builds a run's row: FedAvg's squared residuals over the bound of Theorem 2, and over the residual of NTK-FL."""
+    """Builds a run's row: FedAvg's squared residuals against the bound of Theorem 2, and beside NTK-FL's after a round.
+
+    "late_decay_over_bound" is NaN if the bound's factor a round is not within (0, 1), or if fewer than three residuals
+    of the second half of the run are above rounding.
+    """
     c, rounds, rate = f.theorem.constants, f.rounds, f.theorem.rate()
     bound, floor = f.theorem.residual_bound(rounds), two_layer.TREND * f.squared[0]
     reached, broken = f.squared <= f.ntk, two_layer.first_above(f.squared, bound, floor)
@@ -162,7 +169,7 @@ def _sheet(study: Study, rows: list[lab.Row]) -> lab.Sheet:
 
 
 def _draw(study: Study, results: list[FollowedRounds]) -> None:
-    """Plots the first seed's residuals at the largest width and step with the bound, a panel per number of steps."""
+    """Plots the first seed's residuals at the largest width and step with the bound, by number of local steps."""
     settings, panels, rounds = study.settings, [], results[0].rounds
     for f in (f for f in results if f[:3] == (results[0].seed, settings.widths[-1], settings.step_factors[-1])):
         c, start, bound = f.theorem.constants, f.squared[0], f.theorem.residual_bound
