@@ -114,6 +114,11 @@ def test_a_run_that_leaves_float64_says_so() -> None:
     for ask in (lambda: fast.mean(3), lambda: fast.residual(3), lambda: fast.cov(3), lambda: fast.variance(2)):
         with pytest.raises(FloatingPointError, match="learning_rate: got one at which the run is not stable"):
             ask()
+    for ask in (fast.spectrum, fast.contraction, fast.fixed_point, fast.bias):
+        with pytest.raises(FloatingPointError, match="got one at which a pass over the rounds is beyond float64"):
+            ask()
+    rate = fast.largest_stable_learning_rate()
+    np.testing.assert_allclose(rate, flow(learning_rate=0.1).largest_stable_learning_rate(), rtol=1e-3)
     slower = flow(learning_rate=1e3)
     assert np.isfinite(slower.mean(3)).all() and not slower.stability().condition.holds
 

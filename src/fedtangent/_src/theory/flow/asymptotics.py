@@ -182,11 +182,20 @@ class Pass:
 
     @in_float64
     def _matrix(self) -> Float64[np.ndarray, "d d"]:
-        """Computes the matrix L [d, d] by which a pass maps the state, in the coordinates of ``_Frame``."""
+        """Computes the matrix L [d, d] by which a pass maps the state, in the coordinates of ``_Frame``.
+
+        Raises ``FloatingPointError`` if a number of L is inf or NaN.
+        """
         like = zero_state(self.flow.program(self.model, 1), 1)
         size = len(self.frame.reduced(like))
         zeros = np.zeros((len(self.flow.theta), 1, size))
-        return self._end(zeros, zeros, self.frame.lifted(like, np.eye(size)), True)
+        matrix = self._end(zeros, zeros, self.frame.lifted(like, np.eye(size)), True)
+        if not np.isfinite(matrix).all():
+            raise FloatingPointError(
+                "learning_rate: got one at which a pass over the rounds is beyond float64; "
+                "Flow.largest_stable_learning_rate() is the largest stable one"
+            )
+        return matrix
 
     @in_float64
     def _drives(self, decayed: bool) -> tuple[Float64[np.ndarray, "d q"], Float64[np.ndarray, "d q"]]:
@@ -276,7 +285,7 @@ def largest_stable(flow: Flow, model: int, tolerance: float) -> float:
         with np.errstate(over="ignore", invalid="ignore"):
             try:
                 return replace(in_use, flow=replace(flow, rounds=rounds)).spectrum().radius
-            except np.linalg.LinAlgError:  # overflowed
+            except (FloatingPointError, np.linalg.LinAlgError):  # overflowed
                 return np.inf
 
     start, end = factors_to_search(flow)
@@ -333,6 +342,9 @@ def end_of_stable(
         growths[factor] = growth(factor)
         return not growths[factor] <= most
 
+    def between(low: float, high: float) -> float:  # the geometric mean, also where the product is beyond float64
+        return float(np.sqrt(low) * np.sqrt(high))
+
     def beside(low: float, middle: float, high: float) -> float | None:
         """Searches between the stable factors ``low`` and ``high`` for an unstable one; returns it, or None.
 
@@ -342,7 +354,7 @@ def end_of_stable(
             neighbours = max(growths[low], growths[high])
             if growths[middle] <= neighbours + ROUNDING * abs(neighbours):
                 return None
-            for factor in (below := float(np.sqrt(low * middle)), above := float(np.sqrt(middle * high))):
+            for factor in (below := between(low, middle), above := between(middle, high)):
                 if grows(factor):
                     return factor
             points = low, below, middle, above, high
@@ -369,7 +381,7 @@ def end_of_stable(
             high = beside(*stable[-3:]) if len(stable) > 2 else None
     low = max(factor for factor in growths if factor < high and growths[factor] <= most)
     while high - low > max(tolerance, 1e-15) * high:
-        middle = float(np.sqrt(low * high))
+        middle = between(low, high)
         low, high = (low, middle) if grows(middle) else (middle, high)
     return low
 
