@@ -186,8 +186,8 @@ def _claims(runs: Mapping[str, Runs]) -> Iterator[lab.Claim]:
     for other in (GLOBAL, OWN):
         lead = lab.interval(last[ROTATED][IFCA] - last[ROTATED][other])
         yield lead.claim_above(f"IFCA is above {LABELS[other]}", "by {:+.4f}")
-    found = lab.interval(final(runs[ROTATED], IFCA, PAIRS))
-    yield found.claim_above("ours: IFCA puts 95 % of the pairs of clients right", "{:.3f}", 0.95)
+    pairs = lab.interval(final(runs[ROTATED], IFCA, PAIRS))
+    yield pairs.claim_above("ours: IFCA puts 95 % of the pairs of clients right", "{:.3f}", 0.95)
     lead, control = (last[kind][IFCA] - last[kind][GLOBAL] for kind in (ROTATED, ALIKE))
     yield lab.interval(control).claim_above(f"ours: {ALIKE}: IFCA is above {LABELS[GLOBAL]}", "by {:+.4f}")
     yield lab.interval(lead - control).claim_above("ours: the lead over FedAvg comes from the clusters", "by {:+.4f}")

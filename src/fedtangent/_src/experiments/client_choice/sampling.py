@@ -104,9 +104,11 @@ def methods_of(settings: SamplingSettings, trial: Trial) -> dict[str, Method]:
         NORM: choosing(LABELS[NORM], ft.schedules.gradient_norm_sampling(count, some)),
         EVERYONE: choosing(LABELS[EVERYONE], ft.schedules.all_clients(count)),
     }
-    for asked in settings.candidates:
-        schedule = ft.schedules.power_of_choice(count, asked, some)
-        methods[f"power_of_choice-{asked}"] = choosing(f"power-of-choice of {asked}", schedule, "uniform")
+    for num_candidates in settings.candidates:
+        schedule = ft.schedules.power_of_choice(count, num_candidates, some)
+        methods[f"power_of_choice-{num_candidates}"] = choosing(
+            f"power-of-choice of {num_candidates}", schedule, "uniform"
+        )
     return methods
 
 
@@ -146,8 +148,8 @@ def ends(records: Sequence[Record], uniform: Sequence[Record], target: float) ->
 def _claims(results: Mapping[str, Ends], settings: SamplingSettings) -> Iterator[lab.Claim]:
     """Judges power-of-choice and gradient-norm sampling against uniform sampling and against all clients."""
     uniform = results[UNIFORM]
-    for asked in settings.candidates:
-        chosen, label = results[f"power_of_choice-{asked}"], f"power-of-choice of {asked}"
+    for num_candidates in settings.candidates:
+        chosen, label = results[f"power_of_choice-{num_candidates}"], f"power-of-choice of {num_candidates}"
         sooner = lab.interval(uniform.rounds / chosen.rounds)
         claim = f"{label} needs fewer rounds than uniform sampling to {settings.target:.0%} (the paper: up to 3 times)"
         yield sooner.claim_above(claim, "{:.2f} times", 1.0)

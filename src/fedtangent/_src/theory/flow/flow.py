@@ -439,7 +439,7 @@ class Flow:
     def blocks(self) -> KernelBlocks:
         """Kernel blocks; raises ``ValueError`` for a large kernel, which has products but no blocks."""
         if isinstance(self.kernels, LargeKernel):
-            raise ValueError("kernels: got a LargeKernel, must be KernelBlocks for covariance, operator, stability and fixed point")
+            raise ValueError("kernels: got a LargeKernel, must be KernelBlocks for covariance, operator or fixed point")
         return self.kernels
 
     def check_law(self, quantity: str) -> KernelBlocks:
