@@ -236,10 +236,11 @@ def _limits(attack: Attack) -> Attack:
 def _search(
     model: Model, loss: str | None, attack: Attack, params: PyTree, sight: Sight, starts: tuple[Array, Array | None]
 ) -> Minimum:
-    """Searches for the input behind each message, from each start in turn; returns a minimum for each start, stacked.
+    """Searches from each start for the input behind its message; returns the minima, [messages * restarts, ...].
 
     ``sight`` has the messages, the weights of their entries, and known outputs or labels. Messages are gradients of
-    ``loss``; without a loss they are Jacobians. ``starts`` are inputs and labels, all restarts of a message in a row.
+    ``loss``; without a loss they are Jacobians. ``starts`` are inputs, and for gradients with unknown labels also
+    labels (else None), [messages * restarts, ...] each; the restarts of one message follow one another.
     """
     flat, unravel = ravel_pytree(params)
     restarts = len(starts[0]) // len(sight[0])

@@ -231,14 +231,14 @@ def words(values: Mapping[str, object], options: Mapping[str, Option]) -> list[s
 
 
 def parse(arguments: Sequence[str], options: Mapping[str, Option]) -> Values:
-    """Parses the words of a command line; returns the value of every option by name.
+    """Parses the words of a command line; returns by name the value of every option, given there or by default.
 
     Args:
         arguments: Words of a command line.
         options: Options by name.
 
     Raises:
-        ValueError: A word is no option or no value of its option.
+        ValueError: An unknown option, a value of the wrong type, or a required option that is missing.
     """
     fields: list[tuple[str, object, object]] = []
     positional: Any = tyro.conf.Positional

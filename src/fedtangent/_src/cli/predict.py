@@ -143,7 +143,10 @@ def _is_far(curve: Curve, loss: str) -> bool:
 
 
 def _metrics(forecast: Forecast) -> list[Metric]:
-    """Builds the rows of metrics.csv for a predicted run: by round, each metric's mean, 5th and 95th percentiles."""
+    """Builds the rows of metrics.csv for a predicted run: by round, each metric's mean, 5th and 95th percentiles.
+
+    They are at the given learning rate, and at the best and the fastest rate if there are any.
+    """
     curves = {"predicted": forecast.given}
     if forecast.rates is not None:
         curves["predicted at the best rate"] = forecast.best
@@ -200,10 +203,10 @@ def _goal(plan: Plan) -> str:
 
 
 def _ends(forecast: Forecast, curve: Curve) -> list[str]:
-    """Returns cells of a table: test metrics at the last round, and the round and MiB that reach the target metric.
+    """Returns cells of a table: test loss and main metric at the last round, and round and uplink MiB at the target.
 
-    ``curve`` is a learning curve of ``forecast``, at one learning rate. Without a target the last two cells are left
-    out.
+    ``curve`` is a learning curve of ``forecast``, at one learning rate. The first two are one cell if the loss is the
+    main metric. A target that is not reached gives "never" and "-"; without a target the last two cells are left out.
     """
     plan = forecast.plan
     cells = [number(float(curve.mean("test", name)[-1]), 4) for name in dict.fromkeys((plan.loss, plan.main))]
@@ -215,9 +218,9 @@ def _ends(forecast: Forecast, curve: Curve) -> list[str]:
 
 
 def _columns(plan: Plan) -> list[str]:
-    """Returns the headings of the table of test metrics at the last round.
+    """Returns the headings of the cells that ``_ends`` returns: test loss and main metric, rounds and uplink MiB.
 
-    If there is a target accuracy or loss, they include the rounds and the MiB until it is reached.
+    Without a target the last two are left out.
     """
     names = {"nll": "test NLL", "mse": "test MSE", "loss": "test loss", "accuracy": "accuracy"}
     metrics = [names[name] for name in dict.fromkeys((plan.loss, plan.main))]

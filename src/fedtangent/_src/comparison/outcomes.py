@@ -127,12 +127,12 @@ class BesidePrediction:
 def errors_by_client(problem: Problem, networks: Simulated, gap: Gap) -> dict[int, tuple[float, float]]:
     """Returns each client's training error after the last round, predicted and simulated, by the client's number.
 
-    ``Problem.left`` defines the training error. Clients without examples are left out.
+    ``Problem.left`` defines the training error, over all models and draws. Clients without examples are left out.
 
     Args:
         problem: Examples, clients and loss.
         networks: Networks of one width.
-        gap: Their prediction.
+        gap: The prediction for these networks (``gap_of``).
     """
     errors, ends = {}, (gap.train[-1:], networks.train[-1:])
     for i in range(problem.partition.num_clients):

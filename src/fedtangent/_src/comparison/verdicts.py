@@ -125,14 +125,17 @@ def summary(verdicts: Sequence[Verdict]) -> str:
 
 
 class Rival(NamedTuple):
-    """A wrong theory that may become a verdict's control, with its calculated distance from the right theory.
+    """A wrong theory that may become a verdict's control.
 
-    ``measured`` estimates the verdict's number for the wrong theory, by the same estimator as for the right theory.
+    Attributes:
+        name: Name of the wrong theory, or of its mistake.
+        distance: Its largest calculated distance from the right theory, in the unit of the verdict's estimate.
+        measured: Function that computes the verdict's estimate with the wrong theory in place of the right one.
     """
 
     name: str
-    distance: float  # largest distance from the right theory, in the units of the verdict
-    measured: Callable[[], Interval]  # the verdict's estimate for the wrong theory
+    distance: float
+    measured: Callable[[], Interval]
 
 
 def judged(

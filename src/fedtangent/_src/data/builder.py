@@ -86,7 +86,7 @@ class FedtangentPublished(tfds.core.GeneratorBasedBuilder):
 
 
 def _features(published: Published) -> dict[str, tfds.features.Tensor]:
-    """Returns the TFDS description of an example: the shape and dtype of each part, such as x; raw bytes are stored."""
+    """Returns the TFDS features of an example: shape and dtype of each part, such as x, stored as raw bytes."""
     return {
         name: tfds.features.Tensor(shape=shape, dtype=np.dtype(dtype), encoding="bytes")
         for name, (shape, dtype) in published.example

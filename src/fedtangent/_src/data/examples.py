@@ -347,7 +347,10 @@ def _check_split(dataset: Dataset, split: str, loss: str | Loss) -> None:
 
 
 def _check_model(model: Model, dataset: Dataset, classes: tuple[str, ...] | None) -> None:
-    """Raises ``ValueError`` unless the model reads the data's examples and has an output for each class or number."""
+    """Raises ``ValueError`` unless the model reads the data's examples and has an output for each class or number.
+
+    ``classes`` are the names of the classes, for the message; None if their names are their numbers.
+    """
     holds_tokens, kinds = dataset.kind == TOKENS, {True: "tokens", False: "real numbers"}
     if model.vocabulary is not None and (model.vocabulary > 0) != holds_tokens:
         raise ValueError(
@@ -430,7 +433,10 @@ def _on_device(dataset: Dataset, classes: tuple[str, ...] | None, loss: str | Lo
 
 
 def _split_of(dataset: Dataset, split: str, loss: str | Loss, most: int | None = None) -> Split:
-    """Moves a split's examples, or a sample of ``most``, to the device, with targets in the form of the loss."""
+    """Moves a split's examples to the device, as a ``Split``; if there are more than ``most``, a sample of ``most``.
+
+    The sample is random, but always the same (``sampled``).
+    """
     columns = _columns(dataset, split)
     rows = sampled(most, *columns)
     x, y = (column[rows] for column in columns)

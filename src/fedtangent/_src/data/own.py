@@ -106,7 +106,7 @@ def entry(name: str, input_kind: str | None = None, target_kind: str | None = No
 
 
 def _kind(name: str, x: np.ndarray, input_kind: str | None) -> str:
-    """Returns the kind of the inputs ``x``: "image", "tokens" or "vector".
+    """Returns the kind of the inputs ``x`` of the file ``name``: "image", "tokens" or "vector".
 
     Raises ``ValueError`` if no kind fits, or if ``x`` cannot be of the kind ``input_kind`` that the user chose.
     """
@@ -265,9 +265,10 @@ def _held_out(
 
 
 def _inputs(name: str, x: np.ndarray, kind: str, options: OwnOptions) -> np.ndarray:
-    """Converts inputs ``x`` of a user's file to the form that networks read: images get an axis of channels.
+    """Checks, converts and scales inputs ``x`` of a user's file by ``inputs``; images [n, H, W] become [n, H, W, 1].
 
-    Raises ``ValueError`` for NaN or infinity, and where ``inputs`` does.
+    ``name`` is their name in messages. Raises ``ValueError`` for NaN or infinity, and for inputs that ``inputs``
+    refuses.
     """
     checks.finite(name, x)
     scaled = inputs(name, x, kind, options.input_scale)

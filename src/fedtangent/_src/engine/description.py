@@ -134,17 +134,24 @@ class Descriptions(NamedTuple):
         return in_common([run.values() for run in self.runs]) | dict(self.varied)
 
     def labels(self) -> list[str]:
-        """Returns a text for each run that tells it from the other runs of its algorithm, such as ", mu 0.1"."""
+        """Returns a text for each run that tells it from the other runs of its algorithm, such as ", mu 0.1".
+
+        It is "" if only the algorithm varies.
+        """
         names = self.varied.keys() - {"algorithm"}
         varying = [{name: value for name, value in run.values().items() if name in names} for run in self.runs]
         return ["".join(f", {name.replace('_', ' ')} {value}" for name, value in one.items()) for one in varying]
 
 
 def resolve(chosen: Mapping[str, str]) -> dict[str, Entry]:
-    """Returns the entry of each choice of a run, such as "algorithm"; choices missing in ``chosen`` get defaults.
+    """Returns the entry of each choice of a run, by the name of the choice, such as "algorithm".
+
+    Args:
+        chosen: Name of the chosen entry for each choice, such as ``{"algorithm": "fed_prox"}``; missing choices get
+            defaults that fit the others.
 
     Raises:
-        ValueError: An unknown name.
+        ValueError: No entry has a chosen name.
     """
     dataset = named.chosen(chosen.get("dataset", Choices.dataset), *map(chosen.get, KINDS))
     algorithm = choose("algorithms", chosen.get("algorithm", Choices.algorithm))

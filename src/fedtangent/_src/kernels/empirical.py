@@ -203,9 +203,10 @@ def _dense_block(
     rows2: tuple[list[Float[AnyArray, "n2 _"]], list[Float[Array, "n2 _"]]] | None,
     trace: bool,
 ) -> Float[AnyArray, "n1 n2"] | Float[AnyArray, "n1 C n2 C"]:
-    """Computes a kernel block of a dense network; if ``trace``, its mean over outputs.
+    """Computes a block of a dense network's tangent kernel at ``params``; if ``trace``, its mean over outputs.
 
-    ``rows1`` and ``rows2`` are the inputs and the pre-activations of every layer; without ``rows2`` both are ``rows1``.
+    ``rows1`` and ``rows2`` are the inputs and the pre-activations of every layer at two sets of examples, from
+    ``forward``; without ``rows2`` both sets are the first.
     """
     inputs1, outputs1 = rows1
     inputs2, outputs2 = rows1 if rows2 is None else rows2
@@ -230,10 +231,11 @@ def _dense_trace(
     outputs2: list[Float[Array, "n2 _"]],
     grams: list[Float[AnyArray, "n1 n2"]],
 ) -> Float[AnyArray, "n1 n2"]:
-    """Computes a dense network's kernel, averaged over outputs.
+    """Computes a dense network's tangent kernel at ``params``, averaged over its outputs.
 
-    ``outputs1`` and ``outputs2`` are the layers' pre-activations at the two sets of examples, ``grams`` the Gram
-    matrices of the layers' inputs.
+    ``outputs1`` and ``outputs2`` are the layers' pre-activations at the two sets of examples. ``grams`` has for each
+    layer ``weight_scale^2 h1 h2' + bias_scale^2``, where h1 and h2 are its inputs; the last term is absent without
+    biases.
     """
     kernel = grams[-1]
     if len(grams) == 1:
@@ -258,12 +260,14 @@ def _slope(structure: DenseStructure, z: Float[Array, "n width"]) -> Float[Array
 def back_propagated(
     structure: DenseStructure, params: PyTree, outputs: list[Float[Array, "n _"]]
 ) -> list[Float[Array, "n C _"]]:
-    """Computes the outputs' derivatives by each hidden layer's pre-activations z, [n, C, width], first layer first.
+    """Computes the derivatives of the network's C outputs with respect to each hidden layer's pre-activations z.
+
+    The list has [n, C, width] for each hidden layer, the first layer first.
 
     Args:
         structure: Layers of the network.
         params: Parameters of the network.
-        outputs: Each layer's z at n examples, [n, width] each.
+        outputs: Pre-activations z of every layer at n examples, [n, width] each, as ``forward`` returns them.
     """
     signals: list[Array] = []
     for i in range(len(structure.layers) - 2, -1, -1):

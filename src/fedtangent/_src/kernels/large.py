@@ -174,7 +174,7 @@ def side_of(kernel_fn: Kernel, x: Shaped[np.ndarray, "n ..."]) -> int:
 
 
 def _square(kernel_fn: Kernel, x: Float32[np.ndarray, "n ..."]) -> Float32[np.ndarray, "n n"]:
-    """Computes the kernel of ``x`` with itself, exactly symmetric."""
+    """Computes the kernel of ``x`` with itself, [n, n] float32 and exactly symmetric."""
     out = np.empty((len(x), len(x)), np.float32)
     _fill(out, kernel_fn, x, slice(0, len(x)), lambda done, total: None)
     return out
@@ -183,7 +183,11 @@ def _square(kernel_fn: Kernel, x: Float32[np.ndarray, "n ..."]) -> Float32[np.nd
 def _in_memory(
     kernel_fn: Kernel, x: Float32[np.ndarray, "n ..."], columns: slice, tick: Tick
 ) -> Float32[np.ndarray, "n columns"]:
-    """Computes a range of the kernel's columns as a read-only array that JAX can use without a copy."""
+    """Computes the columns ``columns`` of the kernel of ``x``, all n rows, as a read-only float32 array.
+
+    JAX can use the array without a copy. ``tick`` is called with the numbers of finished tiles and of all tiles. Raises
+    ``ValueError`` if an entry is not finite in float32.
+    """
     out = aligned((len(x), columns.stop - columns.start), np.dtype(np.float32))
     _fill(out, kernel_fn, x, columns, tick)
     out.flags.writeable = False
@@ -197,9 +201,10 @@ def _fill(
     columns: slice,
     tick: Tick,
 ) -> None:
-    """Fills ``out`` with a range of the kernel's columns; raises ``ValueError`` if they are not finite in float32.
+    """Fills ``out`` with the columns ``columns`` of the kernel of ``x``; raises ``ValueError`` if one is not finite.
 
-    Of two tiles that mirror each other only one is computed.
+    Of two tiles that mirror each other only one is computed. ``tick`` is called with the numbers of finished tiles and
+    of all tiles.
     """
     first, side = columns.start, side_of(kernel_fn, x)
     mine = [slice(first + tile.start, first + tile.stop) for tile in tiles(columns.stop - first, side)]

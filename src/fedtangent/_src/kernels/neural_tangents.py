@@ -58,7 +58,10 @@ class _Function(Protocol):
 
 
 def _flatten_fun(fun: _Function, in_tree: PyTreeDef) -> tuple[_Function, Callable[[], PyTreeDef]]:
-    """Returns ``fun`` over flat arguments and results, and a function that returns the tree of its last result."""
+    """Returns ``fun`` over flat arguments and results, and a function that returns the tree of its last result.
+
+    ``in_tree`` is the tree of the arguments of ``fun``.
+    """
     out_trees: list[PyTreeDef] = []
 
     def flat(*args: PyTree) -> list[PyTree]:
@@ -72,11 +75,11 @@ def _flatten_fun(fun: _Function, in_tree: PyTreeDef) -> tuple[_Function, Callabl
 def _linearize(
     fun: _Function, *primals: AnyArray, has_aux: bool = False
 ) -> tuple[PyTree, list[types.SimpleNamespace], Jaxpr, list[AnyArray]]:
-    """Linearises ``fun`` at ``primals`` and returns the result of ``ad.linearize`` in older versions of JAX.
+    """Linearises ``fun`` at ``primals``; returns what ``ad.linearize`` returned in older versions of JAX.
 
-    These are the outputs, partial values, the jaxpr of the linear map and its constants. The linear map is recorded on
-    a tape, a list of its equations without nested calls, and then traced from it. ``has_aux`` is ignored:
-    neural-tangents passes False.
+    These are the outputs, a partial value for each output (which says that the tangent is unknown), the jaxpr of the
+    linear map, and its constants. The jaxpr has no nested calls: it is traced from a tape, a list of the map's
+    equations without them. ``has_aux`` is ignored: neural-tangents passes False.
     """
     outputs, tangent_map = jax.linearize(fun, *primals)
     nested = jax.make_jaxpr(tangent_map)(*primals)
@@ -337,7 +340,11 @@ class _Proxy(types.ModuleType):
 
 
 def _build_proxies() -> dict[str, types.ModuleType]:
-    """Builds a proxy for each module with a name that ``_restored`` replaces, and for the packages that contain it."""
+    """Builds the proxies, by the names of their modules; each has the attributes that ``_restored`` lists for it.
+
+    The packages of these modules get proxies too, so that ``jax.core``, read as an attribute of the proxy of ``jax``,
+    is the proxy of ``jax.core``.
+    """
     proxies: dict[str, types.ModuleType] = {}
 
     def proxy(name: str) -> types.ModuleType:

@@ -97,7 +97,8 @@ def _direct_to_input(y: Array, w: Array, g: Geometry) -> Array:
 def _direct_to_kernel(x: Array, y: Array, g: Geometry) -> Array:
     """Computes the gradient of a convolution by its kernel from input ``x`` and the gradient ``y`` by its output.
 
-    It is a convolution of ``x`` with ``y`` in which the axes of channels and examples are swapped.
+    It is a convolution of ``x`` with ``y`` in which the axes of channels and examples are swapped. ``g`` are the
+    settings of the convolution that is differentiated.
     """
     dilated = [(n - 1) * stride + 1 for n, stride in zip(g.output, g.strides, strict=True)]
     sides = zip(g.padding, g.extent, dilated, g.spatial, strict=True)
@@ -392,7 +393,8 @@ def with_fast_convolutions(apply: Apply) -> Apply:
     """Returns a function with the values of ``apply``, to rounding, whose convolutions run fast inside loops on a CPU.
 
     ``apply`` is traced, and ``gemm_convolution`` takes the place of its convolutions, also in its loops, branches,
-    ``jit`` and ``checkpoint``. Convolutions inside functions with custom derivatives stay. On other devices, and for
+    ``jit`` and ``checkpoint``. A convolution stays if it is not of one floating type, has more than three spatial axes,
+    divides its examples into groups, or is inside a function with custom derivatives. On other devices, and for
     networks of this package, ``apply`` itself is returned.
 
     Args:
@@ -415,6 +417,10 @@ def _has_convolution(jaxpr: Jaxpr) -> bool:
 
 
 def _is_exchanged(eqn: JaxprEqn) -> bool:
+    """Returns whether a traced operation is a convolution that ``gemm_convolution`` can compute.
+
+    It must be of one floating type, have one to three spatial axes, and no groups of examples (``batch_group_count``).
+    """
     if eqn.primitive is not lax.conv_general_dilated_p:
         return False
     x, w, out = (cast("ShapedArray", v.aval) for v in (*eqn.invars, *eqn.outvars))
@@ -442,7 +448,10 @@ def _exchanged(eqn: JaxprEqn, x: AnyArray, w: AnyArray) -> Array:
 
 
 def _evaluate(program: ClosedJaxpr, *arguments: Array) -> list[object]:
-    """Evaluates a traced function with ``gemm_convolution`` in place of its convolutions; returns its results."""
+    """Evaluates a traced function, with ``gemm_convolution`` for each convolution that ``_is_exchanged`` accepts.
+
+    Returns the function's results. Operations with custom derivatives stay unchanged.
+    """
     jaxpr = program.jaxpr
     values = dict(zip((*jaxpr.constvars, *jaxpr.invars), (*program.consts, *arguments), strict=True))
 
@@ -466,8 +475,8 @@ def _evaluate(program: ClosedJaxpr, *arguments: Array) -> list[object]:
 def _rewritten(eqn: JaxprEqn) -> dict[str, object]:
     """Returns the parameters of a traced operation, with the programs inside it rewritten.
 
-    In these programs, such as the body of a loop, ``gemm_convolution`` replaces the convolutions. The
-    parameters stay the same if the programs have no convolution, or if the operation has custom derivatives.
+    In these programs, such as the body of a loop, ``gemm_convolution`` replaces the convolutions that ``_is_exchanged``
+    accepts. The parameters stay the same if the programs have none, or if the operation has custom derivatives.
     """
 
     def faster(value: object) -> object:

@@ -149,9 +149,9 @@ def _shuffled_network(
 ) -> nn.Module:
     """Builds the flax module of ShuffleNetV2.
 
-    ``strides`` has the strides of the first convolution and of the max pooling. ``stages`` has for each stage the
-    channels, the number of units, and the stride of the first unit. ``head`` is the number of channels of the last
-    convolution, ``groups`` the number of groups of each GroupNorm.
+    The first convolution has the stride ``strides[0]``; a max pooling of stride 2 follows it if ``strides[1]`` is above
+    1. ``stages`` has for each stage the channels, the number of units, and the stride of the first unit. ``head`` is
+    the number of channels of the last convolution, ``groups`` the number of groups of each GroupNorm.
     """
     import flax.linen as nn
 

@@ -37,7 +37,7 @@ def two_layer_relu(
     and c.
 
     Args:
-        input_size: Numbers of an example.
+        input_size: Number of features of an example.
         width: Number n of neurons.
         alpha: Standard deviation of v: rows are N(0, alpha^2 I).
         covariance: Covariance of the rows of v, [input_size, input_size]; None for ``alpha^2 I``.
@@ -132,11 +132,11 @@ def _spread(input_size: int, alpha: float, covariance: ArrayLike | None) -> Floa
 
 
 def square_root(covariance: ArrayLike, input_size: int) -> Float64[np.ndarray, "d d"]:
-    """Computes the lower Cholesky factor of a covariance.
+    """Computes the lower Cholesky factor A of a covariance ``A A'``, [d, d].
 
     Args:
-        covariance: Covariance of the rows of v, [d, d].
-        input_size: Numbers d of an example.
+        covariance: Covariance of the initial weights of each neuron, [d, d].
+        input_size: Number d of features of an example.
 
     Raises:
         ValueError: The covariance is not [d, d], symmetric and positive definite.

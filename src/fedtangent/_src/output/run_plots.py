@@ -207,7 +207,8 @@ def kernel_figure(
     first metric goes from the smallest to the largest value.
 
     Args:
-        series: ``{metric: {round: values}}`` with a value for each model and seed.
+        series: ``{metric: {round: values}}`` with a value for each model and seed; it must have every metric of
+            ``KERNEL_PANELS``.
         first: Eigenvalues at round 0, largest first, of every model: thin lines, with their geometric mean.
         last: Eigenvalues at the last round, in the same form.
         last_round: Number of the last round, for the legend.
@@ -236,12 +237,14 @@ def laziness_figure(series: dict[str, dict[int, list[float]]], title: str, path:
     """Draws how far networks of a run are from the linear (lazy) regime, by round.
 
     The distance of a network to its prediction has two parts: from the network to its linearisation, and from the
-    linearisation to infinite width. One panel has these parts, the other has the relative change of the tangent kernel.
-    Lines are means over models and seeds; bands go from the smallest to the largest value. Distances start at round 1,
-    because they are 0 before. Parts that ``series`` lacks are left out.
+    linearisation to infinite width. One panel has these parts and the whole distance, the other the relative change of
+    the tangent kernel. Lines are means over models and seeds; bands go from the smallest to the largest value.
+    Distances start at round 1, because they are 0 before.
 
     Args:
-        series: ``{metric: {round: values}}`` with a value for each model and seed.
+        series: ``{metric: {round: values}}`` with a value for each model and seed. The metrics are "drift", and any of
+            the distances "feature_learning", "initial_kernel" and "total" (the whole), which are relative to the
+            movement of the linearisation.
         title: Title of the figure.
         path: File to write, which is returned.
     """
@@ -268,6 +271,7 @@ def _banded(ax: Axes, values: Mapping[int, Sequence[float]], colour: str, label:
 
 
 def _spectra(ax: Axes, spectra: Sequence[tuple[str, Sequence[np.ndarray]]]) -> None:
+    """Draws eigenvalues against their number, for each label a thin line for each model and their geometric mean."""
     for (label, values), colour in zip(spectra, (NEUTRAL, SIMULATED), strict=True):
         every = np.array(values)
         positive = np.where(every > 0, every, np.nan)  # zeros are rounding: a logarithmic axis leaves them out

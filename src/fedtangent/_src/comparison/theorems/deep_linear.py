@@ -107,11 +107,12 @@ class Run(NamedTuple):
     """The recorded models and weights of a run of FedAvg; built by ``run_of``.
 
     ``models`` are the network as one matrix, the scaled product of its layers' weights, at the start and after every
-    round, [R + 1, d, C]; ``weights`` are the layers' weights by round, for some rounds.
+    round, [R + 1, d, C]. ``weights`` maps each recorded round, a multiple of the argument ``every`` of ``run_of``, to
+    the layers' weights W^1 .. W^L, [fan_out, fan_in] each.
     """
 
     models: np.ndarray  # [R + 1, d, C], the network as one matrix after every round
-    weights: dict[int, list[np.ndarray]]  # W^1 .. W^L at some rounds, [fan_out, fan_in] as in the paper
+    weights: dict[int, list[np.ndarray]]  # W^1 .. W^L at recorded rounds, [fan_out, fan_in] as in the paper
 
 
 def run_of(size: Size, x: np.ndarray, y: np.ndarray, learning_rate: float, seed: int, every: int) -> Run:
@@ -165,7 +166,8 @@ HYPOTHESES = {  # the measured quantity of each
 class Observed(NamedTuple):
     """A run of FedAvg with DeepLin's Theorem IV.2, a bound on the loss by round, evaluated on it.
 
-    ``losses`` are relative to the initial loss; ``weights`` are the layers' weights by round, for some rounds.
+    ``losses`` [R + 1] are relative to the initial loss. ``weights`` maps recorded rounds to the layers' weights, as in
+    ``Run``.
     """
 
     size: Size

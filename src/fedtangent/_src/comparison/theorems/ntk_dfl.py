@@ -28,9 +28,10 @@ TIME, ROUNDS = 3, 5
 
 
 class LinearProblem(NamedTuple):
-    """Points and targets for a linear model, and each client's initial model.
+    """A problem for NTK-DFL: points, targets, each client's initial linear model, and the learning rate ``rate``.
 
-    The first 18 points are the clients' training examples; any others are test points.
+    The first 18 points are the training examples, divided in order among the six clients (``CLIENTS``); any others are
+    test points. At this learning rate no step overshoots.
     """
 
     x: Float64[np.ndarray, "n d"]
@@ -40,6 +41,8 @@ class LinearProblem(NamedTuple):
 
     def matrix(self, graph: Graph, time: int = TIME) -> Float64[np.ndarray, "Nn Nn"]:
         """Returns the matrix by which a round on a regular graph multiplies the residuals of all N models at n points.
+
+        It is [N n, N n], in the order model, point.
 
         Args:
             graph: The graph of the clients.

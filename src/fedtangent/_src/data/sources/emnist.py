@@ -44,7 +44,7 @@ def _load(options: EmnistOptions, data_dir: Path | None, seed: int) -> Dataset:
 
 
 def of_part(part: str) -> Published:
-    """Returns the description of a part of EMNIST; "letters" is cached as the data set "emnist_letters"."""
+    """Returns the description of a part of EMNIST, cached as the data set "emnist_<part>", such as "emnist_letters"."""
     return EMNIST._replace(name=f"emnist_{part}", num_classes=NUM_CLASSES[part])
 
 

@@ -89,10 +89,12 @@ def plain(value: object, where: str) -> Any:
 def differences(before: object, now: object, name: str = "") -> list[str]:
     """Compares the settings in a checkpoint with this run's settings; returns a text for each field that differs.
 
+    A missing field has the value "nothing".
+
     Args:
         before: The value in the checkpoint: a dictionary of fields, perhaps nested, or a single value.
         now: The value of this run.
-        name: Name of the value; empty for a dictionary of fields.
+        name: Name of the value, which precedes the names of its fields in the texts ("state.field"); empty for none.
     """
     if isinstance(before, dict) and isinstance(now, dict):
         fields = []

@@ -212,9 +212,10 @@ def _worst_terms(networks: list[FollowedNetwork], wrong: list[FollowedNetwork]) 
 def _error_rows(
     settings: TheoremSettings, networks: list[FollowedNetwork], rates: dict[str, lab.MeanInterval]
 ) -> list[lab.Row]:
-    """Builds a row for each theory in FLOWS: the mean distance of its flow from the networks' residuals, by width.
+    """Builds a row for each theory in FLOWS: how far its flow is from the networks' residuals, by width.
 
-    ``rates`` has for each theory the slope of ln distance against ln width, which the row shows too.
+    A distance is the largest of any round, averaged over the networks of a width. ``rates`` has for each theory the
+    slope of ln distance against ln width, which the row shows too.
     """
     rows = []
     for name, label in FLOWS.items():
@@ -266,6 +267,11 @@ def _modes_sheet(f: FollowedNetwork) -> lab.Sheet:
 def _claims(
     looked_at: list[FollowedNetwork], widest: list[FollowedNetwork], terms: list[lab.Row]
 ) -> tuple[lab.Claim, ...]:
+    """Judges the claims on Theorem IV.2, on its proof and on the rate of decay.
+
+    ``widest`` are the networks of the largest width, ``looked_at`` the first network of each seed among them, in which
+    the quantities of the proof were computed; ``terms`` are the rows of ``_worst_terms``.
+    """
     over_18, over_proof = (
         lab.interval(_fallen(f.loss) / _fallen(f.bounds()[bound]) for f in looked_at) for bound in ("(18)", "its proof")
     )

@@ -44,8 +44,8 @@ class Series(NamedTuple):
     """The ensemble's variance for one kind of model and every K: in closed form, by simulation, and by Corollary 1.
 
     Attributes:
-        limit: FE-2024's Corollary 1 for one model: the variance after many rounds.
-        both: Bias and variance after ``num_rounds`` rounds by K, in closed form and by simulation.
+        limit: FE-2024's Corollary 1 for K = 1: the variance k(x, x) after many rounds, which an ensemble divides by K.
+        both: For each K the pair (closed form, simulation) of bias and variance after ``num_rounds`` rounds.
         runs: Number of independent simulated runs of each K.
     """
 

@@ -76,7 +76,10 @@ def studies(study: Study) -> dict[tuple[float, str], Study]:
 
 
 def check(study: Study) -> None:
-    """Raises ``ValueError`` unless ``slowness`` is 0, fewer answers are kept than asked for, and settings are valid."""
+    """Raises ``ValueError`` unless fewer clients are kept than are asked, and the settings of every run are valid.
+
+    ``slowness`` must be 0, because ``slow`` replaces it.
+    """
     settings = study.settings
     if settings.slowness != 0:
         raise ValueError(f"slowness: got {settings.slowness:g}, must be 0: set the option slow instead")

@@ -35,14 +35,19 @@ class EvaluationSet(NamedTuple):
 class Trial(NamedTuple):
     """Data that all methods share for one seed: the clients' training data, and validation and test examples.
 
-    If clients are tested on their own examples, ``by_client`` has each split's examples divided among clients.
+    Attributes:
+        seed: Seed of the draws.
+        data: Training examples, divided among the clients.
+        splits: Examples to evaluate on, by "validation" and "test".
+        num_classes: Number of classes.
+        by_client: The examples of ``splits`` divided among the clients, if clients are tested on their own; else None.
     """
 
     seed: int
     data: FederatedData
-    splits: dict[str, EvaluationSet]  # validation, test
+    splits: dict[str, EvaluationSet]
     num_classes: int
-    by_client: dict[str, FederatedData] | None = None  # the same examples by client, if clients are tested on their own
+    by_client: dict[str, FederatedData] | None = None
 
 
 class Examples(NamedTuple):
@@ -263,7 +268,7 @@ def projected(trial: Trial, dimension: int) -> Trial:
     """Projects the trial's inputs by a random Gaussian matrix that its seed determines (NTK-FL, section 4.2).
 
     Args:
-        trial: The trial, with flat inputs [n, d].
+        trial: The trial, with flat inputs [n, d] and no ``by_client``, whose inputs are not projected.
         dimension: Dimension of a projected input, at most d.
 
     Raises:

@@ -103,7 +103,11 @@ def _run(part: str, study: Study) -> lab.Outcome:
 
 
 def _models(one: Classified) -> dict[str, np.ndarray]:
-    """Returns the last models, r weights each: Local-GD (G), its modification (G-Mod), centralised (C), SVM (S)."""
+    """Returns the trained models by name, r coordinates in ``problem.basis`` each.
+
+    They are Local-GD ("G") and Modified Local-GD ("G-Mod") after the last round, the centralised model ("C") and the
+    support vector machine ("S").
+    """
     return {**{name: path[-1] for name, path in one.paths.items()}, "C": one.centralised, "S": one.machine}
 
 

@@ -127,7 +127,10 @@ def _featured(study: Study, loaded: ft.data.Dataset, folder: Path | None, seed: 
 
 
 def _tenths(say: Callable[[str], None]) -> Callable[[int, int], None]:
-    """Returns a callback (images done, all images) that reports tenths through ``say``, if there are 10,000 or more."""
+    """Returns a callback (images done, all images) that calls ``say`` with a line of text after each tenth.
+
+    For fewer than 10,000 images it does nothing.
+    """
     tenths = 0
 
     def tick(done: int, total: int) -> None:
@@ -225,6 +228,11 @@ def _conclude(study: Study, results: list[Layers], panel: str, source: str) -> l
 def _judge_h(
     first: np.ndarray, middle: np.ndarray, ends: dict[str, np.ndarray]
 ) -> tuple[tuple[lab.Claim, ...], tuple[Verdict, ...]]:
+    """Judges fig. 1(h): how Local-GD's distance from the centralised model falls with the rounds.
+
+    ``first`` and ``middle`` are its distances after the first round and after half of the rounds, [seeds]. ``ends`` has
+    the distances of "local_gd", "chance" and "one node" after the last round.
+    """
     falls, late = lab.interval(ends["local_gd"] - first), lab.interval(ends["local_gd"] - middle)
     above = lab.interval(ends["local_gd"] - ends["chance"])
     claims = (
@@ -238,6 +246,10 @@ def _judge_h(
 
 
 def _judge_i(right: dict[str, np.ndarray]) -> tuple[tuple[lab.Claim, ...], tuple[Verdict, ...]]:
+    """Judges fig. 1(i): whether Local-GD is as accurate as the centralised model.
+
+    ``right`` has the test accuracies [seeds] of each run after the last round.
+    """
     lost = lab.interval(right["centralised"] - right["local_gd"])
     claims = (lost.claim_below("accuracies are very similar at last", "centralised - Local-GD: {:+.4f}", SIMILAR),)
     off = (right["centralised"] - right[name] for name in ("local_gd", "one node"))

@@ -166,15 +166,15 @@ def _follow(
     settings: ParticipationSettings,
     place: tuple[int, int, int],
 ) -> ParticipationRun:
-    """Computes the distance of the global from the centralised model by round, over the centralised model's norm.
+    """Computes ``|w - c| / |c|`` by round, of the global model w and the centralised model c, in closed form.
 
-    It does so for runs of the drawn cohorts and of all nodes in every round. Runs start from 0 in the wide dimension,
-    and from the centralised model in the narrow one.
+    It does so for the drawn cohorts and for all nodes in every round, and for the limit of many rounds of all nodes. w
+    starts at 0 in the wide dimension, and at c in the narrow one.
 
     Args:
-        form: Closed form of one regression and number of local steps.
-        centre: The centralised model.
-        cohorts: The nodes that take part in every round.
+        form: Closed form of the global models, for one regression and one number of local steps.
+        centre: The centralised model c.
+        cohorts: The nodes drawn for each round.
         settings: Settings.
         place: Seed, dimension and number of local steps.
     """

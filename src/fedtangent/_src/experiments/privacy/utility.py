@@ -58,10 +58,12 @@ class Budget(NamedTuple):
     """Predicted and measured errors for one epsilon and seed.
 
     Attributes:
+        epsilon: Privacy budget of the run.
         noise: Noise multiplier that gives this epsilon.
         rate, clip: Learning rate and clipping bound that theory predicts to be best.
-        predicted: Test error that theory predicts at ``rate`` and ``clip``.
-        losses: Test errors of networks trained on the whole grid, [rates, clips].
+        predicted: Mean squared test error that theory predicts at ``rate`` and ``clip``.
+        losses: Mean squared test errors of networks trained on the whole grid, [rates, clips]; NaN where training
+            diverged.
         place: Indices of ``rate`` and ``clip`` in ``losses``.
         accuracy: Test accuracy of the network trained at ``rate`` and ``clip``.
     """
@@ -77,12 +79,12 @@ class Budget(NamedTuple):
 
     @property
     def network(self) -> float:
-        """Test error of the network at the learning rate and clipping bound that theory predicts to be best."""
+        """Mean squared test error of the network trained at ``rate`` and ``clip``."""
         return float(self.losses[self.place])
 
     @property
     def least(self) -> float:
-        """Least test error of any network on the grid."""
+        """Least mean squared test error of any network on the grid."""
         return float(np.nanmin(self.losses))
 
 

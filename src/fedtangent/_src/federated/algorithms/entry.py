@@ -409,7 +409,7 @@ class _Layout:
     def groups(self, function: Recipe) -> list[type[Any]]:
         """Returns the dataclasses whose fields are command-line options of the recipe.
 
-        Parameters that are a single option each are not among them: ``plain`` returns their names.
+        Parameters that become an option of the same name are not among them: ``plain`` returns their names.
         """
         takes_base = "base" in _parameters_of(function)
         groups: list[type[Any]] = [BaseOptions] if takes_base else []
@@ -422,7 +422,10 @@ class _Layout:
         return [*groups, self.extra]
 
     def plain(self, function: Recipe) -> list[str]:
-        """Returns the names of the recipe's parameters that are a single command-line option each."""
+        """Returns the names of the recipe's parameters that become command-line options of the same name.
+
+        These are parameters that are neither records nor in ``WRITTEN`` or ``OF_RUN``.
+        """
         names = [name for name, record in self._parameters(function) if record is None and name not in WRITTEN]
         return [name for name in names if name not in OF_RUN]
 
@@ -475,7 +478,11 @@ class _Layout:
         return [name for name in names if name in WRITTEN or name in OF_RUN]
 
     def _plain(self, function: Recipe, record: Record) -> tuple[str, ...]:
-        """Returns the names of a record's fields that are a single command-line option each."""
+        """Returns the names of a record's fields that become options of the same name, perhaps after a prefix.
+
+        Left out are fields in ``WRITTEN`` or ``OF_RUN``, for Python users only, without a meaning for the algorithm, or
+        of a type that cannot be written, and fields whose names are parameters of the recipe.
+        """
         others = {*self.unused, *self.python_only, *_parameters_of(function), *WRITTEN, *OF_RUN}
         return tuple(name for name in written_fields(type(record)) if name not in others)
 
@@ -506,7 +513,7 @@ def _plain_options(record: Record, names: tuple[str, ...], prefix: str) -> type[
 
 
 def _value(name: str, chosen: object, supplied: Supplied) -> object:
-    """Returns the value of a recipe's parameter, or of a record's field, that is not a single command-line option.
+    """Returns the value of a recipe's parameter, or of a record's field, that is in ``WRITTEN`` or ``OF_RUN``.
 
     A name in ``OF_RUN`` is supplied by the run: its value is a field of ``supplied``, except ``pool_size``, which is
     computed. Any other value is made from the parameter's options in ``WRITTEN``, for example a learning rate from the

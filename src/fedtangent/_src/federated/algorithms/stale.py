@@ -146,11 +146,12 @@ def fed_async(
     (``schedules.uniform_sampling(N, 1)``). FedBuff adds updates: ``x += alpha mean_i(s(d_i) (x_i - y_i))``; its buffer
     is the cohort. s is the ``discount``, by default FedBuff's ``1 / sqrt(1 + d)``. alpha is
     ``averaging.server_learning_rate``, 1 by default. Clients are weighted uniformly by default.
-    ``run.history.rounds["delay"]`` has the delays d_i. A channel compresses the client's message, which is its
-    term of this mean: ``s(d_i) (x_i - x)`` or ``s(d_i) (x_i - y_i)``, with the sign reversed.
+    ``run.history.rounds["delay"]`` has the delays d_i. A channel compresses the message of each client:
+    ``s(d_i) (x - x_i)`` or ``s(d_i) (y_i - x_i)``.
 
     Args:
-        staleness: Delays of the answers, weights of late ones, and whether the server mixes models or adds updates.
+        staleness: Delays of the answers, weights of late ones, strength mu of the proximal term ``mu/2 |w - y_i|^2`` in
+            local training, and whether the server mixes models or adds updates.
     """
     instance("staleness", staleness, Staleness)
     instance("schedule", schedule, Schedule)

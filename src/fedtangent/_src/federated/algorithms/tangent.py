@@ -37,7 +37,10 @@ EVOLVES = "its server evolves a kernel (theory.ntk_evolution); nearest is fed_av
 
 @dataclasses.dataclass(frozen=True)
 class Pooling:
-    """Options of NTK-FL's server: sizes of its pool of examples, and the examples that choose the number of steps."""
+    """Options of NTK-FL's server: limits of its pool of examples, which messages count, and validation examples.
+
+    By the loss on the validation examples the server chooses the number of gradient steps.
+    """
 
     validation: tuple[Shaped[AnyArray, "m ..."], Num[AnyArray, "m ..."]] | None = None
     """Examples x [m, ...] and y [m, C] at the server by whose loss the time is chosen; charged once, as sent up."""

@@ -85,8 +85,8 @@ def ntk_evolve(
         The new parameters in their dtype, and ``info`` with
 
         - ``time`` [] int32: the chosen number of steps (0 if none);
-        - ``losses`` [Psi]: loss of the real network after each of the Psi ``times`` (infinite if not finite or if the
-          rate was refused, NaN after the end of the search);
+        - ``losses`` [Psi]: loss of the real network after each of the Psi ``times``; inf where it is NaN or inf, or if
+          the rate was refused, and NaN for times that the search did not reach;
         - ``loss_before`` []: loss before the round; ``learning_rate`` []: the rate that was used; ``rate_cut`` [] bool:
           whether "clip" lowered the rate;
         - ``status``: 0 fine, 1 every candidate diverged, 2 no examples, 3 the learning rate
@@ -168,12 +168,13 @@ def _evolve(
 
 
 class Choice(NamedTuple):
-    """The chosen number of gradient steps: its weights, and the losses of all candidates.
+    """The candidate number of gradient steps with the smallest loss, and the losses of all candidates.
 
     Attributes:
-        params: Parameters of the best candidate; if all diverged, the parameters before the round.
-        best: Index of the best candidate, [] int32; -1 if all diverged.
-        losses: Loss of each of the Psi candidates, [Psi]; infinite if not finite, NaN after the end of the search.
+        params: Parameters after this number of steps; if all candidates diverged, the parameters before the round.
+        best: Index of this candidate, [] int32; -1 if all diverged.
+        losses: Loss of each of the Psi candidates, [Psi]; inf where it is NaN or inf, and NaN for the candidates that
+            the search did not reach.
     """
 
     params: PyTree
@@ -189,9 +190,8 @@ def network_loss(model: Model, params: PyTree, examples: Pool, evolution: Evolut
     """Computes the loss by which a number of gradient steps is chosen: of the real network at ``params``, a scalar.
 
     For outputs f and targets y of N examples it is ``1/(2 N C) sum |f - y|^2``, or with the loss "cross_entropy"
-    ``-1/N sum y log softmax(f)``.
-    With the criterion "accuracy" it is the share of examples whose largest output is not at their largest target, or
-    infinite if an output is not finite.
+    ``-1/N sum y log softmax(f)``. With the criterion "accuracy" it is the share of examples whose largest output is not
+    at their largest target, or infinite if an output is not finite.
 
     Args:
         model: The network.

@@ -88,7 +88,7 @@ class Keep(NamedTuple):
 
         Args:
             entries: Entries of the Jacobians of n examples, [n, ...].
-            at: Smallest magnitude that is kept for each example, [n].
+            at: Threshold of each example, [n]: entries of at least this magnitude are kept.
         """
         reach = jnp.abs(entries) >= at.reshape((-1,) + (1,) * (entries.ndim - 1))
         return sparsify.rounded(jnp.where(reach, entries, 0), self.value_bits)
@@ -98,6 +98,8 @@ class Keep(NamedTuple):
 
 
 class _DensePart(NamedTuple):
+    """The factors of the Jacobian by the parameters of one layer, for n examples (see the module)."""
+
     inputs: Float[Array, "n U"]  # scaled
     signals: Float[Array, "n C V"] | None  # None at the last layer: the identity
     # scaled signals [n, C, V], or [n, 1] at the last layer, where all outputs have the same; None without biases
@@ -250,7 +252,10 @@ def _units(layer: _DensePart) -> tuple[Array, int]:
 
 
 def _thresholds(layers: list[_DensePart], num_outputs: int, sparsity: float) -> Array:
-    """Returns for each example the smallest magnitude of the Jacobian's entries that are kept, [n]."""
+    """Computes for each example the threshold of its Jacobian, [n]: entries of at least this magnitude are kept.
+
+    The share ``sparsity`` of the entries is below it, less if entries are equal. ``layers`` are the Jacobian's factors.
+    """
     n = layers[0].inputs.shape[0]
     k = sparsify.num_kept(sparsity, num_outputs * sum(_num_weights(layer, num_outputs) for layer in layers))
     blocks = jax.tree.map(lambda values: _blocks(values, min(n, SEARCH_ROWS)), layers)
@@ -267,7 +272,10 @@ def _num_weights(layer: _DensePart, num_outputs: int) -> int:
 
 
 def _search(layers: list[_DensePart], num_outputs: int, k: int) -> Array:
-    """Computes ``_thresholds`` for one block of examples; k is the number of entries that an example keeps."""
+    """Computes for each example of a block a threshold that keeps the k largest magnitudes of its Jacobian, [n].
+
+    ``layers`` are the Jacobian's factors for the n examples of the block; ``_thresholds`` joins the blocks.
+    """
     counts: list[sparsify.Count] = []
     most: list[Array] = []
     for layer in layers:
@@ -322,6 +330,11 @@ def _square(rows: Array) -> Array:
 
 
 def _general_tangent(model: Model, weights: PyTree, x: Array, mask: Array, outputs: Array, keep: Keep) -> Tangent:
+    """Returns the linearisation of any model with sparsified Jacobians, which are computed again for each use.
+
+    ``weights`` and ``x`` are in the clients' dtype; ``mask`` [n, 1] is 0 for an example of padding. ``outputs`` [n, C]
+    are the network's outputs in float64; ``keep`` says which entries of the Jacobian are kept.
+    """
     num_rows, num_outputs = outputs.shape
     vector, unravel = ravel_pytree(jax.tree.map(_wide, weights))
     dtype = jax.tree.leaves(weights)[0].dtype

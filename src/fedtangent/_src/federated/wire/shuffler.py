@@ -34,7 +34,8 @@ def shuffled(aggregate: Aggregate, server: Server, slots_per_model: int) -> tupl
     Args:
         aggregate: Reduction of a round's messages.
         server: The server's part of an algorithm.
-        slots_per_model: The most messages of a model that are kept; the schedule's number of slots always suffices.
+        slots_per_model: Capacity for the messages of one model in a round; further ones are dropped and counted. The
+            schedule's number of slots always suffices.
     """
 
     def update(state: PyTree, received: Stacked, info: RoundInfo) -> tuple[PyTree, dict[str, Array]]:

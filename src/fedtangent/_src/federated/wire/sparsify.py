@@ -81,7 +81,7 @@ def threshold_of(count: Count, largest: Array, k: int) -> Array:
 
 
 def thresholds(numbers: Array, sparsity: float) -> Array:
-    """Computes for each row the smallest magnitude that is kept when the row is sparsified, [b].
+    """Computes for each row a threshold, [b]: when the row is sparsified, numbers of at least this magnitude are kept.
 
     Args:
         numbers: The rows [b, ...], such as the Jacobians of b examples.

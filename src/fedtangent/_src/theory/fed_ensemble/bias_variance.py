@@ -223,12 +223,12 @@ def corollary_1(
 
     The corollary (eq. 11 of FE-2024, Corollary 4.1 of FE-2021) is
     ``E (1/K sum_k f_k(x) - m(x))^2 = k(x, x)/K + o(eta_0^2)``. It holds for sufficiently many rounds; eta_0 is the step
-    size, and ``gp_limit`` computes m and k. With a ``flow`` of K models the result also has the exact left-hand side at
-    round ``r``: there ``sum_k k_k(x, x)/K^2 + (mean - m)^2`` takes the place of ``k(x, x)/K``, with no remainder.
+    size, and ``gp_limit`` computes m and k.
 
-    Assumes that the kernel Theta has full rank (assumption 1 of FE-2024's Theorem 1; here: an inverse in float64
-    without jitter), and a step size below a threshold (checked with a flow only). A singular Theta is reported in
-    ``assumptions`` and does not raise; ``limit`` is None if ``max_relative_jitter`` is not enough to invert it.
+    Assumes that the kernel Theta has full rank (assumption 1 of FE-2024's Theorem 1; checked as: Theta needs no jitter
+    to invert in float64), and a step size below a threshold (checked with a flow only). A singular Theta is reported in
+    ``assumptions`` and does not raise; ``mean`` and ``limit`` are None if ``max_relative_jitter`` is not enough to
+    invert it.
 
     Args:
         kernels: Kernel blocks with the nngp parts.
@@ -237,6 +237,13 @@ def corollary_1(
         flow: Flow of K models that are trained by plain FedAvg; None for the limit only.
         r: Number of finished rounds; by default all rounds of the flow.
         max_relative_jitter: Largest jitter, relative to Theta's mean diagonal.
+
+    Returns:
+        The record with ``limit`` k(x, x)/K. With a ``flow`` it also has ``at_round``, the left-hand side after ``r``
+        rounds without a remainder, ``sum_k k_k(x, x)/K^2 + (mean - m)^2`` with the flow's variances k_k and mean.
+
+    Raises:
+        ValueError: ``num_models`` is not the flow's, or the flow is not of plain FedAvg with the squared error.
     """
     whole("num_models", num_models)
     if flow is not None and flow.num_models != num_models:

@@ -51,15 +51,17 @@ class Constants(NamedTuple):
     """Constants of Theorem 9.1 of FE-2021, from the kernel, the clients and the initial residual.
 
     Attributes:
-        lambda_min, lambda_max: Least and largest eigenvalue of the kernel Theta.
+        lambda_min, lambda_max: Least eigenvalue of the kernel Theta (0 if it is negative) and largest eigenvalue.
         examples_per_round, least_examples_per_round: Largest and smallest nbar, the number of examples of the clients
             that train one model in a round.
         client_norms: C_i, the root of the trace of client i's block Theta_ii; 0 for a client that never trains.
-        c1: C_1, a bound of the network's Hessian times l^-1/2; 0 for a model linear in its weights.
+        c1: C_1, which bounds ``l^-1/2 ||H||`` with H the Hessian by the papers' weights, or ``l^1/2 ||H||`` with H the
+            Hessian by weights in the NTK parameterisation; 0 for a model linear in its weights.
         c2: C_2, the sum of the C_i.
         r0: R_0, the norm of each model's initial residual.
         width: Width l of the network.
-        kappa_2, kappa_3: Bounds for the largest step (see ``Curvature``).
+        kappa_2, kappa_3: Bounds of the theorem at the largest product of step size and local steps in the run: the
+            growth of the residual inside an age, and its second-order effects (see ``Curvature``).
         largest_progress: Step size times local steps at which kappa_2 is 1.
     """
 
@@ -82,7 +84,7 @@ class Curvature(NamedTuple):
 
     Attributes:
         c2: C_2, the sum of the clients' norms C_i, each the root of the trace of a client's block of Theta.
-        c1: C_1, a bound of the network's Hessian times l^-1/2; 0 for a linear model.
+        c1: C_1, the bound of the network's Hessian as in ``Constants``; 0 for a linear model.
         r0: R_0, the norm of the initial residual.
         width: Width l of the network.
     """
@@ -202,7 +204,7 @@ class Networks(NamedTuple):
         f0_train: Initial functions at the training points; zero by default.
         x_train: Inputs; without them the assumptions about inputs are left out.
         initial_kernel: Kernel of a network at its initial weights, to compare with Theta.
-        c1: Bound of the network's Hessian times l^-1/2; 0 for a model linear in its weights.
+        c1: C_1, the bound of the network's Hessian as in ``Constants``; 0 for a model linear in its weights.
         width: Width l of the network.
     """
 

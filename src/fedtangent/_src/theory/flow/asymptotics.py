@@ -64,7 +64,10 @@ class _Frame(NamedTuple):
     of_clients: tuple[tuple[np.ndarray, np.ndarray, np.ndarray], ...]  # per bucket: down, up [b, s, s], used [b, s]
 
     def reduced(self, state: FlowState) -> Float64[np.ndarray, "d D"]:
-        """Returns the state of one model as d coordinates for each of its D coefficient vectors, [d, D]."""
+        """Converts the state of one model to d coordinates for each of its D coefficient vectors, [d, D].
+
+        Their order is: the models, newest first; the memory; the corrections of each bucket.
+        """
         shared = [part for part in (state.models, state.memory) if part is not None]
         parts = [self.down @ np.asarray(part[:, i]) for part in shared for i in range(part.shape[1])]
         for correction, (down, _, counts) in zip(state.corrections or (), self.of_clients, strict=False):
@@ -72,7 +75,10 @@ class _Frame(NamedTuple):
         return np.concatenate(parts)
 
     def lifted(self, like: FlowState, coordinates: Float64[np.ndarray, "d D"]) -> FlowState:
-        """Returns the state of one model from ``coordinates``, with the parts (such as momentum) of ``like``."""
+        """Converts ``coordinates`` [d, D], in the order of ``reduced``, back to the state of one model.
+
+        ``like`` only tells which parts, such as momentum, the state has, and how many models of earlier rounds.
+        """
         rank, columns = self.up.shape[1], coordinates.shape[1]
         models, shared, rest, corrections = like.models.shape[1], [], coordinates, []
         for _ in range(models if like.memory is None else models + 1):

@@ -63,14 +63,15 @@ class ClientBlocks(NamedTuple):
     """All clients with at least one example, in buckets by size, with extreme eigenvalues of their kernel blocks.
 
     ``bucket_of`` and ``place_in_bucket`` say in which bucket each client is (-1: no examples), and at which index.
-    A least eigenvalue above 0 is recorded as 0.
+    ``smallest_eigenvalue`` is the least eigenvalue if it is negative, which an indefinite block has, else 0. Both
+    extremes are 0 for a client without examples, and for a large kernel.
     """
 
     buckets: tuple[Bucket, ...]
     bucket_of: Int32[np.ndarray, "N"]  # -1 for a client with no examples
     place_in_bucket: Int32[np.ndarray, "N"]
     largest_eigenvalue: Float64[np.ndarray, "N"]  # lambda_max(Theta_ii); 0 without examples and for a large kernel
-    smallest_eigenvalue: Float64[np.ndarray, "N"]  # lambda_min(Theta_ii), or 0 if it is above 0
+    smallest_eigenvalue: Float64[np.ndarray, "N"]  # lambda_min(Theta_ii) if it is negative, else 0
 
 
 def build_clients(
@@ -176,12 +177,12 @@ def _build_bucket(
 
 
 def lengths(bucket: Bucket, place: Int[Array, "S"], moves: Float[Array, "S s D"]) -> Float[Array, "S"]:
-    """Computes the norms of clients' updates in the space of weights.
+    """Computes the norms of clients' updates in the space of weights, [S] for S updates.
 
     Args:
         bucket: Group of clients of similar size.
         place: Index in the bucket of each update's client.
-        moves: Coefficients of the updates on the clients' rows.
+        moves: Coefficients of the updates on the clients' rows, [S, s, D].
     """
     if bucket.block is not None:
         of_moves = jnp.einsum("kst,ktd->ksd", jnp.asarray(bucket.block)[place], moves)
@@ -376,6 +377,7 @@ def _by_recursion(
     num_examples: Float[Array, ""],
     steps: Int[Array, ""],
 ) -> Gains:
+    """Computes the factors A, C and kappa of a client's update (``Gains``), one local step after the other."""
     nu = numbers.nu
     sizes = sizes_of_steps(kind, numbers, rate, steps)
 

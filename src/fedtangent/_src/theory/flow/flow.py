@@ -277,14 +277,17 @@ class Flow:
         return finite_functions(path(program, residuals, shares, self.rounds_of(r)))[0, :, 0]
 
     def fixed_point(self, model: int = 0) -> Gaussian:
-        """Computes mean [m, C] and covariance [m, m] that a model tends to if the R rounds are repeated for ever.
+        """Computes the mean [m, C] and the covariance [m, m] to which a model tends if the R rounds repeat for ever.
 
-        They come from the operator of the rounds, not from Theta^-1, and are reached if ``contraction(model) < 1``. If
-        one model can fit the data of all clients, they are the limit of FE-2024's Theorem 2 for the clients that train.
-        Weight decay and contradictory labels shift them (see ``bias``). The cost is O((R + n) n^2): for small problems.
+        The model tends to them if ``contraction(model) < 1``. They solve the fixed-point equation of the rounds, and
+        are not computed from Theta^-1. If one model can fit the data of all clients, they are the limit of FE-2024's
+        Theorem 2 for the clients that train. Weight decay and contradictory labels shift them (see ``bias``). The cost
+        is O((R + n) n^2): for small problems.
 
         Raises:
-            SingularKernelError: float64 does not determine the fixed point, for example if Theta is nearly singular.
+            SingularKernelError: The rounds have no fixed point, or float64 does not determine it, for example if Theta
+                is nearly singular.
+            FloatingPointError: The rounds leave the range of float64; a smaller learning rate is needed.
         """
         return asymptotics.pass_of(self, self._index(model)).fixed_point()
 

@@ -305,9 +305,11 @@ class _Sums(NamedTuple):
 
 
 class _Answers(NamedTuple):
+    """Updates of the clients in the S slots of one bucket (group of similar size), each on the client's s rows."""
+
     moves: Float[Array, "S s D"]  # coefficients of the client's move on the client's rows
     gradient: Float[Array, "S s D"]  # z, the part of the move that comes from the client's data
-    kappa: Float[Array, "S"]
+    kappa: Float[Array, "S"]  # how far a constant gradient of size 1 moves the client
 
 
 def _drive(program: Program, starts: Input, beta: Float[Array, "K"], state: FlowState, j: Int[Array, ""]) -> Drive:
@@ -354,7 +356,11 @@ def clipped_round(
 def _trained(
     program: Program, drive: Drive, state: FlowState, j: Int[Array, ""], clip_norm: Array | float | None = None
 ) -> _Sums:
-    """Trains the clients of round ``j`` from ``drive`` and sums their updates, clipped to ``clip_norm`` if set."""
+    """Trains the clients of round ``j`` and returns the weighted sums of their updates, for each model.
+
+    ``drive`` has the residuals (under other losses outputs and targets) and tilts at which they start, and ``state`` is
+    the state before the round. If ``clip_norm`` is set, each update is clipped to this norm before it is weighted.
+    """
     rounds = program.rounds
     change, corrected, pull = jnp.zeros_like(state.a), jnp.zeros_like(state.a), jnp.zeros(program.num_models)
     starts = jnp.zeros(state.models.shape[1]) if program.kind.algorithm == "fed_async" else None
@@ -494,7 +500,10 @@ def _correction_change(program: Program, answer: _Answers, correction: Float[Arr
 def _server(
     program: Program, j: Int[Array, ""], state: FlowState, change: Float[Array, "q K D"], sums: _Sums
 ) -> FlowState:
-    """Applies the server's step to the clients' change; a model that no client trains keeps its state."""
+    """Returns the state after the server's step of round ``j``; a model that no client trains keeps its state.
+
+    ``change`` is the change of each model at server rate 1 (``_with_pull``), and ``sums`` has the clients' corrections.
+    """
     rounds = program.rounds
     trained, rate = rounds.trained[j][None, :, None], rounds.server_learning_rate[j]
     fraction = rounds.fraction[j][None, :, None]

@@ -131,7 +131,9 @@ def spaced_problem(seed: int, local_steps: int) -> ToyProblem:
 
 @functools.cache
 def permutations(num_clients: int, num_models: int) -> ft.types.Schedule:
-    """Builds the schedule in which each client trains the models in its own random order; all runs share one program.
+    """Builds ``schedules.per_client_permutations``: each client trains the models in another random order.
+
+    It is cached, so that all runs of equal sizes share one compiled program.
 
     Args:
         num_clients: Clients N.

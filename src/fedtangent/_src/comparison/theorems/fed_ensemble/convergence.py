@@ -38,7 +38,7 @@ from fedtangent._src.types import Cohort, Partition
 STEP_SIZES = np.array([1e-2, 5e-3, 2.5e-3, 1.25e-3])
 BAND = 0.1  # of a fitted slope
 AGE_MODELS, NUM_FEATURES = 3, 40  # of ``_federation``
-Operators = list[np.ndarray]  # [n, n], one for each of STEPS
+Operators = list[np.ndarray]  # [n, n], one for each of STEP_SIZES
 
 
 class RandomFederation(NamedTuple):
@@ -153,6 +153,11 @@ class Orders(NamedTuple):
 
 
 def _row(claim: Claim, operators: Orders, control: str) -> Verdict:
+    """Checks that the errors of ``operators.first`` and ``operators.total`` are of orders 2 and 3 in the step size.
+
+    The error of ``operators.wrong``, whose mistake ``control`` names, must not be of order 3.
+    """
+
     def slope(approximation: Operators) -> float:
         pairs = zip(operators.true, approximation, strict=True)
         return log_slope(STEP_SIZES, [float(np.linalg.norm(a - b)) for a, b in pairs])
@@ -170,6 +175,7 @@ def _row(claim: Claim, operators: Orders, control: str) -> Verdict:
 
 
 def _lemmas(case: RandomFederation, where: str, seed: int) -> list[Verdict]:
+    """Checks Lemmas 9.2 and 9.3 of FE-2021 on random matrices of the kernel's size; ``where`` has sizes as text."""
     rng, n = np.random.default_rng(seed), len(case.theta)
     several = rng.standard_normal((4, n, n)) / np.sqrt(n)
     weights = rng.dirichlet(np.ones(4))
@@ -196,6 +202,10 @@ def _lemmas(case: RandomFederation, where: str, seed: int) -> list[Verdict]:
 
 
 def _ages(case: RandomFederation, where: str) -> list[Verdict]:
+    """Checks the expansions of an age to second order in the step (FE-2021, section 9.2, eq. (13) and (14)).
+
+    ``where`` has the sizes as text.
+    """
     kinds = "gradient_flow", "gradient_descent"
     flow, descent = ([case.true_age(h, dynamics) for h in STEP_SIZES.tolist()] for dynamics in kinds)
     ages: list[theory.Age] = [
@@ -287,7 +297,7 @@ class EdgeCase(NamedTuple):
         """Evaluates Theorem 1 of FE-2024 for a run of several ages; in an age every client trains each model once.
 
         Args:
-            rates: Learning rates of the clients, used one after the other.
+            rates: Learning rates, each for ``repeats`` successive ages; all clients have the same rate.
             repeats: Number of ages at each learning rate.
         """
         length, ages = len(self.limit.model), len(rates) * repeats

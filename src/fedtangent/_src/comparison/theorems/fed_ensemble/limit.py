@@ -164,7 +164,11 @@ class Ensembles(NamedTuple):
         return self._ratio(_off_diagonal(law))
 
     def _ratio(self, weights: np.ndarray) -> Interval:
-        """Estimates ``sum_ij weights_ij S_ij`` of the networks' covariance S at infinite width."""
+        """Estimates ``sum_ij weights_ij S_ij`` for the networks' covariance S [m, m], extrapolated to infinite width.
+
+        The predictions are control variates. With ``weights`` [m, m] made from a law's covariance, the sum is a ratio
+        of S to that covariance.
+        """
         exact, values = self.exact, []
         expected = float(np.sum(weights * exact.average_cov))
         for _, trained, predicted in self.sampled:
@@ -187,6 +191,7 @@ def expected_ratios(right: ModelLaw, law: ModelLaw) -> tuple[float, float]:
 
 
 def _off_diagonal(law: ModelLaw) -> np.ndarray:
+    """Returns the off-diagonal part L [m, m] of the models' average covariance, divided by ``sum_ij L_ij^2``."""
     away = law.average_cov - np.diag(np.diag(law.average_cov))
     return np.asarray(away / np.sum(away**2))
 
@@ -372,6 +377,7 @@ def _train(setting: Setting, flow: ft.theory.Flow, width: int) -> TrainedEnsembl
 
 
 def _gap(law: ModelLaw, limit: ft.types.Gaussian | None, movement: float) -> LawDistance:
+    """Computes the distance of ``law`` from ``limit``; ``movement`` is how far training moves the function."""
     if limit is None:
         return LawDistance(np.inf, np.inf)
     mean = np.max(np.linalg.norm(law.mean - limit.mean, axis=(1, 2))) / movement

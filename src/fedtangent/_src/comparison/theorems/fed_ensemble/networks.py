@@ -315,9 +315,10 @@ def _decay(scale: str, seed: int) -> ft.types.Verdict:
     theorems = [networks.theorem(draw) for draw in range(len(networks.start))]
 
     def least_fall(form: str) -> float:
-        """Returns the least ratio of the log residual's fall to the exponent of the bound, over networks and ages.
+        """Returns the least ratio, over networks and ages, of ln(residual at age 0 / residual) to a bound's exponent.
 
-        ``form`` chooses the bound: "proof" as FE-2021 proves it, "equation_18" as its eq. (18) prints it (the control).
+        The bound holds if the ratio is 1 or more. ``form`` chooses the bound: "proof" as FE-2021 proves it,
+        "equation_18" as its eq. (18) prints it (the control).
         """
         falls = []
         for theorem, norms in zip(theorems, networks.residual, strict=True):

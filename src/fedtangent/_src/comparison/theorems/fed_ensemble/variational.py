@@ -40,10 +40,13 @@ REACH, POINTS = 10.0, 161  # of the quadrature's grid: standard deviations of th
 
 
 class Fitted(NamedTuple):
-    """The mixture of K components with the least divergence from the posterior, and its estimated evidence bound."""
+    """A mixture q of K components, fitted to the posterior p by the least Kullback-Leibler divergence KL(q || p).
+
+    ``divergence`` is KL(q || p) in nats, by quadrature; ``bound`` is the evidence bound, estimated from draws of q.
+    """
 
     mixture: GaussianMixture
-    divergence: float  # by quadrature
+    divergence: float
     bound: EvidenceBound
 
 
@@ -105,7 +108,7 @@ def measure(num_models: tuple[int, ...], seed: int) -> Measured:
 
 
 def fit(posterior: LinearPosterior, num_models: int) -> tuple[GaussianMixture, float]:
-    """Fits centres and scale of a mixture to a posterior of two weights; returns it and its divergence in nats.
+    """Fits centres and scale of a mixture q to a posterior p of two weights; returns q and KL(q || p) in nats.
 
     The centres start at quantiles along the posterior's long axis. Random starts reach the same divergence, but
     later.

@@ -45,10 +45,11 @@ def _checks(scale: str, seed: int) -> list[Verdict]:
 
 
 def _rarely(claim: Claim, fails: Callable[[float], Interval], control: str, wrong: Interval) -> Verdict:
-    """Checks that a bound is exceeded in at most a share ``DELTA`` of the draws, and a wrong bound more often.
+    """Checks that draws exceed a lemma's bound with a frequency of at most ``DELTA``, and a wrong bound more often.
 
-    ``fails`` returns how often the bound times a factor is exceeded. ``wrong`` is how often the wrong bound, named
-    ``control``, is exceeded.
+    ``fails(factor)`` is the frequency with which they exceed ``factor`` times the bound. The verdict is on factor 1; it
+    also reports the largest of ``FACTORS`` at which the check would fail, so how much tighter a bound it would notice
+    (0 for none). ``wrong`` is the frequency for the wrong bound, which ``control`` names.
     """
     limits = 0.0, DELTA
     noticed = next((f for f in FACTORS if fails(f).within(*limits) is False), 0.0)
