@@ -185,6 +185,7 @@ def test_a_node_of_lower_rank_takes_the_pseudo_inverse(problem):
     x[1], y = x[0], np.where(np.arange(len(y)) == 1, y[0], y)
     run = theory.local_regression(x, y, partition)
     assert run.deficient == (0,)
+    assert not run.bases[~run.known].any() and np.linalg.matrix_rank(run.bases[0]) == run.known[0].sum()
     expected = np.mean([np.linalg.pinv(x[partition.client(i)]) @ y[partition.client(i)] for i in range(3)], axis=0)
     assert off(run.models(1)[1], expected) < 1e-12
     assert "full rank: FAILS" in str(theory.local_theorem_1(run))
