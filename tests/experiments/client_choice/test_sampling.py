@@ -9,7 +9,15 @@ import pytest
 
 from fedtangent._src.experiments import lab
 from fedtangent._src.experiments.client_choice import sampling
-from fedtangent._src.experiments.client_choice.sampling import EVERYONE, LAST, NORM, UNIFORM, Ends, SamplingSettings
+from fedtangent._src.experiments.client_choice.sampling import (
+    BY_SIZE,
+    EVERYONE,
+    LAST,
+    NORM,
+    UNIFORM,
+    Ends,
+    SamplingSettings,
+)
 from fedtangent._src.experiments.lab.harness import Record
 
 from ..performed import performed, study_of
@@ -23,7 +31,7 @@ SMALL = (
 @pytest.mark.slow
 def test_a_small_run_charges_the_polls(tmp_path: Path) -> None:
     outcome, metrics = performed("client_choice.sampling", SMALL, tmp_path)
-    assert outcome.failed == () and len(outcome.claims) == 8 and len(outcome.rows) == 5
+    assert outcome.failed == () and len(outcome.claims) == 9 and len(outcome.rows) == 6
     up = {m.algorithm.split()[0]: m.uplink_bytes for m in metrics if (m.round, m.seed, m.split) == (5, 0, "test")}
     down = {m.algorithm.split()[0]: m.downlink_bytes for m in metrics if (m.round, m.seed, m.split) == (5, 0, "test")}
     # candidates send one number of 4 bytes each; each receives the model, of which those that train need no second copy
@@ -38,12 +46,16 @@ def record(accuracy: list[float], bytes_a_round: int) -> Record:
     return Record(rounds, {"test.accuracy": np.array(accuracy)}, sent, np.zeros(len(accuracy) - 1, int), 0.0)
 
 
-def test_ends_are_means_of_the_last_rounds_that_the_bytes_allow() -> None:
-    own, other = record([0.0, 0.25, 0.5, 0.75, 0.75, 0.75, 1.0], 2**20), record([0.0] * 7, 2**19)
-    found = sampling.ends([own, own], [other, record([0.0] * 7, 2**20)], 0.75)
-    assert LAST == 5 and found.accuracy.tolist() == [0.75, 0.75] and found.rounds.tolist() == [3, 3]
-    assert found.mib.tolist() == [12, 12] and found.within_bytes.tolist() == [0.375, 0.75]
-    assert sampling.ends([other], [other], 0.75).rounds.tolist() == [7]  # never: one round after the last
+def test_ends_are_means_of_the_last_rounds_and_of_their_bytes() -> None:
+    own = record([0.0, 0.25, 0.5, 0.75, 0.75, 0.75, 1.0], 2**20)  # 2 MiB in each of 6 rounds
+    cheap, alike, dear = (record([0.0] * 6 + [1.0], size) for size in (2**19, 2**20, 2**23))
+    found = sampling.ends([own] * 3, [cheap, alike, dear], 0.75)
+    assert LAST == 5 and found.accuracy.tolist() == [0.75] * 3 and found.rounds.tolist() == [3] * 3
+    # cheap: over 1 and up to 6 MiB, after rounds 1 to 3; dear: all its last rounds cost more than all of these
+    assert found.mib.tolist() == [12] * 3 and found.within_bytes.tolist() == [0.5, 0.75, 1.0]
+    assert sampling.ends([alike], [alike], 0.75).within_bytes.tolist() == [0.2]  # the mean of the last rounds
+    assert sampling.ends([own], [record([0.0] * 7, 2**17)], 0.75).within_bytes.tolist() == [0.0]
+    assert sampling.ends([record([0.0] * 7, 1)], [cheap], 0.75).rounds.tolist() == [7]  # one round after the last
 
 
 @pytest.mark.parametrize(
@@ -59,20 +71,21 @@ def test_claims_are_of_differences_by_seed(lead: float, rounds: float, verdicts:
 
     results = {
         UNIFORM: ends(0.8, 10.0),
+        BY_SIZE: ends(0.8, 10.0),
         NORM: ends(0.8 + lead, 10.0, 1),
         EVERYONE: ends(0.9, 10.0),
         "power_of_choice-6": ends(0.8 + lead, rounds, 1),
     }
-    *of_losses, above, close = sampling._claims(results, SamplingSettings(candidates=(6,)))
+    *of_losses, above, close, control = sampling._claims(results, SamplingSettings(candidates=(6,)))
     assert [claim.verdict for claim in of_losses] == verdicts and above.verdict == verdicts[0]
-    assert close.verdict == (lab.SEEN if lead > 0 else lab.NOT_SEEN)
+    assert close.verdict == (lab.SEEN if lead > 0 else lab.NOT_SEEN) and control.verdict == lab.NOT_SEEN
 
 
 def test_bad_settings() -> None:
     for change, words in (
         ("tuning_seed=1", "tuning_seed: got 1, must not be among the seeds"),
         ("candidates=7", "candidates: got 7"),
-        ("candidates=1", "clients_per_round: got 2"),
+        ("candidates=1", "candidates: got 1, must be a whole number from 2 to 6"),
         ("num_rounds=4", "num_rounds: got 4"),
     ):
         with pytest.raises(ValueError, match=words):

@@ -33,12 +33,13 @@ PAIRS = "train.pairs"
 DECISIVE = "num_clusters width local_steps batch_size"
 COLUMNS = (
     "clients: {clients} | method: {method} | learning rate: {rate:g} | accuracy: {accuracy:.4f} | "
-    "IFCA minus it, 95 % interval: {lead:+.4f} | pairs of clients: {pairs:.3f} | MiB: {mib:.2f}"
+    "IFCA minus it, 95 % interval: {lead:+.4f} | pairs of clients: {pairs:.3f} | "
+    "seeds with all clusters: {found:d} | MiB: {mib:.2f}"
 )
 REMARKS = (
     "accuracy: of each client's model on test images rotated as its own, mean over clients after the last round",
     "pairs of clients: share of pairs that train the same model if they are in the same cluster, and different models "
-    "if they are in different clusters",
+    "if they are in different clusters; seeds with all clusters: those in which this is so of every pair",
 )
 
 
@@ -181,13 +182,11 @@ def bench_of(study: Study, kind: str) -> Bench:
 
 
 def _claims(runs: Mapping[str, Runs]) -> Iterator[lab.Claim]:
-    """Judges IFCA against one model for all and a model for each client, and whether it finds the clusters."""
+    """Judges IFCA against one model for all and a model for each client, and if its lead comes from the clusters."""
     last = {kind: {name: final(of_kind, name, "test.accuracy") for name in LABELS} for kind, of_kind in runs.items()}
     for other in (GLOBAL, OWN):
         lead = lab.interval(last[ROTATED][IFCA] - last[ROTATED][other])
         yield lead.claim_above(f"IFCA is above {LABELS[other]}", "by {:+.4f}")
-    pairs = lab.interval(final(runs[ROTATED], IFCA, PAIRS))
-    yield pairs.claim_above("ours: IFCA puts 95 % of the pairs of clients right", "{:.3f}", 0.95)
     lead, control = (last[kind][IFCA] - last[kind][GLOBAL] for kind in (ROTATED, ALIKE))
     yield lab.interval(control).claim_above(f"ours: {ALIKE}: IFCA is above {LABELS[GLOBAL]}", "by {:+.4f}")
     yield lab.interval(lead - control).claim_above("ours: the lead over FedAvg comes from the clusters", "by {:+.4f}")
@@ -207,14 +206,15 @@ def final(runs: Runs, name: str, metric: str) -> np.ndarray:
 def _rows(kind: str, runs: Runs, tuned: Mapping[str, Tuned]) -> Iterator[lab.Row]:
     """Yields the row of every method on one kind of clients, with means over seeds."""
     for name, records in runs.items():
-        accuracy = final(runs, name, "test.accuracy")
+        accuracy, pairs = final(runs, name, "test.accuracy"), final(runs, name, PAIRS)
         lead = None if name == IFCA else lab.interval(final(runs, IFCA, "test.accuracy") - accuracy)
         row = {"clients": kind, "method": LABELS[name], "rate": tuned[name].config.rate, "lead": lead}
         sent = float(np.mean([record.sent[-1].sum() / 2**20 for record in records]))
         yield {
             **row,
             "accuracy": float(accuracy.mean()),
-            "pairs": float(final(runs, name, PAIRS).mean()),
+            "pairs": float(pairs.mean()) if kind == ROTATED else None,
+            "found": int(np.sum(pairs == 1)) if kind == ROTATED else None,
             "mib": sent,
         }
 
@@ -227,14 +227,13 @@ def run(study: Study) -> lab.Outcome:
     runs = {kind: harness.repeat_all(bench, tuned[kind]) for kind, bench in benches.items()}
     rows = [row for kind in runs for row in _rows(kind, runs[kind], tuned[kind])]
     num_rounds = study.settings.num_rounds
-    title = (
-        f"accuracy of clients' models on {study.dataset} after {num_rounds} rounds, mean of {len(study.seeds)} seeds"
-    )
+    measured, of_seeds = f"accuracy of clients' models on {study.dataset}", f"mean of {len(study.seeds)} seeds"
+    title = f"{measured} after {num_rounds} rounds, {of_seeds}"
     panels = {
-        kind: harness.by_round({LABELS[name]: records for name, records in of_kind.items()})
+        f"accuracy, {kind}": harness.by_round({LABELS[name]: records for name, records in of_kind.items()})
         for kind, of_kind in runs.items()
     }
-    curves(panels, range(num_rounds + 1), title, study.figures.path("by_round"))
+    curves(panels, range(num_rounds + 1), f"{measured}, {of_seeds}", study.figures.path("by_round"))
     choices = {f"{LABELS[name]}, {kind}": one for kind, of_kind in tuned.items() for name, one in of_kind.items()}
     remarks = (*REMARKS, *harness.edges(choices))
     return lab.Outcome((lab.table(title, rows, COLUMNS),), rows, tuple(_claims(runs)), remarks=remarks)

@@ -23,8 +23,8 @@ from fedtangent._src.experiments.lab.trials import Trial
 from fedtangent._src.output.run_plots import curves
 from fedtangent._src.types import Algorithm, Array, Schedule
 
-UNIFORM, NORM, EVERYONE = "uniform", "gradient_norm", "all"
-LABELS = {UNIFORM: "uniform", NORM: "gradient norm", EVERYONE: "all clients"}
+UNIFORM, BY_SIZE, NORM, EVERYONE = "uniform", "by_size", "gradient_norm", "all"
+LABELS = {UNIFORM: "uniform", BY_SIZE: "by size", NORM: "gradient norm", EVERYONE: "all clients"}
 MIB = 2**20
 LAST = 5  # evaluations whose mean is the final accuracy
 LITTLE = 0.02  # of accuracy: "close to" in a claim
@@ -36,9 +36,10 @@ COLUMNS = (
 )
 REMARKS = (
     f"accuracy: test accuracy, mean of the last {LAST} rounds",
+    f"accuracy after uniform's bytes: mean over the last {LAST} rounds' share of the bytes that uniform sampling sends",
     "a target that is never reached counts as reached one round after the last",
     "uniform sampling has exactly as many clients in every round, and a mean weighted by their examples; the baseline "
-    "of Chen et al. draws each client independently and divides by its chance",
+    "of Chen et al. draws each client independently and divides by its chance. That of Cho et al. is `by size`",
     "gradient norms are those before a client trains; the FedAvg of Chen et al. takes norms of whole updates",
 )
 
@@ -99,8 +100,10 @@ def methods_of(settings: SamplingSettings, trial: Trial) -> dict[str, Method]:
 
         return Method(label, settings.learning_rates, (0,), build, trial.data, trial.splits)
 
+    by_size = ft.schedules.power_of_choice(count, some, some)  # all candidates train: the baseline of Cho et al.
     methods = {
         UNIFORM: choosing(LABELS[UNIFORM], ft.schedules.uniform_sampling(count, some)),
+        BY_SIZE: choosing(LABELS[BY_SIZE], by_size, "uniform"),
         NORM: choosing(LABELS[NORM], ft.schedules.gradient_norm_sampling(count, some)),
         EVERYONE: choosing(LABELS[EVERYONE], ft.schedules.all_clients(count)),
     }
@@ -116,11 +119,10 @@ class Ends(NamedTuple):
     """Results of one way to choose clients, [seeds] each.
 
     Attributes:
-        accuracy: Test accuracy, mean of the last five rounds (``LAST``).
+        accuracy: Test accuracy, mean of the last rounds.
         rounds: Rounds to the target accuracy; one more than all rounds if never.
-        mib: MiB sent in all rounds, including the losses or gradient norms that clients report.
-        within_bytes: The same mean at the last round by which no more bytes were sent than by uniform sampling in all
-            its rounds.
+        mib: MiB sent in all rounds, polls included.
+        within_bytes: Accuracy after as many bytes as uniform sampling sends in all its rounds.
     """
 
     accuracy: np.ndarray
@@ -130,38 +132,47 @@ class Ends(NamedTuple):
 
 
 def ends(records: Sequence[Record], uniform: Sequence[Record], target: float) -> Ends:
-    """Computes final accuracy, rounds to the target, MiB and accuracy at equal bytes of one way to choose clients.
+    """Computes final accuracy, rounds to the target and accuracy at equal bytes of one way to choose clients.
+
+    Accuracy at equal bytes is a mean over the evaluations after the bytes of uniform sampling's last rounds: more bytes
+    than it has sent before them, and no more than after them. Without such evaluations it is the last one before.
 
     Args:
-        records: Runs with this choice of clients, one for each seed.
-        uniform: Runs of uniform sampling for the same seeds; the bytes of all their rounds are the budget.
+        records: Its runs, one for each seed.
+        uniform: Runs of uniform sampling for the same seeds.
         target: Test accuracy to reach.
     """
     rows = []
     for record, other in zip(records, uniform, strict=True):
-        sent, budget = record.sent.sum(axis=1), other.sent[-1].sum()
-        affordable = record.test[sent <= budget][-LAST:]
-        rows.append((record.test[-LAST:].mean(), harness.first_at(record, target), sent[-1] / MIB, affordable.mean()))
+        sent, of_uniform = record.sent.sum(axis=1), other.sent.sum(axis=1)
+        affordable = sent <= of_uniform[-1]
+        late = affordable & (sent > of_uniform[-1 - LAST])
+        within = record.test[late].mean() if late.any() else record.test[affordable][-1]
+        rows.append((record.test[-LAST:].mean(), harness.first_at(record, target), sent[-1] / MIB, within))
     return Ends(*np.array(rows, np.float64).T)
 
 
 def _claims(results: Mapping[str, Ends], settings: SamplingSettings) -> Iterator[lab.Claim]:
-    """Judges power-of-choice and gradient-norm sampling against uniform sampling and against all clients."""
-    uniform = results[UNIFORM]
+    """Judges power-of-choice against clients drawn by size, and gradient-norm sampling against uniform and all clients.
+
+    As a control, uniform sampling is compared with all clients too.
+    """
+    uniform, by_size, everyone = results[UNIFORM], results[BY_SIZE], results[EVERYONE]
     for num_candidates in settings.candidates:
         chosen, label = results[f"power_of_choice-{num_candidates}"], f"power-of-choice of {num_candidates}"
-        sooner = lab.interval(uniform.rounds / chosen.rounds)
-        claim = f"{label} needs fewer rounds than uniform sampling to {settings.target:.0%} (the paper: up to 3 times)"
+        sooner = lab.ratio_interval(by_size.rounds, chosen.rounds)
+        claim = f"{label} needs fewer rounds than clients by size to {settings.target:g} (the paper: up to 3 times)"
         yield sooner.claim_above(claim, "{:.2f} times", 1.0)
-        lead = lab.interval(chosen.accuracy - uniform.accuracy)
-        yield lead.claim_above(f"{label} is above uniform sampling (the paper: by up to 0.10)", "by {:+.4f}")
-        fair = lab.interval(chosen.within_bytes - uniform.accuracy)
+        lead = lab.interval(chosen.accuracy - by_size.accuracy)
+        yield lead.claim_above(f"{label} is above clients by size (the paper: by up to 0.10)", "by {:+.4f}")
+        fair = lab.interval(chosen.within_bytes - uniform.within_bytes)
         yield fair.claim_above(f"ours: {label} is above uniform sampling after as many bytes", "by {:+.4f}")
     norm = results[NORM]
     lead = lab.interval(norm.accuracy - uniform.accuracy)
     yield lead.claim_above("gradient-norm sampling is above uniform sampling", "by {:+.4f}")
-    behind = lab.interval(norm.accuracy - results[EVERYONE].accuracy)
-    yield behind.claim_above(f"gradient-norm sampling is within {LITTLE:g} of all clients", "{:+.4f} from it", -LITTLE)
+    for label, some in (("gradient-norm sampling", norm), ("ours: control, uniform sampling", uniform)):
+        behind = lab.interval(some.accuracy - everyone.accuracy)
+        yield behind.claim_above(f"{label} is within {LITTLE:g} of all clients", "{:+.4f} from it", -LITTLE)
 
 
 def _row(label: str, rate: float, of: Ends, uniform: Ends, num_rounds: int) -> lab.Row:
@@ -195,9 +206,11 @@ def run(study: Study) -> lab.Outcome:
         _row(labels[name], tuned[name].config.rate, of, results[UNIFORM], settings.num_rounds)
         for name, of in results.items()
     ]
-    title = f"test accuracy on {study.dataset} after {settings.num_rounds} rounds, mean of {len(study.seeds)} seeds"
+    of_seeds = f"mean of {len(study.seeds)} seeds"
+    title = f"test accuracy on {study.dataset} after {settings.num_rounds} rounds, {of_seeds}"
     accuracy = harness.by_round({labels[name]: records for name, records in runs.items()})
-    curves({"test accuracy": accuracy}, range(settings.num_rounds + 1), title, study.figures.path("by_round"))
+    drawn, across = f"{study.dataset}, {of_seeds}", range(settings.num_rounds + 1)
+    curves({"test accuracy": accuracy}, across, drawn, study.figures.path("by_round"))
     remarks = (*REMARKS, *harness.edges({labels[name]: choice for name, choice in tuned.items()}))
     claims = tuple(_claims(results, settings))
     return lab.Outcome((lab.table(title, rows, COLUMNS),), rows, claims, remarks=remarks)
@@ -208,6 +221,8 @@ def check(study: Study) -> None:
     settings: SamplingSettings = study.settings
     harness.check_tuning_seed(study)
     checks.whole("num_rounds", settings.num_rounds, LAST)
+    for num_candidates in settings.candidates:
+        checks.whole("candidates", num_candidates, settings.clients_per_round, settings.num_clients)
     harness.build_all(methods_of(settings, trials.label_skewed(study, study.seeds[0])))
 
 

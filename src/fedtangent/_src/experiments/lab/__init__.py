@@ -133,6 +133,16 @@ def interval(values: Iterable[float] | np.ndarray) -> MeanInterval:
     return MeanInterval(mean, mean - half, mean + half)
 
 
+def ratio_interval(numerators: np.ndarray, denominators: np.ndarray) -> MeanInterval:
+    """Computes the geometric mean of paired ratios over seeds and its 95 % interval, Student's of their logarithms.
+
+    Args:
+        numerators: A positive number for each seed, at least two.
+        denominators: A positive number for each seed.
+    """
+    return MeanInterval(*np.exp(interval(np.log(numerators) - np.log(denominators))).tolist())
+
+
 def grouped(rows: Iterable[Item], *keys: str) -> dict[tuple[Any, ...], list[Item]]:
     """Groups rows by their values of ``keys``, in order of first appearance.
 

@@ -119,8 +119,15 @@ Runs = dict[str, list[Record]]  # by method, one for each seed
 
 
 def first_at(record: Record, target: float) -> int:
-    """Returns the number, from 0, of the first evaluation with a test accuracy of at least ``target``; E if none is."""
-    return int(np.argmax(np.append(record.test, np.inf) >= target))
+    """Returns the number of the first evaluation after training has begun whose test accuracy reaches a target.
+
+    Evaluations are numbered from 0, the untrained model's. The result is E, their count, if none reaches it.
+
+    Args:
+        record: The run.
+        target: Test accuracy to reach.
+    """
+    return 1 + int(np.argmax(np.append(record.test[1:], np.inf) >= target))
 
 
 def finite_accuracy(members: Array, labels: Array) -> Array:

@@ -207,7 +207,7 @@ def _claims(of_graph: Mapping[str, Ends], graph: str, settings: TopologySettings
     above, times = "NTK-DFL is above gossip averaging after", "NTK-DFL needs fewer rounds than gossip averaging to"
     lead = lab.interval(decentral.accuracy - gossip.accuracy)
     yield lead.claim_above(f"{graph}: {above} {settings.num_rounds} rounds", "by {:+.4f}")
-    sooner = lab.interval(gossip.rounds / decentral.rounds)
+    sooner = lab.ratio_interval(gossip.rounds, decentral.rounds)
     yield sooner.claim_above(f"{graph}: {times} {settings.target:.0%} (the paper: 4.6 times)", "{:.2f} times", 1.0)
     gain = lab.interval(decentral.accuracy - decentral.of_clients)
     yield gain.claim_above(f"{graph}: the mean of the weights is 0.1 above the clients' own models", "{:+.4f}", 0.1)
