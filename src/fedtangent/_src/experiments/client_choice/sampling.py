@@ -146,7 +146,11 @@ def ends(records: Sequence[Record], uniform: Sequence[Record], target: float) ->
 
 
 def _claims(results: Mapping[str, Ends], settings: SamplingSettings) -> Iterator[lab.Claim]:
-    """Judges power-of-choice and gradient-norm sampling against uniform sampling and against all clients."""
+    """Judges power-of-choice against uniform sampling, and gradient-norm sampling against it and against all clients.
+
+    Compared are the final accuracies; for power-of-choice also the rounds to the target accuracy, and the accuracy
+    after as many bytes as uniform sampling sends.
+    """
     uniform = results[UNIFORM]
     for num_candidates in settings.candidates:
         chosen, label = results[f"power_of_choice-{num_candidates}"], f"power-of-choice of {num_candidates}"
@@ -184,7 +188,7 @@ def bench_of(study: Study) -> Bench:
 
 
 def run(study: Study) -> lab.Outcome:
-    """Tunes and trains with every way to choose clients and every seed, and compares."""
+    """Tunes and trains with every way to choose clients and every seed; compares accuracies, rounds and bytes."""
     settings, bench = study.settings, bench_of(study)
     harness.plan(bench)
     tuned = harness.tune_all(bench)

@@ -206,7 +206,10 @@ def by_time(settings: WaitingSettings, name: str, record: Record, seed: int) -> 
 
 
 def _claims(results: Mapping[str, Ends], settings: WaitingSettings) -> Iterator[lab.Claim]:
-    """Judges FedBuff and FedAsync against waiting and each other, and whether lateness costs accuracy."""
+    """Judges FedBuff and FedAsync by the time to the target accuracy, against waiting and each other.
+
+    It also judges whether lateness costs final accuracy, and whether FedBuff needs fewer answers than waiting.
+    """
     waiting, buffered, single = (results[name] for name in LABELS)
     for label, one, other, paper in (
         ("FedBuff needs less time than FedAvg, which waits,", buffered, waiting, " (the paper: 3.3 times)"),
