@@ -310,11 +310,11 @@ def class_labels(name: str, labels: object, num_classes: int | None = None) -> n
 
 
 def tokens(name: str, x: Any, vocabulary: int | None) -> None:
-    """Raises ``ValueError`` unless all inputs are tokens, whole numbers from 0 to ``vocabulary - 1``.
+    """Raises ``ValueError`` unless all tokens are from 0 to ``vocabulary - 1``.
 
     Args:
         name: Name of the inputs, for the error message.
-        x: Array of any shape.
+        x: Tokens, an array of whole numbers (which is not checked) of any shape.
         vocabulary: Number of different tokens that the model reads; None if unknown, when any number below 2^31 passes.
     """
     most = MAX_INDEX if vocabulary is None else vocabulary - 1

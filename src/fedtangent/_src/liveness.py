@@ -142,7 +142,10 @@ def _needed_until(jaxpr: core.Jaxpr, users: dict[core.Var, list[int]]) -> list[i
 
 
 def _work_bytes(equation: core.JaxprEqn) -> int:
-    """Returns the bytes of an operation's work space: products rearrange stacked matrices, LAPACK needs work arrays."""
+    """Estimates the bytes of an operation's work space: copies of stacked matrices for a product, arrays of LAPACK.
+
+    LAPACK is counted for ``eigh`` and ``svd`` only; all other operations but products have 0.
+    """
     if equation.primitive.name == "dot_general":
         operands = (*equation.invars, *equation.outvars)
         return sum(_bytes(v) for v in operands if len(getattr(v.aval, "shape", ())) > 2)

@@ -42,7 +42,7 @@ def staircase_decay(initial: Rate, factor: float = 0.99, every: int = 10) -> Cal
         every: Rounds between two decays.
 
     Raises:
-        ValueError: A rate that is not positive, a factor outside (0, 1] or ``every`` below 1.
+        ValueError: A rate that is not a positive number, a factor outside (0, 1] or ``every`` below 1.
     """
     check_rate("initial", initial)
     if callable(initial):

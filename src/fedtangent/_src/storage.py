@@ -99,8 +99,11 @@ def cache_directory(directory: str | os.PathLike[str] | None = None) -> Path:
     """Returns the folder of all caches of this package.
 
     It is ``directory`` if that is not None, else $FEDTANGENT_CACHE if that is set, else ``fedtangent`` in the user's
-    cache folder, such as ``~/.cache``. If the home folder is unknown, a path with ``~`` raises ``ValueError``, and the
-    user's cache folder ``RuntimeError``.
+    cache folder, such as ``~/.cache``.
+
+    Raises:
+        ValueError: The home folder is unknown, and the path begins with ``~``.
+        RuntimeError: The home folder is unknown, and the user's cache folder lies in it.
     """
     if directory is not None:
         return expanded("cache_dir", directory)

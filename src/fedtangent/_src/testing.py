@@ -187,7 +187,7 @@ def _numbers(state: PyTree) -> list[np.ndarray]:
 
 
 def _apart(one: PyTree, other: PyTree) -> float:
-    """Returns the largest difference of two states, relative to the largest number in ``other``; infinite for NaN."""
+    """Returns the largest difference of two states' ``_numbers``, relative to the largest in ``other``; inf for NaN."""
     pairs = list(zip(_numbers(one), _numbers(other), strict=True))
     size = max((float(np.max(np.abs(b), initial=0.0)) for _, b in pairs), default=0.0)
     with np.errstate(invalid="ignore"):

@@ -124,7 +124,10 @@ def _claim(table: Mapping[str, Any]) -> ClaimedRuns:
 
 
 def run_job(job: CheckJob) -> Ended:
-    """Compares the runs of every claim with theory, and prints the verdicts; returns the outcome."""
+    """Compares the runs of every claim with theory, prints the verdicts and writes them if the options ask for a file.
+
+    Returns how the command ended.
+    """
     (claims, options), screen, loading = job, console(), cli.seconds()
     say, times = clock(screen), {"start: programs and data": loading}
     suites, seconds = dict[str, tuple[Verdict, ...] | str](), dict[str, float]()

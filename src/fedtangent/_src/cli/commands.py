@@ -68,7 +68,7 @@ class Command(NamedTuple):
 
     @property
     def describes(self) -> bool:
-        """Whether the command's options describe a run."""
+        """Whether ``prepare`` takes a description of runs, so that the command has the options of a run."""
         return any(kind in DESCRIBED for kind in self.takes.values())
 
     @property
@@ -112,7 +112,8 @@ def find(name: str, *arguments: str) -> Command:
 
     Args:
         name: Name of the command, one of ``cli.summaries``.
-        *arguments: Words of the command line, which decide between ``prepare`` and ``prepare_run`` of the command.
+        *arguments: Words of the command line. If one of its options, or of the config.json that it names, is no option
+            of the command's ``prepare``, the command uses ``prepare_run``, where its module has one.
     """
     module = importlib.import_module(f"{cli.__name__}.{name.replace('-', '_')}")
     plain = _command(name, module, module.prepare)

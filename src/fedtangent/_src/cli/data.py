@@ -40,7 +40,12 @@ class DataOptions:
 
 
 class DataJob(NamedTuple):
-    """A data set to prepare or to verify, and the folders of its files."""
+    """A checked command ``fedtangent data``: its options, the data set and the folders.
+
+    ``published`` describes the original files of the data set, and ``stored`` names the folders of the caches.
+    ``directory`` is the user's folder of original files, which is used in place of the cache; None without such a
+    folder.
+    """
 
     options: DataOptions
     published: Published

@@ -244,7 +244,7 @@ def rows_of(runs: dict[int, Run]) -> list[Row]:
 
 
 def table_of(title: str, rows: list[Row], last: Measurement) -> TextTable:
-    """Builds the table that ``train`` prints: the last metrics and the bytes sent.
+    """Builds the table that ``train`` prints: the main metrics (``SHOWN``) of the last evaluation, and the MiB sent.
 
     Args:
         title: Title of the table.

@@ -169,7 +169,7 @@ def linearised_flow(
         model: The network.
         params: Its initial weights.
         start: Its initial function, [p, C] at the points of ``at_points``.
-        k: Number of the network among the K models.
+        k: Index of the network among the K models.
 
     Returns:
         Outputs at the evaluated rounds and these points, [r, p, C].
@@ -349,7 +349,7 @@ class LazinessDiagnostics:
         """Returns the diagnostics for a run of another seed; nothing is compiled anew.
 
         Args:
-            algorithm: The algorithm.
+            algorithm: The algorithm for which these diagnostics were built.
             num_clients: Number of clients.
             seed: Seed of the other run.
         """

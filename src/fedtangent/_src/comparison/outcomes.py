@@ -120,7 +120,7 @@ class BesidePrediction:
 
     @property
     def history(self) -> History:
-        """The metrics of the widest networks along the run; ``predicted`` has the metrics of their prediction."""
+        """The metrics of the widest networks along the run; its field ``predicted`` is their prediction's."""
         return history_beside(self.setting.problem, self.simulated[-1], self.gaps[-1].train, self.gaps[-1].test)
 
 

@@ -72,8 +72,9 @@ class Predicted:
 def predict(setting: Setting, cohorts: Cohort, progress: bool | None = False) -> Predicted:
     """Predicts a run from its model's analytic kernel: the flow, the models' distribution by round, and the limit.
 
-    The distribution is the mean and covariance of each model over random initial functions; the limit is the Gaussian
-    process after many rounds. Under a loss other than the squared error, the distribution is estimated from samples.
+    The distribution is the mean and covariance of each model over random initial functions. The limit is the Gaussian
+    process after many rounds, None for a singular kernel. Under a loss other than the squared error the distribution is
+    estimated from samples, and the limit is None.
 
     Args:
         setting: The run: problem, algorithm and the rounds to evaluate.
@@ -222,7 +223,10 @@ def prior_starts(setting: Setting, kernels: KernelBlocks | LargeKernel, draws: i
 
 
 def _sampled_laws(sampled: Float[np.ndarray, "E r K m C"]) -> tuple[ModelLaw, ...]:
-    """Computes mean and covariance (averaged over outputs) of ``sampled`` outputs, one ``ModelLaw`` for each round."""
+    """Computes mean and covariance over the E draws of ``sampled`` outputs, one ``ModelLaw`` for each round.
+
+    The covariance is averaged over the C outputs.
+    """
     first = sampled[0]
     moved = sampled - first  # exactly 0 where all start as the same function, and so is the covariance
     about = moved - moved.mean(axis=0)

@@ -111,7 +111,8 @@ def mean_error(pairs: Sequence[Pair], scale: float, away: Float[np.ndarray, "m C
 def norm_interval(square: float, variances: Float[np.ndarray, "n"]) -> tuple[float, float]:
     """Computes bounds of ``|a|`` from the squared norm of one draw of a Gaussian vector with mean ``a``.
 
-    Each bound is wrong in at most a share 5e-5 of the cases: ``a`` is taken along the widest axis, the worst case.
+    Each bound is wrong with probability 5e-5 at most. The computation assumes that ``a`` lies along the widest axis,
+    which is the worst case.
 
     Args:
         square: Squared norm of the draw.
@@ -159,13 +160,14 @@ def share_beyond(square: float, variances: Float[np.ndarray, "n"], mean: float) 
 def variance_ratio(pairs: Sequence[Pair], exact: Float[np.ndarray, "K"], law: Float[np.ndarray, "K"]) -> Interval:
     """Estimates the variance of networks at infinite width, divided by the variance that theory predicts.
 
-    The ratio is 1 if theory is right. Variances are of one output, summed over points. Only the difference of the
-    sample variances of networks and predictions is estimated; ``exact`` is added to it.
+    It is one ratio, the average over the K models, and is 1 if theory is right. Variances are of one output, summed
+    over points. Only the difference of the sample variances of networks and predictions is estimated; ``exact`` is
+    added to it.
 
     Args:
         pairs: Networks and the predictions from their initial functions, for each width; five draws or more.
-        exact: Variance of the predictions, known by construction, [K].
-        law: Variance that is tested, [K].
+        exact: Variance of each model's predictions, known by construction, [K].
+        law: Variance of each model that is tested, [K].
     """
     values = []
     for p in pairs:

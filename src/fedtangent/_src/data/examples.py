@@ -433,9 +433,9 @@ def _on_device(dataset: Dataset, classes: tuple[str, ...] | None, loss: str | Lo
 
 
 def _split_of(dataset: Dataset, split: str, loss: str | Loss, most: int | None = None) -> Split:
-    """Moves a split's examples to the device, as a ``Split``; if there are more than ``most``, a sample of ``most``.
+    """Moves a split's examples, or a sample of ``most`` of them, to the device as a ``Split``.
 
-    The sample is random, but always the same (``sampled``).
+    Targets have the form that ``loss`` takes. The sample is random, but always the same (``sampled``).
     """
     columns = _columns(dataset, split)
     rows = sampled(most, *columns)

@@ -158,7 +158,8 @@ def _has_classes(y: files.Header | np.ndarray, target_kind: str | None) -> bool:
 def _load(name: str, path: Path, options: OwnOptions, data_dir: Path | None, seed: int) -> Dataset:
     """Loads a user's ``.npz`` file; a line on standard error, once a process, says how its arrays are understood.
 
-    Raises ``ValueError`` for arrays that do not fit together.
+    Without test examples in the file, ``seed`` draws some to hold out. ``data_dir`` is not used. Raises ``ValueError``
+    for arrays that do not fit together.
     """
     arrays = files.read("dataset", path, NEEDED)
     unknown = arrays.keys() - {key + end for key in KEYS for end in SPLITS.values()}
@@ -336,8 +337,12 @@ def targets(ys: Mapping[str, object]) -> Targets:
         ys: Targets by their names in error messages, the training targets first: class labels [n], whole numbers from 0
             or strings; or floating numbers [n] or [n, C]. Whole numbers [n, C] with C > 1 become floating numbers.
 
+    Returns:
+        The targets by the same names, labels as int32 [n] and floating numbers as [n, C]; the number of classes, 0 for
+        floating numbers; and the names of the classes if labels are strings.
+
     Raises:
-        ValueError: Targets have another type, or differ in type between the splits.
+        ValueError: Targets have another type or shape, or differ in type between the splits.
     """
     read = {name: _target(name, y) for name, y in ys.items()}
     (train_name, train), num_classes, names = next(iter(read.items())), 0, None

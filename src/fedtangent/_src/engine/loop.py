@@ -492,9 +492,9 @@ def _run(setup: RunSetup, past: Past, status: str) -> Run:
 
 @jax.jit
 def all_finite(state: PyTree) -> Bool[Array, ""]:
-    """Returns whether the server's numbers and, in each array of the clients, at least one client's are finite.
+    """Returns whether the server's numbers are finite, and each array of the clients has a client of finite numbers.
 
-    If no client's numbers are finite, the models have diverged.
+    A single client may diverge; if no client's numbers are finite, the models have diverged.
 
     Args:
         state: State of a run; if it has no fields ``server`` and ``client``, all of it counts as the server's.

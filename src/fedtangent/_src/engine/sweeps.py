@@ -42,7 +42,7 @@ class Build(Protocol):
         """Returns the algorithm for some values of the hyper-parameters.
 
         Args:
-            arguments: None; the hyper-parameters are passed by name.
+            arguments: Always empty; the hyper-parameters are passed by name.
             values: Hyper-parameters by name; floats may be traced scalars.
         """
 

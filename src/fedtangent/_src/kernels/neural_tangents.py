@@ -257,9 +257,9 @@ def _eigvalsh(matrix: np.ndarray, eigvals: tuple[int, int]) -> np.ndarray:
 
 
 def _flops(fun: _Function, optimize: bool, *args: PyTree, **kwargs: PyTree) -> float:
-    """Returns the floating-point operations of ``fun(*args)``; 0 if JAX's cost analysis reports none.
+    """Returns JAX's count of floating-point operations of ``fun(*args, **kwargs)``; 0 if it reports none.
 
-    ``optimize`` counts them in the compiled program, otherwise in the program before XLA optimises it.
+    With ``optimize`` they are counted in the compiled program, else in the program before XLA optimises it.
     """
     lowered = jax.jit(fun).lower(*args, **kwargs)
     analysis = (lowered.compile() if optimize else lowered).cost_analysis()

@@ -96,8 +96,8 @@ def _quiet(function: Callable[P, T]) -> Callable[P, T]:
 def _model(build: Callable[[int], Sequence[StaxNetwork]], shape: Sequence[int], width: int, name: str) -> Model:
     """Builds a model that can be rebuilt at other widths; models of all widths share one infinite-width kernel.
 
-    ``build`` maps a width to the network's stax layers. ``name`` is the beginning of the model's name, before the
-    width.
+    ``build`` maps a width to the network's stax layers. ``name`` is the model's name up to the width, with an open
+    bracket, such as ``"ntk_cnn(8x8x1"``.
     """
 
     def at_width(width: int, kernel: Kernel | None = None) -> Model:

@@ -100,13 +100,12 @@ def _outputs_near_the_start(model: Model, key: Key, x: Shaped[Array, "n ..."]) -
 
 
 def check_reads(model: Model, *inputs: Shaped[AnyArray, "n ..."] | None) -> None:
-    """Raises ``ValueError`` if a network confuses the largest token of the data with another one.
+    """Raises ``ValueError`` if a network does not tell the largest token of the data from other tokens.
 
-    This happens if the network's vocabulary is too small. JAX raises no error for a token beyond the end of an
-    embedding: it reads the last row, or NaN. The one-hot vector of this token is 0. So the outputs for the largest
-    token are compared with the outputs for two other tokens. For the token before it they are equal if both are read as
-    the last row. For the token -2 they are equal if both one-hot vectors are 0. Networks that state their vocabulary
-    are not checked.
+    Its vocabulary is then too small, and JAX raises no error: an embedding reads its last row, or NaN, and a one-hot
+    vector is 0. So the error is raised if the outputs for this token are NaN, or equal to those for the token before it
+    (both read the last row) or for the token -2 (both one-hot vectors are 0). It is not raised if the outputs for token
+    0 are the same. Networks that state their vocabulary are not checked.
 
     Args:
         model: The network.

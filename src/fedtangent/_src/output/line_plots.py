@@ -102,13 +102,14 @@ class BoundedPanel(NamedTuple):
 def bounded(
     panels: Sequence[BoundedPanel], title: str, names: tuple[str, str], lowest: float | None, path: Path, log: str = "y"
 ) -> Path:
-    """Draws measured curves and the bounds that theory gives for them.
+    """Draws each panel's measured curves with their bounds, exact predictions and wrong bounds.
 
     Args:
         panels: The panels, side by side.
         title: Title of the figure.
         names: Names of the horizontal and the vertical axis.
-        lowest: Lower end of the vertical axis; None for a third of the smallest measured or predicted value.
+        lowest: Lower end of the vertical axis; None for a third of the smallest value of ``measured`` or ``predicted``,
+            at least 1e-14.
         path: File to write, which is returned.
         log: Axes that are logarithmic: "x", "y", "xy" or "".
     """

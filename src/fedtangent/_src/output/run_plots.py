@@ -204,7 +204,8 @@ def kernel_figure(
     """Draws measures of tangent kernels against the round, and the kernels' eigenvalues at the first and last round.
 
     ``measures.kernel_diagnostics`` defines the measures. Lines are means over models and seeds; the band of a panel's
-    first metric goes from the smallest to the largest value.
+    first metric goes from the smallest to the largest value. Metrics of a panel whose axis says so are divided by their
+    values at round 0.
 
     Args:
         series: ``{metric: {round: values}}`` with a value for each model and seed; it must have every metric of

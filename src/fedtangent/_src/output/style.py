@@ -95,8 +95,8 @@ def band(ax: Axes, x: np.ndarray, mean: np.ndarray, sd: np.ndarray, colour: str,
 def save(figure: Figure, path: Path, title: str = "") -> Path:
     """Finishes a figure, writes it and returns ``path``.
 
-    The folder is created if it does not exist. Labels get a legend outside the curves, and overlapping ticks are left
-    out. Equal figures give equal files, without a date. PDFs embed TrueType fonts, as journals require.
+    The folder is created if it does not exist. The legend is outside the curves, and tick labels that would overlap are
+    hidden. Equal figures give equal files, because no date is written. PDFs embed TrueType fonts, as journals require.
 
     Args:
         figure: The figure.
@@ -204,7 +204,7 @@ def _mark_logarithms(axis: Axis) -> None:
 
 
 def _part_ticks(figure: Figure) -> None:
-    """Hides names of ticks that would overlap the name before, on axes whose ticks were set one by one."""
+    """Hides tick labels that would overlap the last shown one, on axes whose ticks were set one by one."""
     from matplotlib.ticker import FixedLocator
 
     axes = [axis for ax in figure.axes for axis in (ax.xaxis, ax.yaxis)]
@@ -239,5 +239,8 @@ def in_words(metric: str) -> str:
 
 
 def slug(name: str) -> str:
-    """Converts ``name`` to a part of a file's name: lower case, with underscores for all but letters and digits."""
+    """Converts ``name`` to a part of a file's name: lower case, with an underscore for each run of other characters.
+
+    Only a to z and 0 to 9 are kept, and there is no underscore at the ends.
+    """
     return re.sub(r"[^a-z0-9]+", "_", name.lower()).strip("_")

@@ -96,14 +96,18 @@ def check_rows(name: str, values: ArrayLike, axes: str) -> Float64[np.ndarray, "
 def check_blocks(kernels: gram.KernelBlocks, target_shape: tuple[int, ...], outputs: str) -> gram.KernelBlocks:
     """Checks kernel blocks and returns them as float64.
 
-    The shapes must agree with the targets, the numbers must be finite, and each kernel symmetric positive semidefinite.
-    A tangent kernel of a lower precision than float64, such as float32, loses the eigenvalues that are rounding errors,
-    with their eigenvectors.
+    The shapes must agree with the targets, the numbers must be finite, and the square blocks symmetric. ``ntk_train``,
+    and the nngp blocks together, must be positive semidefinite; of large ones a sample is checked. A tangent kernel of
+    a lower precision than float64, such as float32, loses the eigenvalues that are rounding errors, with their
+    eigenvectors.
 
     Args:
         kernels: Kernel blocks to check.
         target_shape: Shape (n, C) of the targets.
         outputs: "shared", one kernel for all outputs, or "full", kernel blocks of [n C, n C].
+
+    Raises:
+        ValueError: One of these conditions does not hold.
     """
     choice("outputs", outputs, ("shared", "full"))
     per_example = target_shape[1] if outputs == "full" else 1

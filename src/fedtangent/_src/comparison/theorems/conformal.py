@@ -1,7 +1,7 @@
 """Checks the coverage of federated conformal prediction (Lu et al., ICML 2023) on many splits of the clients' examples.
 
 Fed-ensemble trains once. Then every client's further examples are split again and again into calibration and test. The
-mean coverage of the splits must be within the theorem's bounds, up to its interval. Clients differ: in the noise of
+mean coverage of the splits, with its interval, must be within the theorem's bounds. Clients differ: in the noise of
 their targets (regression), or in their classes (digits).
 """
 
@@ -98,7 +98,7 @@ def coverages(pool: Pool, question: Question, splits: int, seed: int) -> Float64
 def _trained(
     model: Model, loss: str, examples: tuple[np.ndarray, np.ndarray, Partition], points: np.ndarray, seed: int
 ) -> Float[np.ndarray, "K n C"]:
-    """Trains an ensemble by Fed-ensemble, and returns the outputs of its models at ``points``.
+    """Trains an ensemble of three models by Fed-ensemble, and returns the outputs of its models at ``points``.
 
     ``examples`` are the inputs, the targets and the partition; ``loss`` is "squared_error" or "cross_entropy".
     """

@@ -191,7 +191,7 @@ class Observed(NamedTuple):
         return bounded_verdict(f"DeepLin {place}", statement, sizes, ratio, control, wrong)
 
     def narrow_networks(self) -> list[tuple[ft.theory.DeepLinearTheorem, list[np.ndarray]]]:
-        """Draws untrained networks of width 4 (``NARROW``), and evaluates DeepLin's Theorem IV.2 on each.
+        """Draws 20 untrained networks of width 4 (``NARROW``), and evaluates DeepLin's Theorem IV.2 on each.
 
         They are controls, too narrow for the theorem. Returns pairs of the evaluated theorem and the network's weights.
         """
@@ -263,7 +263,7 @@ def _largest_ratios(looks: Sequence[Sequence[Assumption]]) -> dict[str, float]:
 
 
 def _lemma_1(run: Observed) -> ft.types.Verdict:
-    """Checks DeepLin's Lemma VII.1 on the singular values of products of layers at the start.
+    """Checks DeepLin's Lemma VII.1 on the least and the largest singular value of products of layers at the start.
 
     They are between 0.8 and 1.2 times their values at infinite width.
     """
@@ -280,7 +280,8 @@ def _lemma_1(run: Observed) -> ft.types.Verdict:
 def _local_lemmas(run: Observed) -> list[ft.types.Verdict]:
     """Checks Lemmas VII.2 to VII.7 of DeepLin in the round that starts at the run's last recorded weights.
 
-    They bound the clients' local losses, the change of their kernels, weights and outputs, and matrix norms.
+    They bound each client's loss, weights and outputs after every local step, the change of the kernel since the start
+    of the run, and matrix norms.
     """
     paths, c, work = local_paths(run.last, run.work), run.theorem.constants, run.work
     decays, faster, drifts, moves, from_zero = ratios = tuple(list[float]() for _ in range(5))
@@ -388,7 +389,10 @@ Coefficients = Float64[np.ndarray, "rounds r C"]  # of residuals, by round, mode
 
 
 def _one_round(size: Size, seed: int) -> list[ft.types.Verdict]:
-    """Checks a simulated round of FedAvg (DeepLin, eq. 6 to 8), and its residual against the four terms of eq. (17)."""
+    """Checks every simulated round of FedAvg (DeepLin, eq. 6 to 8), and its residual against the terms of eq. (17).
+
+    Each round is predicted from the simulated weights before it.
+    """
     x, y = problem(size, seed, ROUND_SPREAD)
     work = work_of(size, x, y, 1.0)
     work = work._replace(learning_rate=4 * STEP * stable_learning_rate(work, size.depth))
@@ -434,7 +438,11 @@ def _moved(before: list[np.ndarray], after: list[np.ndarray]) -> np.ndarray:
 
 
 def _modes(size: Size, widths: tuple[int, ...], draws: int, seed: int) -> list[ft.types.Verdict]:
-    """Checks that wide networks approach FedAvg of a linear model, in every mode of the infinite-width kernel."""
+    """Checks that the distance of networks' residuals from a linear model's falls as width^-1/2.
+
+    Both are trained by FedAvg. The distance is over all rounds, mode by mode of the infinite-width kernel
+    (``_by_mode``). Each wrong theory is the control of a verdict.
+    """
     x, y = problem(size, seed, ROUND_SPREAD)
     work = work_of(size, x, y, 1.0)
     work = work._replace(learning_rate=STEP * stable_learning_rate(work, size.depth))
@@ -500,7 +508,7 @@ def _by_mode(
 
 
 def _check_rounds(scale: str, seed: int) -> list[ft.types.Verdict]:
-    """Checks one round of FedAvg and the four terms of its residual, and how the residual's modes vary with width."""
+    """Checks each round of FedAvg and the four terms of its residual, and how the residual's modes vary with width."""
     widths, draws = of_scale(scale, *WIDTHS), of_scale(scale, *DRAWS)
     return [*_one_round(of_scale(scale, *ROUND_SIZES), seed), *_modes(of_scale(scale, *MODES), widths, draws, seed)]
 

@@ -272,9 +272,9 @@ def _case(
 
 
 def _largest_error(flow: Flow, run: Simulated) -> float:
-    """Computes the largest distance of a network from the flow at any round, over the distance between the flow's ends.
+    """Computes the largest distance of a model from the flow at any round, over the distance between the flow's ends.
 
-    The ends are the flow's outputs at the start and after the last round.
+    The ends are the flow's outputs at the start and after the last round; all outputs are at the test points.
     """
     predicted = networks(flow, [run], run.rounds)[0]
     return float(np.max(relative_errors(predicted, run.test, predicted[-1:] - predicted[:1])))
@@ -290,7 +290,7 @@ def _exact(option: Option, case: Case) -> Verdict:
 
 
 def _network_slope(option: Option, case: Case, widths: tuple[int, ...], num_networks: int) -> Verdict:
-    """Checks that the distance of networks from the flow after the last round falls as width^-1/2."""
+    """Checks that the distance of networks from the flow, at test points after the last round, falls as width^-1/2."""
     blocks, draws = case.blocks(), -(-num_networks // option.schedule().num_models)
     runs = [option._run(case, width, draws, evaluate_every=0) for width in widths]
     last = runs[0].rounds[-1:]
@@ -348,7 +348,11 @@ def _from_central(option: Option, case: Case, blocks: KernelBlocks, changes: Arg
 
 
 def _check_centralised(scale: str, seed: int) -> list[Verdict]:
-    """Compares FedAvg with centralised training of as many steps, for infinitely wide networks and at finite widths."""
+    """Compares FedAvg with centralised training of as many steps, in three verdicts.
+
+    At infinite width both predictions are equal for one local step, and their distance falls as the learning rate for
+    several. Networks under FedAvg tend to FedAvg's flow as the width grows, and not to the centralised one.
+    """
     size, option = of_scale(scale, *EXACT_SIZES), OPTIONS[0]
     case = _of_classes(_network_case(seed, FEW_ROUNDS))
     blocks = case.blocks()
@@ -508,7 +512,8 @@ def _bound_check(size: Scale, networks: dict[int, list[ResidualLedger]]) -> Verd
 def _gap_slope(networks: dict[int, list[ResidualLedger]], factor: float = 1.0) -> Interval:
     """Fits the slope of log gap against log width; the gap is between networks and prediction in the last round.
 
-    The prediction has the step size times ``factor``, which makes a wrong theory if it is not 1.
+    It is the root mean square over the models and clients of a run (``ResidualLedger.last_gap``). The prediction has
+    the step size times ``factor``, which makes a wrong theory if it is not 1.
     """
     gaps = [
         np.array([of.last_gap(learning_rate=factor * of.federation.rule.learning_rate) for of in same])

@@ -55,7 +55,7 @@ class Size(NamedTuple):
         return self.nodes * self.per_node
 
     def without_last(self) -> list[float]:
-        """Returns weights [M] of the nodes, 0 for the last one: a wrong theory that ignores this node."""
+        """Returns weights [M] of the nodes: 1, and 0 for the last one, a wrong theory that ignores this node."""
         return [1.0] * (self.nodes - 1) + [0.0]
 
     def __str__(self) -> str:
@@ -361,9 +361,10 @@ def _classification(size: Size, seed: int) -> Classified:
 
 
 def _simulated_rounds(case: Classified, modified: bool) -> Verdict:
-    """Checks that many local steps on the regularised loss of Local-GD's eq. (12) reach the loss's minimisers.
+    """Compares the simulated global model after the last round with theory, whose nodes minimise eq. (12) exactly.
 
-    The algorithm is Local-GD, or Modified Local-GD (algorithm 3 of the paper) if ``modified``.
+    The simulated nodes take many steps on this regularised loss. The algorithm is Local-GD, or Modified Local-GD
+    (algorithm 3 of the paper) if ``modified``.
     """
     size, rounds, log_inverse = case.problem.size, SIMULATED_ROUNDS, float(np.log(1 / LAMBDA))
     stable = 2 / float(np.linalg.svd(np.asarray(case.sets.signed), compute_uv=False).max() ** 2)  # at the start
@@ -397,10 +398,10 @@ def _few_rounds(case: Classified) -> str:
 
 
 def _lemma_2_residual(case: Classified) -> Verdict:
-    """Checks Lemma 2 of Local-GD: ``w - ln(1/lambda) w_bar`` grows as ``ln ln(1/lambda)``.
+    """Checks Lemma 2 of Local-GD after three rounds: ``w - ln(1/lambda) w_bar`` grows as ``ln ln(1/lambda)``.
 
-    w is the model of Local-GD with local regularisation of weight lambda, and w_bar the model of repeated projections
-    onto the nodes' feasible sets.
+    So it changes as much in the last decade of ln(1/lambda) as in the first. w is the model of Local-GD with local
+    regularisation of weight lambda, and w_bar the model of repeated projections onto the nodes' feasible sets.
     """
     models, growths = case._weak_models(FEW_ROUNDS), []
     for modified in (False, True):
@@ -432,7 +433,7 @@ def _power_law(
 
 
 def _lemma_2_direction(case: Classified) -> Verdict:
-    """Checks Local-GD, eq. (14): its model has nearly the direction of the model of repeated projections.
+    """Checks Local-GD, eq. (14), after three rounds: its model has nearly the direction of the projections' model.
 
     The distance between the directions falls as ``ln ln(1/lambda) / ln(1/lambda)``; lambda is the weight of the local
     regularisation.
@@ -446,9 +447,9 @@ def _lemma_2_direction(case: Classified) -> Verdict:
 
 
 def _lemma_3(case: Classified, from_zero: bool) -> Verdict:
-    """Checks Lemma 3 of Local-GD: averaging projections from any start ends in every feasible set (margins reach 1).
+    """Checks Lemma 3 of Local-GD: averaged projections end in every feasible set (all margins reach 1).
 
-    The start is 0 if ``from_zero``, otherwise a random model.
+    The run has 1000 rounds. The start is 0 if ``from_zero``, otherwise a random model.
     """
     start, violations = None if from_zero else case.start, {}
     for name, weights in (("", "uniform"), ("a node missing", case.problem.size.without_last())):
@@ -463,7 +464,8 @@ def _lemma_3(case: Classified, from_zero: bool) -> Verdict:
 def _theorem_2(case: Classified) -> Verdict:
     """Checks Theorem 2 of Local-GD: the model's direction tends to the limit of averaged projections on feasible sets.
 
-    The control is the direction of the hard-margin SVM, to which the model's direction must not tend.
+    Both are compared after 1000 rounds, where the distance falls as ``ln ln(1/lambda) / ln(1/lambda)``. The control is
+    the direction of the hard-margin SVM, to which the model's direction must not tend.
     """
     models = case._weak_models(ROUNDS)
     statement = "distance in direction from the projections' end point, against ln ln(1/lambda) / ln(1/lambda): slope"
@@ -474,7 +476,7 @@ def _theorem_2(case: Classified) -> Verdict:
 
 
 def _theorem_3(case: Classified) -> Verdict:
-    """Checks Local-GD's Theorem 3: Modified Local-GD tends to the SVM's direction, as 1 / k in round k."""
+    """Checks Local-GD's Theorem 3: Modified Local-GD's projections tend to the SVM's direction, as 1 / k in round k."""
     plain, modified = (direction_distance(case._projections(ROUNDS, m)[LATE], case.svm) for m in (False, True))
     statement = "Modified Local-GD's distance in direction from the SVM, against the round: slope"
     claim = Claim("Local-GD Theorem 3", statement, f"{case.problem.size}, rounds {LATE[0]} to {LATE[-1]}")

@@ -127,7 +127,7 @@ def _off(growth: np.ndarray, expected: np.ndarray) -> float:
 
 
 def _centralised(case: AnySteps) -> Verdict:
-    """Checks that Local-GD's distance from centralised descent falls at least as k^-1/2 in round k, for L > 1.
+    """Checks that Local-GD's distance from centralised descent falls at least as k^-1/2 in round k, for L = 4 and 16.
 
     L is the number of local steps. In a round centralised descent takes L steps on the examples of all nodes.
     """
@@ -148,7 +148,7 @@ def _centralised(case: AnySteps) -> Verdict:
 
 
 def _direction(case: AnySteps) -> Verdict:
-    """Checks that doubling the rounds adds ln 2 times the hard-margin SVM to the model, for 1, 4 and 16 local steps."""
+    """Checks that the last doubling of rounds adds ln 2 times the SVM to the model, for 1, 4 and 16 local steps."""
     mean = parallel_projections(case.sets, 1)[-1]
     off = max(_off(_growth(path), case.svm) for path in case.paths.values())
     wrong = min(_off(_growth(path), mean) for path in case.paths.values())
@@ -159,7 +159,7 @@ def _direction(case: AnySteps) -> Verdict:
 
 
 def _rate(case: AnySteps) -> Verdict:
-    """Checks that L local steps instead of one add ln L to the margin of every support vector."""
+    """Checks that 16 local steps instead of one add ln 16 to every support vector's margin after the last round."""
     least, most = STEPS[0], STEPS[-1]
     added = case.sets.margins(case.paths[most][-1]) - case.sets.margins(case.paths[least][-1])
     ratio = added / np.log(most / least)
@@ -169,7 +169,7 @@ def _rate(case: AnySteps) -> Verdict:
 
 
 def _stochastic(case: AnySteps) -> Verdict:
-    """Checks Local-SGD with minibatches of one example: doubling the rounds adds ln 2 times the SVM to the model."""
+    """Checks Local-SGD of 16 steps on single examples: the last doubling of rounds adds ln 2 times the SVM."""
     steps = STEPS[-1]
     growth = _growth(case.run(steps, batch=1, seed=case.problem.seed))
     mean = parallel_projections(case.sets, 1)[-1]

@@ -89,7 +89,9 @@ def residuals(problem: LinearProblem, graph: Graph, rounds: int, every: int = 1)
 
 
 def rounds_verdict(seed: int, rounds: int) -> Verdict:
-    """Checks that r rounds of NTK-DFL multiply all models' residuals by the r-th power of ``LinearProblem.matrix``.
+    """Checks that r rounds of NTK-DFL on a ring multiply all models' residuals by the r-th power of a round's matrix.
+
+    The matrix is ``LinearProblem.matrix``, and r is 1, 2, .., ``rounds``.
 
     Args:
         seed: Seed of the problem.
@@ -116,7 +118,10 @@ def rounds_verdict(seed: int, rounds: int) -> Verdict:
 
 
 def consensus_verdict(seed: int, rounds: int) -> Verdict:
-    """Checks that all models come to agree with the targets, and so with each other, at least as fast as theory says.
+    """Checks that all models on a ring come to agree with the targets, and so with each other, as fast as theory says.
+
+    After R rounds the norm of all residuals, as functions of the kernel, must be at most rho^(R - 1) times that at the
+    start, with the spectral radius rho of a round's matrix.
 
     Args:
         seed: Seed of the problem.
@@ -134,7 +139,7 @@ def consensus_verdict(seed: int, rounds: int) -> Verdict:
 
 
 def ntk_fl_verdict(seed: int) -> Verdict:
-    """Checks that the mean of NTK-DFL's models on a complete graph is the network that NTK-FL trains."""
+    """Checks that the network of NTK-DFL's mean weights on a complete graph has the outputs of NTK-FL's network."""
     digits = ft.data.load("digits", seed=seed, num_train=60, num_test=20)
     clients = ft.partition.dirichlet(digits.y_train, 5, 0.5, seed=seed, dirichlet_method="per_class")
     model = ft.models.mlp(digits, widths=(32,), dtype=jnp.float64)

@@ -142,7 +142,10 @@ def _standardised(
 
 
 def _check_law(scale: str, seed: int) -> list[Verdict]:
-    """Checks the predicted mean and covariance of DP-FedAvg runs in which no update is clipped."""
+    """Checks the predicted mean and covariance of last outputs, in runs of DP-FedAvg that clip no update.
+
+    Runs differ in the server's noise only.
+    """
     of, seeds = PrivateProblem.drawn(seed), _seeds(scale, seed)
     theory = of.theory(LOOSE, QUIET)
     law, (outputs,) = theory.law(), of.simulated(_from_zero(), LOOSE, [QUIET], seeds)
@@ -179,7 +182,10 @@ def _check_clipping(scale: str, seed: int) -> list[Verdict]:
 
 
 def _check_networks(scale: str, seed: int) -> list[Verdict]:
-    """Checks that the quadratic over the linear effect of noise on networks grows as the noise, at every width."""
+    """Checks that the quadratic over the linear effect of noise on networks grows as the noise, at every width.
+
+    There are two verdicts: on the slope in the noise, which is 1, and on the slope in the width, which is 0.
+    """
     of, seeds = PrivateProblem.drawn(seed), _seeds(scale, seed)[: of_scale(scale, 16, 64)]
     multipliers = [noise * len(SIZES) / LOOSE for noise in (*NOISES, 2 * NOISES[-1])]
     beyond, linear = np.zeros((2, len(WIDTHS), len(NOISES), len(seeds)))

@@ -148,7 +148,10 @@ def _crossed(growth: Float64[np.ndarray, "*runs 2"], side: float) -> Float64[np.
 
 
 def _constant(of: Federation, seeds: Sequence[int]) -> list[Verdict]:
-    """Checks ``of``'s largest stable rates under constant delays: FedBuff's server rate, FedAsync's client rate."""
+    """Checks ``of``'s largest stable rates under constant delays of 0 to 4 rounds, run by run.
+
+    They are FedBuff's server rate, and FedAsync's client rate, which is the same at all delays.
+    """
     added = np.array([of.flow("fed_buff", d + 1).largest_stable_server_rate(np.eye(d + 1)[d]) for d in range(MOST + 2)])
     mixed, wrong = (
         np.array([of.flow(algorithm, d + 1).largest_stable_learning_rate() for d in range(MOST + 1)])
@@ -190,7 +193,8 @@ def _constant(of: Federation, seeds: Sequence[int]) -> list[Verdict]:
 def _random(of: Federation, seeds: Sequence[int]) -> Verdict:
     """Checks the largest server rate of FedBuff at which the mean squared distance from the solution does not grow.
 
-    Each client of ``of`` draws a delay from 0 to D rounds in every round; D is 1 to 4 (``MOST``).
+    The mean is over runs; the measured rates must be proportional to the predicted ones (slope of logarithms). Each
+    client of ``of`` draws a delay from 0 to D rounds in every round; D is 1 to 4 (``MOST``).
     """
     laws = [np.full(most + 1, 1 / (most + 1)) for most in range(1, MOST + 1)]
     edges, latest = (

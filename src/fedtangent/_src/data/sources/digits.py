@@ -24,8 +24,9 @@ class DigitsOptions(ImageOptions):
 
 
 def _load(options: DigitsOptions, data_dir: Path | None, seed: int) -> Dataset:
-    """Loads grey images [n, 8, 8, 1] in [0, 1]; ``seed`` draws their order, and the test examples of each class.
+    """Loads grey images in [0, 1], [n, 8, 8, 1], or [n, 64] with ``options.flatten``.
 
+    ``seed`` draws the test examples of each class, and the order of all examples.
     ``data_dir`` has no effect, because the images come with scikit-learn.
     """
     rng, dtype = generator(seed), checks.dtype(options.dtype, "float32", "float64")

@@ -123,7 +123,7 @@ def _texts(directory: Path, share: float) -> Found | None:
 def _divided(texts: list[np.ndarray], share: float) -> Arrays:
     """Divides each role's text into training and test text, and joins these to arrays with offsets.
 
-    The last ``share`` of each text is the test set.
+    Lines are normalised by ``_with_plain_lines`` first. The last ``share`` of each text is the test set.
     """
     texts = [_with_plain_lines(text) for text in texts]
     cuts = [round((1 - share) * len(text)) for text in texts]

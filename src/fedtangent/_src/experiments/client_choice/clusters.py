@@ -182,7 +182,10 @@ def bench_of(study: Study, kind: str) -> Bench:
 
 
 def _claims(runs: Mapping[str, Runs]) -> Iterator[lab.Claim]:
-    """Judges IFCA against one model for all and a model for each client, and if its lead comes from the clusters."""
+    """Judges IFCA's last accuracy against one model for all and against a model for each client.
+
+    On clients whose clusters are alike, the control, its lead over one model for all should be smaller.
+    """
     last = {kind: {name: final(of_kind, name, "test.accuracy") for name in LABELS} for kind, of_kind in runs.items()}
     for other in (GLOBAL, OWN):
         lead = lab.interval(last[ROTATED][IFCA] - last[ROTATED][other])
@@ -220,7 +223,7 @@ def _rows(kind: str, runs: Runs, tuned: Mapping[str, Tuned]) -> Iterator[lab.Row
 
 
 def run(study: Study) -> lab.Outcome:
-    """Tunes and trains every method on both kinds of clients with every seed, and compares."""
+    """Tunes and trains every method on both kinds of clients with every seed, and compares their last accuracies."""
     benches = {kind: bench_of(study, kind) for kind in (ROTATED, ALIKE)}
     harness.plan(benches[ROTATED], len(benches), len(benches))
     tuned = {kind: harness.tune_all(bench) for kind, bench in benches.items()}

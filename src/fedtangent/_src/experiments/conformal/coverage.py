@@ -236,7 +236,10 @@ def run(study: Study) -> lab.Outcome:
 
 
 def _claims(by_method: dict[str, list[Covered]], low: float, high: float) -> Iterator[lab.Claim]:
-    """Judges whether conformal sets cover a share in [low, high] of all clients' examples, and the other sets less."""
+    """Judges by intervals over seeds whether conformal sets cover a share in [low, high] of all clients' examples.
+
+    The other sets should cover less than ``low``.
+    """
     for method, group in by_method.items():
         covered = lab.interval(one.overall for one in group)
         if group[0].promised:

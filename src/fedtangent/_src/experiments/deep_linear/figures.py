@@ -57,26 +57,33 @@ class StepsSettings(CurveSettings):
 
 
 def run_2(study: Study) -> lab.Outcome:
-    """Runs fig. 2 of DeepLin: trains with every number of clients, and of classes a client, on every seed."""
+    """Runs fig. 2 of DeepLin: trains with every number N of clients, and judges how the rounds to a loss grow with N.
+
+    It does so for every number of classes a client and every seed.
+    """
     settings = study.settings
     title = f"Fig. 2: rounds grow with N, K = {settings.local_steps}"
     return curves.outcome(study, title, lambda curves: by_power(curves, settings.level, "N", 1.0))
 
 
 def run_3(study: Study) -> lab.Outcome:
-    """Runs fig. 3 of DeepLin: trains with every number of local steps, and of classes a client, on every seed."""
+    """Runs fig. 3 of DeepLin: trains with every number K of steps, and judges how the rounds to a loss fall with K.
+
+    It does so for every number of classes a client and every seed.
+    """
     settings = study.settings
     title = f"Fig. 3: rounds fall with K, N = {settings.num_clients}"
     return curves.outcome(study, title, lambda curves: by_power(curves, settings.level, "K", -1.0))
 
 
 def by_power(curves: Sequence[Curve], level: float, of: str, power: float) -> tuple[lab.Claim, ...]:
-    """Judges how the number of rounds to a given loss depends on N or K: its direction, and proportionality.
+    """Judges how the number of rounds to a given loss depends on N or K, for each number of classes a client.
 
-    If a run never reaches the loss, the direction is undecided and proportionality is not judged.
+    A first claim is on the direction, a second one on proportionality. If a run never reaches the loss, there is only
+    the first, and it is undecided.
 
     Args:
-        curves: Curves of all runs.
+        curves: Curves of all runs; N or K must rise over the curves of one seed and number of classes.
         level: The loss above least squares to reach, as a share of its initial value.
         of: "N" (clients) or "K" (local steps).
         power: 1 if rounds should grow in proportion to N or K, -1 if they should fall in inverse proportion.
@@ -235,7 +242,7 @@ def _sheet(all_pairs: Sequence[Pair]) -> lab.Sheet:
 
 
 def claims(all_pairs: Sequence[Pair]) -> tuple[lab.Claim, ...]:
-    """Judges whether runs of equal K / N (local steps over clients) have the same loss curve.
+    """Judges whether runs of equal K / N (local steps over clients) have the same loss curve, for each kind of clients.
 
     It also judges whether these curves are farther apart for each kind of clients than for the kind before it in the
     settings, which by default is less heterogeneous. This is our claim, not the paper's.

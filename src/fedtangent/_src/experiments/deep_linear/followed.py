@@ -107,9 +107,9 @@ def follow(
 
     Args:
         size: Sizes of the run.
-        work: The clients' examples and local steps.
-        which: Seed, and number of the network with that seed (its draw).
-        looks: The quantities of the proof are computed every ``size.rounds // looks`` rounds (at least 1), for draw 0.
+        work: The clients' examples, learning rate and local steps.
+        which: The pair (seed, draw); the draw numbers the networks of a seed.
+        looks: About how many times in the run the quantities of the proof are computed; only for draw 0.
         delta: Probability with which the theorem may fail.
     """
     (seed, draw), rounds = which, size.rounds

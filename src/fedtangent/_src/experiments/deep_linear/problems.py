@@ -54,8 +54,8 @@ class Problem(NamedTuple):
 def _problem_of(loaded: ft.data.Dataset, directions: int = 0, centred: bool = False) -> Problem:
     """Builds the regression problem of a loaded data set.
 
-    It keeps ``directions`` principal directions of the inputs, 0 for all. With ``centred`` it subtracts 1 / C from the
-    one-hot targets.
+    It scales every input to length 1, then keeps ``directions`` principal directions of the inputs, 0 for all. With
+    ``centred`` it subtracts 1 / C from the one-hot targets. Raises ``ValueError`` if ``directions`` is above the rank.
     """
     flat = loaded.x_train.reshape(len(loaded.x_train), -1).astype(np.float64)
     lengths = np.linalg.norm(flat, axis=1, keepdims=True)
@@ -82,7 +82,7 @@ def _principal_directions(x: np.ndarray) -> np.ndarray:
 
 @functools.lru_cache(maxsize=2)
 def load(dataset: str, folder: Path | None, seed: int, num_train: int, directions: int, centred: bool) -> Problem:
-    """Loads a data set by name, and builds its regression problem in principal directions.
+    """Loads a data set by name, scales every input to length 1, and builds its problem in principal directions.
 
     Args:
         dataset: Name of the data set.

@@ -254,8 +254,9 @@ def _relative(residuals: np.ndarray) -> np.ndarray:
 def _transcribed(settings: RegimeSettings, seed: int) -> Verdict:
     """Judges whether weights that start as s N(0, 1) train as the equivalent run of DeepLin's own network.
 
-    The equivalent run starts as N(0, 1), with other targets and another rate. Eqs. (6) to (8) of DeepLin, which are its
-    training steps, are computed directly for the first network, and must give the same model as the engine's run.
+    It compares one network of middle width and the first scale after two rounds. The equivalent run starts as N(0, 1),
+    with other targets and another rate. Eqs. (6) to (8) of DeepLin, which are its training steps, are computed directly
+    for the first network, and must give the same model as the engine's run.
     """
     scale, depth, count = settings.scales[0], settings.depth, 2
     size = settings.size(depth, settings.middle, rounds=count)

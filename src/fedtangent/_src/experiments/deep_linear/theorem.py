@@ -111,7 +111,10 @@ def check(study: Study) -> None:
 
 
 def run(study: Study) -> lab.Outcome:
-    """Trains every network, and for each seed a narrow one with far too large steps as control; judges the theorem."""
+    """Trains networks of every seed, width and draw by FedAvg, and judges DeepLin's Theorem IV.2 on them.
+
+    For each seed the control is a narrow network with far too large steps.
+    """
     settings, networks, wrong = study.settings, list[FollowedNetwork](), list[FollowedNetwork]()
     for seed in study.each_seed():
         work = _task(settings, seed, settings.step_factor)

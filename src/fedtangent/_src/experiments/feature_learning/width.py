@@ -229,7 +229,11 @@ def _cost(narrow: TrainedWidth, wide: TrainedWidth) -> float:
 
 
 def _claims(trained: list[TrainedWidth]) -> Iterator[lab.Claim]:
-    """Judges by intervals over seeds how best learning rates, features and laziness depend on the width."""
+    """Judges by intervals over seeds how best learning rates, features and laziness depend on the width.
+
+    Best rates are compared between the narrowest and the widest networks; for the others slopes in the width are
+    judged.
+    """
     by_name = {name: group for (name,), group in lab.grouped(trained, "parameterization").items()}
     ends = {name: [(of[0], of[-1]) for of in lab.grouped(group, "seed").values()] for name, group in by_name.items()}
     apart = lab.interval(_steps_apart(*pair) for pair in ends["maximal_update"])

@@ -489,7 +489,9 @@ def difference(one: Scores, other: Scores, metric: str = "accuracy") -> lab.Mean
 
 
 def more_accurate(one: Scores, other: Scores) -> lab.Claim:
-    """Judges whether the first of two entrants on the same clients is more accurate.
+    """Judges whether the first of two entrants on the same clients is more accurate over the last three rounds.
+
+    Seeds are paired.
 
     Args:
         one: Scores of the first entrant.

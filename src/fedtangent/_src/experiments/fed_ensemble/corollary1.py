@@ -81,7 +81,10 @@ def _network_problem(settings: EnsembleSizeSettings, seed: int, width: int) -> T
 
 
 def run(study: Study) -> lab.Outcome:
-    """Computes the variance of K averaged models, linear ones and networks of every width, on the first seed's data."""
+    """Compares the simulated variance of K averaged models with its closed form, on the first seed's data.
+
+    It does so for linear models and networks of every width.
+    """
     settings, seed = study.settings, study.seeds[0]
     clients = {"num_clients": settings.num_clients, "points_per_client": settings.points_per_client}
     linear = bias_variance.sine_problem(seed, local_steps=settings.local_steps, gap=True, **clients)
@@ -132,7 +135,7 @@ def _series(
 
 
 def _variances(linear: Series) -> Verdict:
-    """Judges whether the linear model's simulated variance equals the closed form at every K.
+    """Judges whether the linear model's simulated variance is the closed form's at every K, but for chance.
 
     The control is the closed form without the division by K.
     """
@@ -146,7 +149,7 @@ def _variances(linear: Series) -> Verdict:
 
 
 def _slope(one: Series, comparisons: int) -> Verdict:
-    """Judges whether the simulated slope of log variance against log K equals the slope of the closed form.
+    """Judges whether the simulated slope of log variance against log K is the closed form's, but for chance.
 
     The control is slope 0. ``comparisons`` is the number of such tests, for the Bonferroni correction.
     """

@@ -225,7 +225,10 @@ def _reference(cases: Sequence[PosteriorCase], num_models: int) -> tuple[tuple[f
 
 
 def _verdicts_of(pools: list[lab.Row]) -> tuple[Verdict, ...]:
-    """Judges whether trained models are draws of the Gaussian process (FE-2024, Remark 4); control: untrained ones."""
+    """Judges whether the trained models of all seeds are draws of the Gaussian process (FE-2024, Remark 4).
+
+    It does so by the squared distance over the rank, for each kind of model. The control are the untrained models.
+    """
     verdicts = []
     for name, label in MODELS.items():
         before, after = (next(p for p in pools if (p["model"], p["when"]) == (name, w)) for w in (BEFORE, AFTER))

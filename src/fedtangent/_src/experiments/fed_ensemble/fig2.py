@@ -221,7 +221,10 @@ def _limit(blocks: ft.kernels.KernelBlocks, data: sine.SineData) -> tuple[Band |
 
 
 def judge(summaries: dict[str, dict[str, lab.MeanInterval]]) -> tuple[lab.Claim, ...]:
-    """Judges the claims of FE-2024, section V-B: in the gap without data only Fed-ensemble's band is wide.
+    """Judges the claims of FE-2024, section V-B, on the bands in the gap without data.
+
+    Fed-ensemble's band should be wider there than on the data and cover the true function, FedAvg's should be too
+    narrow.
 
     ``summaries`` has the mean of each score over seeds, with its interval, by method and name of the score.
     """
@@ -236,7 +239,7 @@ def judge(summaries: dict[str, dict[str, lab.MeanInterval]]) -> tuple[lab.Claim,
 
 
 def exact(cases: Sequence[GapCase]) -> Verdict:
-    """Judges whether linear models equal the outputs that the flow predicts from their initial functions.
+    """Judges whether Fed-ensemble's linear models, on every seed, equal the flow from their initial functions.
 
     The control is the flow's mean, which ignores the initial functions.
     """

@@ -226,9 +226,10 @@ def _pair_row(t: Triple, pair: int) -> lab.Row:
 
 
 def judge(by_kind: dict[str, list[Triple]]) -> tuple[lab.Claim, ...]:
-    """Judges the claims of FE-2024, section V-D: models are different minima with a high loss barrier between them.
+    """Judges whether there is a loss barrier between models of an ensemble, higher than in two controls (FE-2024, V-D).
 
-    ``by_kind`` has each seed's triple by kind: an ensemble, an ensemble with equal start, one model at three rounds.
+    The barrier is the mean over the three pairs of models. ``by_kind`` has each seed's triple by kind: an ensemble, an
+    ensemble with equal start, one model at three rounds.
     """
     barriers = {kind: np.array([np.mean(t.barriers) for t in of_seeds]) for kind, of_seeds in by_kind.items()}
     peak = float(np.mean([t.segments.max() for t in by_kind[ENSEMBLE]]))

@@ -37,11 +37,11 @@ class Waited(NamedTuple):
     """Times and accuracies of one method on all seeds, for one way to close a round.
 
     Attributes:
-        classes: Classes of each client.
+        classes: Number of classes of each client; 0 for i.i.d. clients.
         slowness: How strongly a client's time rises with its mean label.
         way: The way to close a round, such as "the first 100 of 130".
         entrant: The method.
-        rate: The clients' learning rate.
+        rate: Learning rate of the clients, as tuned.
         seconds: Time of each of R rounds, in units of a client's mean time, [seeds, R].
         accuracy: Test accuracy at the start and after each round, [seeds, R + 1].
     """
@@ -76,9 +76,9 @@ def studies(study: Study) -> dict[tuple[float, str], Study]:
 
 
 def check(study: Study) -> None:
-    """Raises ``ValueError`` unless fewer clients are kept than are asked, and the settings of every run are valid.
+    """Raises ``ValueError`` unless ``keep_first`` is below ``clients_per_round`` and every run's settings are valid.
 
-    ``slowness`` must be 0, because ``slow`` replaces it.
+    ``slowness`` must be 0, because the runs take their slowness from the option ``slow``.
     """
     settings = study.settings
     if settings.slowness != 0:
@@ -95,7 +95,7 @@ def check(study: Study) -> None:
 
 
 def run(study: Study) -> lab.Outcome:
-    """Tunes and trains every method with every way to close a round, and compares times and accuracies."""
+    """Tunes and trains every method with every way to close a round, and compares times of a round and accuracies."""
     by_way = studies(study)
     names = {(slowness, way): way if slowness == 0 else f"{way}, slowness {slowness:g}" for slowness, way in by_way}
     played = classifiers.play_all({names[place]: one for place, one in by_way.items()})
@@ -172,7 +172,11 @@ def _rows(results: Sequence[Waited]) -> list[lab.Row]:
 
 
 def _claims(results: Sequence[Waited]) -> Iterator[lab.Claim]:
-    """Judges whether closing a round after the first answers shortens it, at little loss of accuracy."""
+    """Judges whether closing a round after the first answers shortens it, at little loss of accuracy at equal rounds.
+
+    At equal time it should be more accurate than waiting for all. In the control the accuracy at equal rounds must
+    fall.
+    """
     # Control: if the same clients are always late, accuracy must fall.
     for (classes, slowness, entrant), (first, every, few) in _alike(results).items():
         name = f"{scheme_name(classes)}, slowness {slowness:g}, {entrant.label}"

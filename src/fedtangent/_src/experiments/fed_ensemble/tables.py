@@ -59,7 +59,7 @@ AHEAD_OF_ALL = partial(classifiers.ahead, method="fed_ensemble")
 
 
 def run_2(study: Study) -> lab.Outcome:
-    """Runs FE-2024's Table II: tunes and trains every method, and compares the accuracies."""
+    """Runs FE-2024's Table II: trains every method, and judges if Fed-ensemble is more accurate than each other one."""
     in_table = {**PUBLISHED_2, "openimage": OF_OPENIMAGE.get(study.settings.model, {})}
     return classifiers.outcome(study, "Table II", in_table, AHEAD_OF_ALL)
 
@@ -238,7 +238,10 @@ PUBLISHED_4 = {
 
 
 def claims_4(scores: Sequence[Scores]) -> Iterator[lab.Claim]:
-    """Judges whether Fed-ensemble is more accurate than each other method, and by more with the fewest classes."""
+    """Judges whether Fed-ensemble is more accurate than each other method, and by more with the fewest classes.
+
+    The lead is compared between clients of the fewest and of the most classes each.
+    """
     yield from classifiers.ahead(scores, "fed_ensemble")
     counts = sorted({f.classes for f in scores})
     accuracy = {(f.entrant.method, f.classes): f.values["accuracy"] for f in scores}

@@ -157,7 +157,10 @@ def _metrics(decay: EnsembleDecay, seed: int) -> list[Metric]:
 
 
 def _conclude(study: Study, results: list[EnsembleDecay]) -> lab.Outcome:
-    """Builds tables and figure, and a verdict on each form of the bound of FE-2024's Theorem 1."""
+    """Builds tables and figure, and a verdict on each form of the bound of FE-2024's Theorem 1.
+
+    A verdict compares the networks' residuals at the ends of ages, of all seeds, with the bound.
+    """
     rows = [_form_row(results, label) for label in _bounds(results[0])]
     failed = () if all(np.all(np.isfinite(f.networks)) for f in results) else ("networks diverged",)
     _draw(study, results[0])

@@ -29,7 +29,10 @@ class VariationalSettings:
 
 
 def run(study: Study) -> lab.Outcome:
-    """Fits mixtures and measures the evidence lower bound of a Fed-ensemble run, for every seed; plots the first."""
+    """Computes the evidence lower bound of mixtures fitted to the exact posterior, and along a run of Fed-ensemble.
+
+    It does so for every seed, and plots the bounds of the first one.
+    """
     rows, judged = list[lab.Row](), list[Verdict]()
     for seed in study.each_seed():
         measured = measure(tuple(sorted({1, RUN_MODELS, *study.settings.num_models})), seed)

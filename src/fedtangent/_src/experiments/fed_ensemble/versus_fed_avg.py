@@ -168,7 +168,7 @@ def check(study: Study) -> None:
 
 
 def run(study: Study) -> lab.Outcome:
-    """Trains FedAvg and Fed-ensemble at every learning rate on every seed, then chooses the rates and compares."""
+    """Trains FedAvg and Fed-ensemble at every learning rate on every seed; chooses rates and compares test scores."""
     settings, runs = study.settings, GridRuns()
     of_seed, of_trial = functools.cache(partial(_divide, study)), partial(methods, settings)
     largest = max(max_client_size(of_seed(seed).data) for seed in study.seeds)
@@ -224,7 +224,9 @@ def _conclude(study: Study, by_name: dict[str, Method], runs: GridRuns) -> lab.O
 
 
 def _pair(runs: GridRuns, chosen: dict[str, Config], criterion: str, metric: str) -> lab.Row:
-    """Builds the row of one metric: its value for both methods, and their difference paired by seed.
+    """Builds the row of one metric: its value on test data after the last round for both methods, and their difference.
+
+    The difference is paired by seed.
 
     ``chosen`` has the learning rates that are best by ``criterion`` on validation examples.
     """

@@ -223,9 +223,10 @@ def by_time(settings: WaitingSettings, name: str, record: Record, seed: int) -> 
 
 
 def _claims(results: Mapping[str, Ends], settings: WaitingSettings) -> Iterator[lab.Claim]:
-    """Judges FedBuff and FedAsync against waiting and each other, and whether lateness costs accuracy.
+    """Judges FedBuff and FedAsync by the time to the target accuracy, against waiting and each other.
 
-    A ratio of times or answers is undecided if a run never reaches the target.
+    It also judges whether lateness costs final accuracy, and whether FedBuff needs fewer answers than FedAvg. A ratio
+    of times or answers is undecided if a run never reaches the target.
     """
     waiting, buffered, single = (results[name] for name in LABELS)
 

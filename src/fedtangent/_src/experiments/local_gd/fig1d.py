@@ -156,7 +156,10 @@ def _descended(settings: ExponentialSettings, sets: theory.FeasibleSets, factor:
 
 
 def _support_vector_machine(x: np.ndarray, y: np.ndarray) -> np.ndarray:
-    """Computes the hard-margin support vector machine [r]; adding each example's mirror image makes its intercept 0."""
+    """Computes the weights [r] of the hard-margin support vector machine without intercept.
+
+    It is fitted to the examples (x, y) and their mirror images (-x, -y), which make the intercept 0.
+    """
     from sklearn.svm import SVC
 
     machine = SVC(kernel="linear", C=1e12, tol=1e-9, cache_size=500)
@@ -215,7 +218,11 @@ def exact_verdict(settings: ExponentialSettings, results: list[Classified], size
 
 
 def run(study: Study) -> lab.Outcome:
-    """Runs fig. 1(d) of Local-GD: trains all models on every seed's problem, and measures distances by round."""
+    """Runs fig. 1(d) of Local-GD: measures by round how far G and G-Mod are from C and S, and compares with theory.
+
+    G is Local-GD, G-Mod Modified Local-GD, C centralised training and S the support vector machine. A seed on which a
+    model diverges is left out, and a remark names it.
+    """
     settings, results, rows, lines = study.settings, list[Classified](), list[lab.Row](), list[dict[str, np.ndarray]]()
     missing = list[str]()
     for seed in study.each_seed():
@@ -247,14 +254,14 @@ def run(study: Study) -> lab.Outcome:
 
 
 def row(settings: ExponentialSettings, one: Classified) -> lab.Row:
-    """Builds the row of one problem: distances in direction between the models of all four methods.
+    """Builds one problem's row: distances in direction between Local-GD, Modified Local-GD, centralised model and SVM.
 
-    Local-GD's and Modified Local-GD's distances to the centralised model are at the start (round 2), in the middle and
-    at the end of training. All other distances are at the end.
+    The distances of Local-GD and Modified Local-GD to the centralised model are at the start (round 2), in the middle
+    and at the end of training. All other distances are at the end.
 
     Args:
-        settings: Settings.
-        one: Trained models.
+        settings: Settings with the number of rounds.
+        one: The problem's trained models.
     """
     to_c, to_s = one.to(one.centralised), one.to(one.machine)
     times = {"start": 0, "half": settings.num_rounds // 2 - 2, "end": -1}

@@ -68,7 +68,10 @@ def check(study: Study) -> None:
 
 
 def _run(part: str, study: Study) -> lab.Outcome:
-    """Runs fig. 1(e), 1(f) or 1(g) of Local-GD (``part`` "e", "f" or "g"): trains in every dimension on every seed."""
+    """Runs fig. 1(e), 1(f) or 1(g) of Local-GD (``part`` "e", "f" or "g"): trains in every dimension on every seed.
+
+    Measured are distances of directions or test accuracies of the last models. A run that diverges is left out.
+    """
     settings, simulated, rows, missing = study.settings, list[Classified](), list[lab.Row](), list[str]()
     dimensions = sorted(settings.dimensions)
     for seed in study.each_seed():
@@ -144,9 +147,10 @@ def accuracies(one: Classified, seed: int, test_inputs: int) -> dict[str, float]
 
 
 def accuracy_verdict(rows: list[lab.Row], inputs: int, sizes: str) -> Verdict:
-    """Judges whether test accuracies are 1 - angle / pi, with the angle between a model and the true models.
+    """Judges whether the test accuracies of all four models are 1 - angle / pi, up to 4.5 standard errors.
 
-    The control is 1/2, the accuracy of guessing, which the same test must reject.
+    The angle is between a model and the true models. The control is 1/2, the accuracy of guessing, which the same test
+    must reject.
 
     Args:
         rows: Rows with the entries of ``accuracies``.
@@ -254,7 +258,10 @@ def check_dirichlet(study: Study) -> None:
 
 
 def run(study: Study) -> lab.Outcome:
-    """Runs fig. 2 of Local-GD: trains all four models for every alpha on every seed."""
+    """Runs fig. 2 of Local-GD: measures how far the four models are from each other, and their accuracies, by alpha.
+
+    They are trained for every alpha on every seed; a run that diverges is left out.
+    """
     settings, simulated, rows = study.settings, list[Classified](), list[lab.Row]()
     missing, first = list[str](), dict[float, Classified]()
     for seed in study.each_seed():

@@ -131,7 +131,8 @@ def _conclude(study: Study, results: list[Turned]) -> lab.Outcome:
     """Fits how Local-GD's models depend on ``l = ln(1 / lambda)``, and judges Lemma 2 of Local-GD by the fits.
 
     For each dimension and round it fits the power of l with which the angle between Local-GD's model w and the
-    projections' model v falls, and the coefficient of ln l in the part of the residual ``w - l v`` along v.
+    projections' model v falls, and the coefficient of ln l in the part of the residual ``w - l v`` along v. The fits
+    use the values of l from 1e4 on (``LARGE``).
     """
     levels = np.array(study.settings.log_inverses)
     large = levels >= LARGE
@@ -160,9 +161,10 @@ def _conclude(study: Study, results: list[Turned]) -> lab.Outcome:
 
 
 def _claims(entries: list[lab.Row], results: list[Turned]) -> tuple[lab.Claim, ...]:
-    """Judges each claim on Lemma 2 of Local-GD in that dimension and round where it is nearest to failing.
+    """Judges the claims on Lemma 2 of Local-GD, each at the dimension and round at which it is nearest to failing.
 
-    ``entries`` has the fitted rates by dimension and round, ``results`` the distances of all seeds.
+    ``entries`` has the fitted rates by dimension and round. The growth of the residual with the number of rounds is
+    judged over all dimensions and seeds together, from ``results``.
     """
     least, slow, svm = (min((row[key] for row in entries), key=lambda v: v.low) for key in ("lemma", "angle", "to_svm"))
     order = max((row["along"] for row in entries), key=lambda v: v.high)

@@ -246,7 +246,7 @@ def _judge_h(
 
 
 def _judge_i(right: dict[str, np.ndarray]) -> tuple[tuple[lab.Claim, ...], tuple[Verdict, ...]]:
-    """Judges fig. 1(i): whether Local-GD is as accurate as the centralised model.
+    """Judges fig. 1(i): whether Local-GD's last test accuracy is as high as the centralised model's.
 
     ``right`` has the test accuracies [seeds] of each run after the last round.
     """

@@ -96,7 +96,10 @@ def check(study: Study) -> None:
 
 
 def run(study: Study) -> lab.Outcome:
-    """Trains the regression and the classification with every local optimiser on every seed, and compares."""
+    """Trains the regression and the classification with every local optimiser, and compares the last models.
+
+    They are compared with the minimum-norm model and with two maximum-margin classifiers, on every seed.
+    """
     results = list[Ended]()
     for seed in study.each_seed():
         of_seed = _regressed(study.settings, seed) + _classified(study.settings, seed)
@@ -256,7 +259,7 @@ def _apart(results: list[Ended], task: str) -> lab.MeanInterval:
 
 
 def _verdicts(results: list[Ended]) -> tuple[ft.types.Verdict, ...]:
-    """Judges whether gradient descent and momentum end at the minimum-norm model (Local-GD, Theorem 1).
+    """Judges whether the regression by gradient descent and momentum ends at the minimum-norm model (Theorem 1).
 
     The control is Adam, which must not end there.
     """

@@ -189,7 +189,8 @@ def _follow(
 def _simulated(settings: ParticipationSettings, seed: int) -> Verdict:
     """Judges whether a simulation equals the closed form with the same cohorts, after a tenth of the rounds.
 
-    Controls are the closed forms of other cohorts, of all nodes in every round, and of one local step more.
+    The run has the narrow dimension and the second number of local steps. Controls are the closed forms of other
+    cohorts, of all nodes in every round, and of one local step more.
     """
     steps, short = settings.local_steps[1], max(settings.num_rounds // 10, 2)
     problem, work = _nodes(settings, seed, settings.narrow), ft.Work(steps=steps, batch_size=None)

@@ -123,7 +123,7 @@ def _one_step(problem: Problem, settings: AnySettings) -> theory.LocalRegression
 
 
 def exact_verdict(runs: list[RegressionRun], settings: AnySettings) -> Verdict:
-    """Judges whether trained models equal the closed form of as many local steps (Local-GD, Lemma 1) in every round.
+    """Judges whether Local-GD's models in every round, and the centralised model, equal their closed forms (Lemma 1).
 
     The control is the closed form of one local step, which must differ.
 

@@ -114,7 +114,7 @@ def _task(settings: WidthSettings, seed: int) -> Task:
 
 
 def run(study: Study) -> lab.Outcome:
-    """Trains the networks of every width, draw and seed, and compares them with the closed forms."""
+    """Trains the networks of every width, draw and seed, and compares their last predictions with theory."""
     settings, results = study.settings, list[Trained]()
     task = _task(settings, study.seeds[0])
     limit = _infinite(settings, task)

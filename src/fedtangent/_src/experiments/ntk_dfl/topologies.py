@@ -161,7 +161,7 @@ def measure(algorithm: Algorithm, state: PyTree, splits: EvaluationSets) -> dict
 
 
 class Ends(NamedTuple):
-    """Final accuracy, and rounds and MiB to the target accuracy, of one method on one graph, [seeds] each."""
+    """Final accuracies, rounds and MiB to a target, accuracy at equal bytes, of a method on a graph, [seeds] each."""
 
     accuracy: np.ndarray  # of the network of mean weights, after the last round
     of_clients: np.ndarray  # mean accuracy of the clients' own models, after the last round
@@ -202,7 +202,11 @@ def _row(method: str, graph: str, results: Ends, gossip: Ends, settings: Topolog
 
 
 def _claims(of_graph: Mapping[str, Ends], graph: str, settings: TopologySettings) -> Iterator[lab.Claim]:
-    """Judges NTK-DFL on one graph against gossip averaging, against its clients' own models and against NTK-FL."""
+    """Judges NTK-DFL on one graph against gossip averaging, against its clients' own models and against NTK-FL.
+
+    Compared are accuracies after the last round; with gossip averaging also the rounds to the target accuracy, and the
+    accuracy at equal bytes.
+    """
     decentral, gossip, server = (of_graph[method] for method in (NTK, GOSSIP, SERVER))
     above, times = "NTK-DFL is above gossip averaging after", "NTK-DFL needs fewer rounds than gossip averaging to"
     lead = lab.interval(decentral.accuracy - gossip.accuracy)
@@ -218,7 +222,7 @@ def _claims(of_graph: Mapping[str, Ends], graph: str, settings: TopologySettings
 
 
 def run(study: Study) -> lab.Outcome:
-    """Tunes every method on every graph, trains with every seed, and compares."""
+    """Tunes every method on every graph, trains with every seed, and compares accuracies, rounds and bytes."""
     settings, bench = study.settings, bench_of(study)
     harness.plan(bench)
     tuned = harness.tune_all(bench)

@@ -221,7 +221,10 @@ def _training(settings: BaselineSettings, name: str, trial: Trial, schedule: Sch
 
 
 def _evolving(settings: BaselineSettings, name: str, trial: Trial, schedule: Schedule) -> Method:
-    """Builds NTK-FL or, for a name that starts with ``cp_``, CP-NTK-FL with the settings' compression."""
+    """Builds NTK-FL or, for a name that starts with ``cp_``, CP-NTK-FL with the settings' compression.
+
+    ``EVOLVED`` gives the loss by the name.
+    """
     # ``EVOLVED`` names the loss. The server's pool has room for the examples that the largest possible cohort uses,
     # rounded up to a multiple of 8: seeds whose pools are of similar size share a compiled round.
     model, is_compressed, clients = _network(settings, trial), name.startswith("cp_"), trials.partition_of(trial.data)
@@ -333,8 +336,8 @@ def mean_and_error(values: np.ndarray) -> str:
 def _against(runs: Runs, method: str, settings: BaselineSettings) -> tuple[lab.Sheet, list[lab.Row], list[lab.Claim]]:
     """Compares the test accuracy of all methods, and judges whether ``method`` is more accurate than each other one.
 
-    Centralised training may be 0.02 (``NEAR``) more accurate. Differences are paired by seed; returns table, rows and
-    claims.
+    An accuracy is the mean over the last ``settings.window`` rounds. Centralised training may be 0.02 (``NEAR``) more
+    accurate. Differences are paired by seed; returns table, rows and claims.
     """
     accuracy, rows, entries, claims, label = ends(runs, settings), [], [], [], LABELS[method]
     for name, values in accuracy.items():

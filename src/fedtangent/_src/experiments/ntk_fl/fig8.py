@@ -88,7 +88,10 @@ class LeakageSettings:
 
 
 class AttackedImages(NamedTuple):
-    """The attacked images of one seed, and the images of a colluding client; pixels are in [0, 1]."""
+    """Images of one seed: the attacked ones ``x`` with their ``labels``, and ``known`` ones of a colluding client.
+
+    Pixels are in [0, 1].
+    """
 
     seed: int
     x: np.ndarray  # [m, H, W]
@@ -330,7 +333,11 @@ def summaries(of_seeds: list[ByAttack]) -> Scores:
 
 
 def _judge(scores: Scores) -> tuple[lab.Claim, ...]:
-    """Judges which protections hide the images (NTK-FL, section 4.2 and appendix B), by intervals over images."""
+    """Judges by intervals over images what sparsity and the other protections of NTK-FL and CP-NTK-FL achieve.
+
+    Images should get closer with less sparsity, and no closer than published (appendix B). A protection hides the
+    images if at the least sparsity the SSIM is less than half of the SSIM without it (section 4.2).
+    """
     # An image is hidden if less than half of the SSIM remains at the lowest sparsity.
     claims = []
     for name in DEEP:

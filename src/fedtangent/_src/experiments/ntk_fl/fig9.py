@@ -186,7 +186,10 @@ def _over(gap: np.ndarray, bound: np.ndarray | None) -> float | None:
 
 
 def _conclude(study: Study, results: list[WeightGap]) -> lab.Outcome:
-    """Builds table, figure and claims, and the verdict whether the weights' distances stay below the bounds."""
+    """Builds table, figure and claims, and a verdict on the two-layer network.
+
+    Its weights' distance must stay below (25d) plus the part that the proof leaves out.
+    """
     rows = [_row(g) for g in results]
     failed: tuple[str, ...] = () if all(r["finite"] for r in rows) else ("a descent diverged",)
     bounded_rows = [r for r in rows if r["network"] == "two_layer"]
@@ -206,7 +209,10 @@ def _conclude(study: Study, results: list[WeightGap]) -> lab.Outcome:
 
 
 def _claims(rows: list[lab.Row]) -> tuple[lab.Claim, ...]:
-    """Judges NTK-FL's fig. 9 for its perceptron: the weights' distance grows, and is below the bound drawn there."""
+    """Judges NTK-FL's fig. 9 for its perceptron with the averaged kernel.
+
+    The weights' distance should be larger in the end than at a tenth of the steps, and below the bound drawn there.
+    """
     averaged = [r for r in rows if r["network"] == "averaged"]
     grows = lab.interval(r["gap_end"] / r["gap_at_tenth"] for r in averaged)
     below = lab.interval(r["over_figure_bound"] for r in averaged)

@@ -105,7 +105,10 @@ def run_table1(study: Study) -> lab.Outcome:
 
 
 def _judge_table1(settings: TargetSettings, reached: dict[str, Reached]) -> list[lab.Claim]:
-    """Judges whether NTK-FL or CP-NTK-FL needs fewer rounds than each other method, by differences paired by seed."""
+    """Judges whether NTK-FL and CP-NTK-FL each need fewer rounds to the target accuracy than each other method.
+
+    Differences are paired by seed.
+    """
     evolved = [name for name in EVOLVED if name in reached]
     return [_claim(settings, reached, method, other) for method in evolved for other in reached if other not in EVOLVED]
 
@@ -156,7 +159,7 @@ def check_fig3(study: Study) -> None:
 
 
 def run_fig3(study: Study) -> lab.Outcome:
-    """Runs NTK-FL's fig. 3: trains NTK-FL and FedAvg, each also with subsampling and projection, and compares."""
+    """Runs NTK-FL's fig. 3: compares how much accuracy NTK-FL and FedAvg lose by subsampling and projection."""
     bench = baselines.bench_of(study)
     harness.plan(bench)
     tuned = harness.tune_all(bench)
@@ -170,7 +173,8 @@ def run_fig3(study: Study) -> lab.Outcome:
 def _losses(settings: BaselineSettings, runs: Runs) -> tuple[lab.Sheet, list[lab.Row], lab.Claim]:
     """Computes the accuracy that NTK-FL and FedAvg each lose by subsampling and projection, paired by seed.
 
-    Returns table, rows, and the claim that FedAvg loses more than NTK-FL.
+    An accuracy is the mean over the last ``settings.window`` rounds. Returns table, rows, and the claim that FedAvg
+    loses more than NTK-FL.
     """
     ends = baselines.ends(runs, settings)
     losses = {plain: ends[plain] - ends[small] for small, plain in PAIRED.items() if small in ends}
@@ -237,7 +241,7 @@ SCALES_FIG5 = {
 
 
 def check_fig5(study: Study) -> None:
-    """Raises ``ValueError`` unless clients are drawn by Dirichlet, NTK-FL is a method, and all settings are valid."""
+    """Raises ``ValueError`` unless ``partition`` is "dirichlet", NTK-FL is a method, and all settings are valid."""
     settings = study.settings
     if settings.partition != "dirichlet":
         raise ValueError(f"partition: got {settings.partition!r}, must be dirichlet: this experiment varies its alpha")
@@ -281,7 +285,7 @@ def run_fig5(study: Study) -> lab.Outcome:
 
 
 def _judge_fig5(settings: AlphaSettings, gains: dict[str, np.ndarray]) -> list[lab.Claim]:
-    """Judges whether other methods gain more accuracy than NTK-FL from the smallest to the largest Dirichlet alpha."""
+    """Judges whether each other method gains more accuracy than NTK-FL from the smallest to the largest alpha."""
     more = {name: lab.interval(gains[name] - gains["ntk_fl"]) for name in settings.methods if name != "ntk_fl"}
     claim = f"gains more from alpha {settings.alphas[0]:g} to {settings.alphas[-1]:g} than NTK-FL"
     return [gain.claim_above(f"{LABELS[name]} {claim}", "by {:+.4f}") for name, gain in more.items()]

@@ -75,7 +75,10 @@ class FollowedRounds(NamedTuple):
 
 
 def run(study: Study) -> lab.Outcome:
-    """Trains with FedAvg, and with NTK-FL for one round, on every seed; compares with Theorem 2 of NTK-FL."""
+    """Trains with FedAvg on every seed, and compares its squared residuals with the bound of NTK-FL's Theorem 2.
+
+    They are also compared with the squared residual after one round of NTK-FL.
+    """
     results = list[FollowedRounds]()
     for seed in study.each_seed():
         for f in _follow(two_layer.of_study(study, seed), study.settings, seed):

@@ -185,13 +185,16 @@ def _noises(settings: PrivacySettings) -> list[float]:
 
 
 def check(study: Study) -> None:
-    """Raises ``ValueError`` for wrong settings: computes the noise and draws the examples of the first seed."""
+    """Raises ``ValueError`` for wrong settings.
+
+    It finds them by computing the noise multiplier of every epsilon and drawing the examples of the first seed.
+    """
     _noises(study.settings)
     _task(study, study.seeds[0])
 
 
 def run(study: Study) -> lab.Outcome:
-    """Predicts and trains for every epsilon and seed, and compares the errors."""
+    """Predicts best rate, clipping bound and error for every epsilon and seed, and compares with trained networks."""
     settings, by_epsilon = study.settings, dict[float, list[Budget]]()
     noises = _noises(settings)
     for seed in study.each_seed():

@@ -210,7 +210,7 @@ def check(study: Study) -> None:
 
 
 def run(study: Study) -> lab.Outcome:
-    """Trains with every method, both kinds of clients and every seed, and compares test accuracies."""
+    """Trains with every method, both kinds of clients and every seed, and compares their last test accuracies."""
     settings, results, verdicts = study.settings, list[Result](), list[ft.types.Verdict]()
     for seed in study.each_seed():
         for clients, task in _tasks(study, seed):
@@ -235,7 +235,7 @@ def run(study: Study) -> lab.Outcome:
 
 
 def _verdicts(task: TCTData, second: SecondPhase, clients: str, settings: TCTSettings) -> Iterator[ft.types.Verdict]:
-    """Judges whether TCT's second phase equals the flow that predicts it; wrong flows must differ."""
+    """Judges whether TCT's second phase on one seed's data is the flow that predicts it; wrong flows must differ."""
     run, rounds = (second.algorithm, second.data, task.clients), settings.convex_rounds
     compared = ft.compare(*run, num_rounds=rounds, seed=task.seed, evaluation=ft.Evaluation(progress=False), draws=5)
     return (verdict._replace(subject=f"TCT's second phase, {clients}") for verdict in compared.verdicts)
@@ -265,7 +265,7 @@ def _row(by_place: Places, clients: str, method: str) -> lab.Row:
 
 
 def _claims(by_place: Places) -> Iterator[lab.Claim]:
-    """Judges TCT's lead in accuracy over FedAvg and the other methods.
+    """Judges TCT's lead in accuracy over FedAvg and the other methods after as many rounds.
 
     It also judges whether the lead over FedAvg is larger with few classes a client than with i.i.d. clients.
     """

@@ -153,8 +153,8 @@ def members_of(teacher: Teacher, key: Key, mean: PyTree, clients: Clients) -> tu
     """Returns the parameters of the E members of an ensemble, [E, ...], and whether each member is present, [E] bool.
 
     Depending on ``teacher.members`` the members are draws from the distribution, the clients' models, and their mean.
-    The mean is always the last row, absent if it is no member. Draw m has the key ``fold_in(key, m)``. Without any
-    client (before the first round) only the mean is present.
+    A client of weight 0 is absent. The mean is always the last row, absent if it is no member; but without any client
+    (before the first round) only the mean is present, member or not. Draw m has the key ``fold_in(key, m)``.
 
     Args:
         teacher: The distribution and the kinds of members.

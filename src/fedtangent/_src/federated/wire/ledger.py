@@ -135,5 +135,5 @@ def masked_bytes(message: PyTree, bits: int) -> int:
 
 
 def key_exchange_bytes(num_clients: int) -> tuple[int, int]:
-    """Returns the total bytes of the exchange with the key server: public keys sent up, sealed seeds sent down."""
+    """Returns the bytes up (public keys) and down (sealed seeds) of all clients' exchange with the key server."""
     return num_clients * KEY_BYTES, num_clients * SEALED_BYTES

@@ -105,9 +105,10 @@ class DeepLinearConstants(NamedTuple):
         return 57 * steps * self.learning_rate * self.depth * self.largest**2 / (10 * self.outputs)
 
     def kernel_bound(self) -> float:
-        """Computes the bound of the change of a client's tangent kernel, ``|P(t, k) - P(0)|`` (Lemma VII.5 of DeepLin).
+        """Computes the bound of the tangent kernel's change ``|P(t, k) - P(0)|`` (Lemma VII.5 of DeepLin).
 
-        P(t, k) is the kernel after t rounds and k local steps.
+        P(t, k) is the kernel between the server's network after t rounds and the clients' networks after k local steps
+        more; the norm is the operator norm.
         """
         return 0.109 * self.depth * self.largest**2 / (self.outputs * self.kappa)
 
@@ -116,8 +117,9 @@ class DeepLinearConstants(NamedTuple):
 class DeepLinearTheorem:
     """Theorem IV.2 of DeepLin for one network and its data; built by ``deep_linear_theorem``.
 
-    ``initial`` are the initial weights, ``reduced`` [r, d] the inputs X in an orthonormal basis of the range of X, and
-    ``linear`` is FedAvg on the same data at infinite width.
+    ``initial`` are the initial weights. ``reduced`` is ``U' X`` [r, d] for an orthonormal basis U of the range of the
+    inputs X [n, d], so that r = rank(X) rows replace the n examples. ``linear`` is FedAvg on the same data at infinite
+    width.
     """
 
     constants: DeepLinearConstants
@@ -207,7 +209,7 @@ def deep_linear_theorem(weights: Weights, work: FullBatchWork, delta: float = 0.
 
     Args:
         weights: Initial weights ``W^1 .. W^L``.
-        work: Full-batch work of the clients.
+        work: The clients' examples, learning rate and local steps.
         delta: Probability with which the theorem may fail.
 
     Raises:

@@ -49,7 +49,8 @@ class Estimate(NamedTuple):
 class Decomposition(NamedTuple):
     """Terms of an ensemble's mean squared error (FE-2024, eq. 10): ``total = noise + bias + variance``.
 
-    ``noise`` is the variance of the targets, ``bias`` the squared bias, and ``total`` the mean squared error.
+    All are averages over points and outputs. ``noise`` is the variance of the targets, ``bias`` the squared bias, and
+    ``total`` the mean squared error.
     ``variance`` is ``initialisation``, its part from the initial functions, plus ``schedules``, its part from the
     schedules.
     """
@@ -219,16 +220,16 @@ def corollary_1(
     r: int | None = None,
     max_relative_jitter: float = 1e-10,
 ) -> Corollary1:
-    """Computes the variance of an ensemble after training to convergence, k(x, x)/K (FE-2024, Corollary 1).
+    """Computes the expected squared distance of an ensemble of K models from the limit's mean (FE-2024, Corollary 1).
 
-    The corollary (eq. 11 of FE-2024, Corollary 4.1 of FE-2021) is
-    ``E (1/K sum_k f_k(x) - m(x))^2 = k(x, x)/K + o(eta_0^2)``. It holds for sufficiently many rounds; eta_0 is the step
-    size, and ``gp_limit`` computes m and k.
+    After training to convergence it is k(x, x)/K; with a ``flow`` it is also computed after ``r`` rounds. The corollary
+    (eq. 11 of FE-2024, Corollary 4.1 of FE-2021) is ``E (1/K sum_k f_k(x) - m(x))^2 = k(x, x)/K + o(eta_0^2)``. It
+    holds for sufficiently many rounds; eta_0 is the step size, and ``gp_limit`` computes m and k.
 
     Assumes that the kernel Theta has full rank (assumption 1 of FE-2024's Theorem 1; checked as: Theta needs no jitter
     to invert in float64), and a step size below a threshold (checked with a flow only). A singular Theta is reported in
-    ``assumptions`` and does not raise; ``mean`` and ``limit`` are None if ``max_relative_jitter`` is not enough to
-    invert it.
+    ``assumptions`` and does not raise; the result has no ``mean``, ``limit`` and ``at_round`` if
+    ``max_relative_jitter`` is not enough to invert it.
 
     Args:
         kernels: Kernel blocks with the nngp parts.
@@ -239,8 +240,9 @@ def corollary_1(
         max_relative_jitter: Largest jitter, relative to Theta's mean diagonal.
 
     Returns:
-        The record with ``limit`` k(x, x)/K. With a ``flow`` it also has ``at_round``, the left-hand side after ``r``
-        rounds without a remainder, ``sum_k k_k(x, x)/K^2 + (mean - m)^2`` with the flow's variances k_k and mean.
+        The record with ``mean`` m(x) and ``limit`` k(x, x)/K. With a ``flow`` it also has ``variance``, the ensemble's
+        variance after ``r`` rounds, ``sum_k k_k(x, x)/K^2`` with the models' variances k_k; and ``at_round``, the exact
+        left-hand side, which is ``variance`` plus the squared distance of the flow's mean from m.
 
     Raises:
         ValueError: ``num_models`` is not the flow's, or the flow is not of plain FedAvg with the squared error.

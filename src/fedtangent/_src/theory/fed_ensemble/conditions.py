@@ -27,6 +27,7 @@ class AgePlan(NamedTuple):
     ``examples`` [R, K] counts the examples of the clients that train each model in each round, ``visits`` [A, K, N] how
     often each client trains each model in each of the A ages. ``weight_error`` is the largest difference of a client's
     weight from its share of the examples. ``steps`` are local steps of the clients, ``rates`` step sizes of the rounds.
+    ``trains`` says which clients train in any round.
     """
 
     rounds_per_age: int

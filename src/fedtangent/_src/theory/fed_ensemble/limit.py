@@ -101,7 +101,7 @@ def _solved(kernels: LargeKernel, targets: Float64[np.ndarray, "n C"]) -> Float6
 
 
 def corollary_4_1(limit: Gaussian, num_models: int, epsilon: ArrayLike) -> Float64[np.ndarray, "m"]:
-    """Bounds the probability that the average of K models is ``epsilon`` or more from the mean m(x) of ``limit``.
+    """Bounds the probability that an output of the average of K models is ``epsilon`` or more from its limit m(x).
 
     Source: Corollary 4.1 of FE-2021, eq. (5). The bound is ``k(x, x) / (K epsilon^2)``, by Chebyshev's inequality; the
     paper prints ``O(1 / (epsilon^2 K))``. The K models are independent with mean m (the most probable function) and
@@ -113,7 +113,7 @@ def corollary_4_1(limit: Gaussian, num_models: int, epsilon: ArrayLike) -> Float
         epsilon: A number above 0, or one for each point [m].
 
     Returns:
-        The bound at each point, [m], at most 1.
+        The bound for each output at each point, [m], at most 1.
     """
     whole("num_models", num_models)
     far, variance = real_array("epsilon", epsilon), np.diag(np.asarray(limit.cov))

@@ -352,9 +352,10 @@ def end_of_stable(
         return float(np.sqrt(low) * np.sqrt(high))
 
     def beside(low: float, middle: float, high: float) -> float | None:
-        """Searches between the stable factors ``low`` and ``high`` for an unstable one; returns it, or None.
+        """Searches near a maximum of the growth for an unstable factor; returns it, or None.
 
-        It searches only while ``middle``, which lies between them, has a larger growth than both.
+        The three factors are stable and ascending. The search ends when the growth at ``middle`` is no longer above
+        the growth at both others, or after ``MAXIMUM`` steps.
         """
         for _ in range(MAXIMUM):
             neighbours = max(growths[low], growths[high])

@@ -362,7 +362,7 @@ class Flow:
         return stale.largest_stable(self, delays, self._index(model), tolerance)
 
     def limit_distance(self, r: int, model: int, limit: Gaussian) -> LimitDistance:
-        """Computes the relative distance of mean and covariance after round r from ``limit`` (see ``gp_limit``).
+        """Computes how far a model's mean and covariance after round r are from ``limit``, divided by the limit's norm.
 
         Args:
             r: Number of finished rounds.

@@ -105,7 +105,7 @@ def stacked(*parts: AnyArray) -> AnyArray:
 
 
 class _Request(NamedTuple):
-    """Rounds and training points of the requested functions, with targets and ``Flow.shares`` for the recursion.
+    """Rounds and training points at which functions are requested, with ``targets`` and ``shares`` for the recursion.
 
     ``distinct`` lists each requested round once, increasing; ``places`` has, for each round of the result, its
     index in ``distinct``. ``rows`` are kernel rows of the training points in the result; None for all.
@@ -192,7 +192,8 @@ def _functions(
 
     Args:
         program: Program of the recursion, whose kernel may couple the outputs.
-        start: Initial functions of E runs at the p kernel rows of m points, [E, p, K, D]; the module explains D.
+        start: Initial functions of E runs, [E, p, K, D]; the module explains D. The m points have p kernel rows: p = m,
+            or p = m C if the kernel couples the outputs.
         products: These kernel rows times the coefficients of each run after each distinct round.
         request: Requested rounds, and the shares of the initial weights that weight decay leaves.
     """

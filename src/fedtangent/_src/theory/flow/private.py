@@ -113,9 +113,10 @@ def private_flow(
 
 @dataclass(frozen=True)
 class PrivateFlow:
-    """Prediction of a run of DP-FedAvg of R rounds with S slots each; built by ``private_flow``.
+    """Prediction of a run of DP-FedAvg; built by ``private_flow``.
 
-    Functions are [n, C] at the n training points and [p, C] at the p test points; initial ones are zeros by default.
+    A run has R rounds of S slots: places for a client, which may stay empty. The methods take the model's initial
+    outputs, [n, C] at the n training points and [p, C] at the p test points; None means zeros.
     """
 
     flow: Flow  # with weight 1 / m for every client that answers
@@ -331,9 +332,10 @@ def _runs(
 ) -> tuple[Float[Array, "E m D"], Float[Array, "E R"]]:
     """Draws private runs: outputs at the test points after the last round, and the share of clipped updates per round.
 
-    ``theta_x`` is the kernel between test and training points, ``factor`` is F with ``F F' = Theta`` at all points.
-    ``starts`` are the initial residual (as in ``Input``) and the initial test function, ``numbers`` the clipping bound
-    and the noise's standard deviation in every weight; ``keys`` has one random key per run.
+    ``theta_x`` is the kernel between test and training points. ``factor`` is F with ``F F' = Theta`` at the training
+    points followed by the test points. ``starts`` are the initial residual (as in ``Input``) and the initial outputs at
+    the test points. ``numbers`` are the clipping bound and the standard deviation of the noise in each weight. ``keys``
+    has one random key per run.
     """
     residual, test = (jnp.asarray(start) for start in starts)
     (q, columns), (clip_norm, deviation), rates = residual.shape, numbers, program.rounds.server_learning_rate

@@ -54,7 +54,11 @@ class FlowState(NamedTuple):
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Program:
-    """The problem that the recursion runs on: rule, kernel, clients and rounds, but not the initial functions."""
+    """The problem that the recursion runs on, without the initial functions.
+
+    ``kind`` and ``numbers`` describe the rule, ``theta`` is the kernel of the training points, and ``buckets`` are the
+    clients in groups of similar size.
+    """
 
     kind: Kind = field(metadata={"static": True})
     theta: Float[Array, "q p"]  # kernel of the training points, [q, q]; a large kernel has p >= q columns
@@ -421,8 +425,10 @@ def _answers(
 ) -> _Answers:
     """Trains the clients of one bucket (group of similar size) in round ``j`` and returns their updates.
 
-    ``drive`` has the residuals and tilts at the start, ``correction`` the coefficients of the clients' h_i (FedDyn) or
-    c_i (SCAFFOLD); None for other rules.
+    An update is kernel coefficients on the rows of the client's own examples. ``drive`` has the residuals at the start
+    (under other losses than the squared error outputs and targets) and the tilt, a linear term that all local
+    objectives share, such as weight decay. ``correction`` has the coefficients of the clients' h_i (FedDyn) or c_i
+    (SCAFFOLD); None for other rules.
     """
     place = slots.place[j]
     at = bucket.rows[place], _start_of(program, slots, j)[:, None]

@@ -20,7 +20,7 @@ from fedtangent._src.types import AnyArray, Array, ArrayLike, Partition
 
 
 class RunSlots(NamedTuple):
-    """Client and model of every slot, [R, S] each, and whether the slot is filled, [R, S] bool."""
+    """Client and model of every slot (place for a client in a round), [R, S], and whether it is filled, [R, S] bool."""
 
     client: Int[np.ndarray, "R S"]
     model: Int[np.ndarray, "R S"]

@@ -34,9 +34,10 @@ class PredictedLoss(NamedTuple):
 def predicted_loss(
     flow: Flow, y_test: ArrayLike, r: int | None = None, mixing: ArrayLike | None = None
 ) -> PredictedLoss:
-    """Computes an ensemble's exact expected squared error after round r (FE-2024, eq. 10).
+    """Computes an ensemble's exact expected squared error at the test points after round r (FE-2024, eq. 10).
 
-    It is ``E |sum_k m_k f_k(x) - y|^2``, E over initial functions, for models f_k of weights m_k.
+    It is the average over test points and outputs of ``E |sum_k m_k f_k(x) - y|^2``, E over initial functions, for
+    models f_k of weights m_k.
 
     The loss is differentiable in ``mixing`` and in every number that ``flow`` was built from (learning rates, weights
     of local steps and of clients, ``mu`` and others); ``jax.grad`` needs ``jax_enable_x64``.

@@ -123,8 +123,8 @@ def projected(gram: Gram, across: Vector, mask: Mask, parameters: tuple[Array, .
     """Solves a node's problem by projecting w onto its feasible set (eq. 13 of Local-GD).
 
     It solves ``min_{b >= 0} 1/2 b' A A' b - b' (1 - A w)`` by a primal-dual interior-point method with Mehrotra's
-    predictor (Nocedal and Wright, 2006, algorithm 16.4). It returns b and its error: the larger of the worst violation
-    of a margin and a bound, by the duality gap, of the relative error of ``A' b``.
+    predictor (Nocedal and Wright, 2006, algorithm 16.4). It returns b and its error, the larger of two numbers: the
+    worst violation of a margin, and an upper bound, from the duality gap, of the relative error of ``A' b``.
 
     Args:
         gram, across, mask: ``A A'`` [n, n], ``A w`` [n] and the rows that are examples [n], as in the module.
@@ -182,10 +182,10 @@ def weak(gram: Gram, across: Vector, mask: Mask, parameters: tuple[Array, ...]) 
 
 
 def descended(gram: Gram, across: Vector, mask: Mask, parameters: tuple[Array, ...]) -> tuple[Vector, Float[Array, ""]]:
-    """Minimises a node's exponential loss with a proximal term by gradient steps from b = 0.
+    """Takes gradient steps from w on a node's exponential loss with a proximal term (eq. 12, algorithm 2 of Local-GD).
 
-    These are eq. (12) and algorithm 2 of Local-GD. The function returns b, and an error of 0, or NaN if the steps
-    diverge.
+    It returns the dual variables b [n] after the last step, at which the local model is ``w + A' b``; and as error 0,
+    or NaN if the steps diverge.
 
     Args:
         gram, across, mask: ``A A'`` [n, n], ``A w`` [n] and the rows that are examples [n], as in the module.

@@ -134,10 +134,10 @@ class NtkTheorem:
         return failing(self.assumptions)
 
     def rate(self, eigenvalue: float | None = None) -> float:
-        """Computes the theorem's factor of the squared residual in a step (Theorem 1) or round (Theorem 2), at least 0.
+        """Computes the factor by which the squared residual shrinks in a step (Theorem 1) or a round (Theorem 2).
 
-        It is ``1 - eta tau lambda / (2 N M)`` in the symbols of ``NtkConstants``; for a negative control ``eigenvalue``
-        replaces lambda.
+        It is ``1 - eta tau lambda / (2 N M)``, or 0 if that is negative; ``NtkConstants`` defines the symbols. For a
+        negative control ``eigenvalue`` replaces lambda.
         """
         return 1 - self._fall(eigenvalue)
 

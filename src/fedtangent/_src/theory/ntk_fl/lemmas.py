@@ -176,13 +176,14 @@ def switched_bound(
 ) -> Float64[np.ndarray, "times"]:
     """Bounds the distance between the weights of NTK-FL and of gradient descent after 0 to T steps, [T + 1].
 
-    Source: eq. (25d) of NTK-FL. It is Lemma 2 with the neurons that did switch in place of Lemma 1's bound of their
-    number: ``eta sqrt(d) / (N sqrt(n)) sum_{u=1}^{t-1} gamma_u sum_i |S_i(u)|``, S_i(u) being the neurons whose ReLU is
-    switched at example i and step u against the start.
+    The distance is the sum of the absolute differences of all weights. Source: eq. (25d) of NTK-FL. Where Lemma 2
+    bounds the number of switched neurons by Lemma 1, this bound takes the counted number:
+    ``eta sqrt(d) / (N sqrt(n)) sum_{u=1}^{t-1} gamma_u sum_i |S_i(u)|``. S_i(u) are the neurons that are on at example
+    i after u steps but were off at the start, or the other way round.
 
     Args:
-        gamma: Numbers [T] above every example's residual.
-        switched: Number of pairs of a neuron and an example that have switched, ``sum_i |S_i(u)|``, [T].
+        gamma: Numbers [T] above ``|f_u(x_i) - y_i|`` for every i, u = 0 .. T - 1.
+        switched: Number of switched pairs of a neuron and an example, ``sum_i |S_i(u)|``, for the same u, [T].
         learning_rate, width, input_size: As for ``weight_gap_bound``.
         num_examples: Number N of examples.
     """
@@ -232,9 +233,9 @@ def _per_step(learning_rate: float, width: int, input_size: int) -> float:
 
 
 def _sums(gamma: ArrayLike) -> Float64[np.ndarray, "times"]:
-    """Computes ``sum_{u=1}^{t-1} gamma_u`` for t = 0 .. T, without gamma_0.
+    """Computes ``sum_{u=1}^{t-1} gamma_u`` for t = 0 .. T from ``gamma`` [T], [T + 1].
 
-    At step 0 NTK-FL and gradient descent take the same step.
+    gamma_0 is left out, because NTK-FL and gradient descent take the same first step.
     """
     values = real_array("gamma", gamma)
     if values.ndim != 1 or len(values) == 0:

@@ -20,7 +20,7 @@ def neighbourhood_round(
     learning_rate: float,
     time: int,
 ) -> Float64[np.ndarray, "Nn Nn"]:
-    """Computes the matrix by which a round of NTK-DFL multiplies the residuals of all N models.
+    """Computes the matrix by which a round of NTK-DFL multiplies the residuals of all N models at all points.
 
     Let r_i = f_i - y be the residual of model i at n points. Client i mixes, ``r = sum_j W_ij r_j``, and then takes t
     steps on the examples S_i of the clients j with W_ij > 0: ``r - B_t r(S_i)``, with ``B_t`` of ``ntk_evolution``. So

@@ -143,7 +143,9 @@ def permutations(num_clients: int, num_models: int) -> ft.types.Schedule:
 
 
 def seeds_of(num_models: int, count: int, first: int = 0) -> range:
-    """Returns ``count`` seeds for runs of K models; different K or ``first`` give different seeds.
+    """Returns ``count`` seeds for runs of K models.
+
+    Different K up to 64, or different ``first`` below 2^16, have no seed in common if ``count`` is at most 1000.
 
     Args:
         num_models: Number of models K.
@@ -246,11 +248,12 @@ def _check_bias_variance(scale: str, seed: int) -> list[Verdict]:
 
 
 def _corollary(seed: int, schedules: int, draws: int, ages: int) -> list[Verdict]:
-    """Checks Corollary 1 of FE-2024: after many rounds the mean of K models has the variance k(x, x) / K.
+    """Checks Corollary 1 of FE-2024: after many rounds K models' mean has mean square distance k(x, x) / K from m(x).
 
-    k is the covariance of one model. For each K, ensembles are trained under ``schedules`` schedules, from ``draws``
-    initialisations each. Training lasts ``ages * max(K, 4)`` rounds; in K rounds every client trains each model once. A
-    second verdict compares the closed form at the last round with this limit.
+    m and k are mean and covariance of the limit, and the points x are averaged. For each K, ensembles are trained under
+    ``schedules`` schedules, from ``draws`` initialisations each. Training lasts ``ages * max(K, 4)`` rounds; in K
+    rounds every client trains each model once. A second verdict compares the closed form at the last round with this
+    limit.
     """
     problem = spaced_problem(seed, LIMIT_STEPS)
     clients = problem.clients.num_clients
@@ -310,9 +313,9 @@ def _judged(claim: Claim, margin: float, values: list[np.ndarray], rivals: list[
 def _decomposition(seed: int, schedules: int, draws: int, num_rounds: int) -> list[Verdict]:
     """Checks the terms of FE-2024, eq. (10): the error of an ensemble is noise plus bias plus variance.
 
-    The variance comes from initialisation and schedule. Terms are measured on ensembles of the largest size (``LAST``
-    models), under ``schedules`` schedules and from ``draws`` initialisations each, and compared with their closed forms
-    for these schedules.
+    There is a verdict on the bias, on the two parts of the variance, from initialisation and schedule, and on the
+    error. They are measured on ensembles of eight models (``LAST``), under ``schedules`` schedules and from ``draws``
+    initialisations each, and compared with their closed forms for these schedules.
     """
     problem = sine_problem(seed, local_steps=STEPS, num_clients=CLIENTS)
     schedule, seeds = permutations(CLIENTS, LAST), seeds_of(LAST, schedules, seed)
@@ -402,7 +405,7 @@ SHARE_MARGIN = 0.05  # of the probability itself
 
 
 def _check_ensemble_mean(scale: str, seed: int) -> list[Verdict]:
-    """Checks how often the mean of an ensemble is far from the predicted mean.
+    """Checks how often the mean of four models is 1.2 standard deviations or more from the predicted mean at a point.
 
     FE-2021 eq. (5) bounds this probability, and a Gaussian limit gives its value.
     """
@@ -436,7 +439,7 @@ def _check_ensemble_mean(scale: str, seed: int) -> list[Verdict]:
 
 
 def _trained(seed: int, draws: int) -> tuple[ft.types.Gaussian, Float64[np.ndarray, "m draws"], float]:
-    """Trains ``draws`` ensembles in one run.
+    """Trains ``draws`` ensembles of four linear models in one run.
 
     Returns:
         Theorem 2's limit of many rounds, the ensembles' means at the test points, and the ratio of the last training

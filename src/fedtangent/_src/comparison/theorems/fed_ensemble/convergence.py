@@ -175,7 +175,11 @@ def _row(claim: Claim, operators: Orders, control: str) -> Verdict:
 
 
 def _lemmas(case: RandomFederation, where: str, seed: int) -> list[Verdict]:
-    """Checks Lemmas 9.2 and 9.3 of FE-2021 on random matrices of the kernel's size; ``where`` has sizes as text."""
+    """Checks the orders in the step of the errors of FE-2021's Lemmas 9.2 and 9.3, on random matrices.
+
+    They are 2 for the lemmas' first-order terms, and 3 with the second-order terms (``_row``). The matrices have the
+    kernel's size; ``where`` has the sizes as text.
+    """
     rng, n = np.random.default_rng(seed), len(case.theta)
     several = rng.standard_normal((4, n, n)) / np.sqrt(n)
     weights = rng.dirichlet(np.ones(4))
@@ -202,8 +206,9 @@ def _lemmas(case: RandomFederation, where: str, seed: int) -> list[Verdict]:
 
 
 def _ages(case: RandomFederation, where: str) -> list[Verdict]:
-    """Checks the expansions of an age to second order in the step (FE-2021, section 9.2, eq. (13) and (14)).
+    """Checks the expansions of model 0's age to second order in the step (FE-2021, section 9.2, eq. (13) and (14)).
 
+    Errors must be of order 2 for the first-order terms, and of order 3 with the second-order terms (``_row``).
     ``where`` has the sizes as text.
     """
     kinds = "gradient_flow", "gradient_descent"
@@ -378,7 +383,10 @@ def _decay(claim: Claim, decay: float, note: str, control: str, factor: float, a
 
 
 def _as_proved(seed: int) -> Verdict:
-    """Checks FE-2021 Theorem 9.1's bound on the residual where its assumptions and its proof's assumptions hold."""
+    """Checks FE-2021 Theorem 9.1's bound on the residual where its assumptions and its proof's assumptions hold.
+
+    Residuals are of linear models, from the worst initial residual, after an age at each of two learning rates.
+    """
     case = _edge_case(seed)
     curvature = case.limit.constants.kappa_3(1.0, len(SIZES))
     progress = INSIDE * float(np.linalg.eigvalsh(case.limit.theta)[0]) / 2 / (6 * 3 * curvature)  # of the smaller step
@@ -461,7 +469,7 @@ def _pulling(seed: int) -> RandomFederation:
 
 
 def _growth(seed: int) -> Verdict:
-    """Checks FE-2021 eq. (20), a bound on the residual's growth within an age, as corrected (erratum `fe2021.20`).
+    """Checks FE-2021 eq. (20), a bound on the worst residual's growth in an age, as corrected (erratum `fe2021.20`).
 
     The printed bound is the control, which the growth must exceed.
     """
@@ -479,7 +487,8 @@ def _growth(seed: int) -> Verdict:
 def _movement(seed: int) -> Verdict:
     """Checks FE-2021 eq. (18), line 2, a bound on how far weights move, as corrected (erratum `fe2021.18movement`).
 
-    The printed bound is the control, which the movement must exceed.
+    The movement is that of a linear model from the worst initial residual, after 1, 2, 4, .. ages. The printed bound is
+    the control, which the movement must exceed.
     """
     case, steps, ages = _edge_case(seed, (1, 1, 2), np.array([0, 0, 1]), 3, scale=0.1), 3, 2**15
     rate = 0.1 * case.limit.constants.largest_progress() / steps

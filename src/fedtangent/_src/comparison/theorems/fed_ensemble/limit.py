@@ -178,9 +178,10 @@ class Ensembles(NamedTuple):
 
 
 def expected_ratios(right: ModelLaw, law: ModelLaw) -> tuple[float, float]:
-    """Computes what ``variance_ratio`` and ``covariance_ratio`` of ``Ensembles`` estimate if networks follow ``right``.
+    """Computes the ratios of variances and covariances to ``law`` for networks that follow the law ``right``.
 
-    These are the ratio of the variances, summed over points, and the slope of a regression of the covariances.
+    ``Ensembles.variance_ratio`` and ``covariance_ratio`` estimate them: the ratio of the variances, summed over points,
+    and the slope in a regression of the off-diagonal covariances of ``right`` on the covariances of ``law``.
 
     Args:
         right: Mean and covariance that the networks have.
@@ -191,7 +192,7 @@ def expected_ratios(right: ModelLaw, law: ModelLaw) -> tuple[float, float]:
 
 
 def _off_diagonal(law: ModelLaw) -> np.ndarray:
-    """Returns the off-diagonal part L [m, m] of the models' average covariance, divided by ``sum_ij L_ij^2``."""
+    """Returns ``L / sum_ij L_ij^2`` for the off-diagonal part L [m, m] of ``law.average_cov``."""
     away = law.average_cov - np.diag(np.diag(law.average_cov))
     return np.asarray(away / np.sum(away**2))
 
@@ -333,7 +334,9 @@ SETTINGS: dict[str, Callable[[int, int, tuple[int, ...], int], Setting]] = {"sin
 
 
 def compare(setting: Setting, say: Callable[[str], None] = lambda line: None) -> Theorem2:
-    """Trains the K networks of every width, and predicts their mean and covariance.
+    """Trains the K networks of every width, and predicts their mean and covariance after the last round.
+
+    The prediction ``law`` is Theorem 2's limit if the flow has reached it in the last round, else the flow's.
 
     Args:
         setting: Problem, algorithm and size, such as the result of ``SETTINGS["digits"](..)``.
@@ -377,7 +380,10 @@ def _train(setting: Setting, flow: ft.theory.Flow, width: int) -> TrainedEnsembl
 
 
 def _gap(law: ModelLaw, limit: ft.types.Gaussian | None, movement: float) -> LawDistance:
-    """Computes the distance of ``law`` from ``limit``; ``movement`` is how far training moves the function."""
+    """Computes the distance of the K models' ``law`` from ``limit``, the largest over models; infinite without a limit.
+
+    The distance of the means is divided by ``movement``, the distance by which training moves the function.
+    """
     if limit is None:
         return LawDistance(np.inf, np.inf)
     mean = np.max(np.linalg.norm(law.mean - limit.mean, axis=(1, 2))) / movement
@@ -396,7 +402,7 @@ def finite_width(trained: TrainedEnsemble, law: ModelLaw) -> tuple[float, float]
         law: Mean and covariance at infinite width; the variance is the unit.
 
     Returns:
-        The increase and its standard error.
+        The increase, averaged over models, points and outputs, and its standard error.
     """
     variance = np.diag(law.average_cov)[None, :, None]
     squares = ((trained.samples - law.mean) ** 2 - (trained.own_flow - law.mean) ** 2) / variance
@@ -510,7 +516,10 @@ def _cover(result: Theorem2, wrong: dict[str, ModelLaw]) -> Verdict:
 
 
 def _reached(result: Theorem2) -> Verdict:
-    """Checks that the flow's mean and variance are Theorem 2's limit in the last round, but not in an earlier one."""
+    """Checks that the flow's mean and variance are Theorem 2's limit after the last round, but not after a quarter.
+
+    They count as the limit if they are as near to it as ``LawDistance.reached`` requires.
+    """
 
     rounds = result.setting.size.num_rounds
     margins = [f"{REACHED * MEAN_MARGIN:g}", f"{REACHED * COVARIANCE_MARGIN:.1%}"]

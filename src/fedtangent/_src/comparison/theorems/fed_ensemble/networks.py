@@ -344,9 +344,11 @@ def _decay(scale: str, seed: int) -> ft.types.Verdict:
 
 
 def _constants(scale: str, seed: int, draws: int) -> list[ft.types.Verdict]:
-    """Checks FE-2021 Lemma 9.1 (norms and Lipschitz constant of the Jacobian) and C_1, a bound of the Hessian.
+    """Checks that three quantities fall as width^-1/2 (FE-2021 Lemma 9.1 and section 9.3).
 
-    They are measured on ``draws`` networks of each width, at initialisation and at points of a ball about it.
+    They are the Lipschitz constant of the clients' Jacobians and the relative error of the Jacobians' predicted norms,
+    both from the initial weights and points of a ball about them; and ``C_1 / sqrt(l)`` at the initial weights, where
+    C_1 bounds the Hessian and l is the width. Each width has ``draws`` networks.
     """
     widths = of_scale(scale, (256, 1024, 4096), (256, 1024, 4096, 16384))
     x = inputs(np.random.default_rng(seed), NUM_POINTS)
@@ -442,7 +444,7 @@ def _measured(activation: str, width: int, draws: int, seed: int, x: np.ndarray)
 def _lipschitz(points: list[Point]) -> float:
     """Returns the largest ``||J_i(w) - J_i(w')|| / ||w - w'||`` over pairs of points and clients i.
 
-    J_i is the Jacobian at the examples of client i.
+    J_i is the Jacobian at the examples of client i, in Frobenius norm.
     """
     return max(
         float(np.linalg.norm((one.jacobian - two.jacobian)[rows]) / np.linalg.norm(one.step - two.step))
@@ -452,9 +454,10 @@ def _lipschitz(points: list[Point]) -> float:
 
 
 def _error(points: list[Point], kernel: np.ndarray) -> float:
-    """Returns the relative root mean square error of clients' Jacobian norms against ``sqrt(trace kernel_ii)``.
+    """Returns the relative error of clients' Jacobian norms against ``sqrt(trace kernel_ii)``.
 
-    ``kernel`` [n, n] is of infinite width, and kernel_ii is its block of client i.
+    Norms are Frobenius norms, and the error is the root mean square over clients and points. ``kernel`` [n, n] is of
+    infinite width, and kernel_ii is its block of client i.
     """
     expected = np.sqrt([np.trace(kernel[rows, rows]) for rows in CLIENTS])
     norms = np.array([[np.linalg.norm(point.jacobian[rows]) for rows in CLIENTS] for point in points])
@@ -488,7 +491,7 @@ def _check_linearisation_gap(scale: str, seed: int) -> list[ft.types.Verdict]:
 
 
 def _slopes(runs: list[FollowedNetworks], where: str) -> list[ft.types.Verdict]:
-    """Checks by fitted slopes how fast three distances of trained networks fall with the width.
+    """Checks by fitted slopes how fast three distances of networks after the last age fall with the width.
 
     The distance of the kernel from its infinite-width limit falls as width^-1/2. The kernel's change in training, and
     the distance of a network from its linearisation, fall at least as fast.
@@ -512,13 +515,13 @@ def _slopes(runs: list[FollowedNetworks], where: str) -> list[ft.types.Verdict]:
 
 
 def _from_drift(runs: list[FollowedNetworks], where: str) -> ft.types.Verdict:
-    """Checks that every network's distance from its linearisation is below a first-order bound (FE-2021, section 9.4).
+    """Checks that each trained network's distance from its linearisation is below a first-order bound (FE-2021, 9.4).
 
     The bound follows from the largest change of the network's tangent kernel (``theory.gap_from_drift``).
     """
 
     def worst(factor: float) -> float:
-        """Returns the largest ratio of a network's distance from its linearisation to the bound of this distance.
+        """Returns the largest ratio, over networks, of the distance from the linearisation to the bound of it.
 
         ``factor`` multiplies the least eigenvalue in the bound; a value other than 1 makes a wrong bound.
         """

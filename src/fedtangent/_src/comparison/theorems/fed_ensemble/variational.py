@@ -179,7 +179,7 @@ def _sizes(measured: Measured) -> str:
 
 
 def _divergences(measured: Measured) -> Verdict:
-    """Checks that log evidence minus lower bound is the mixture's divergence from the posterior.
+    """Checks for every fitted mixture that log evidence minus lower bound is its divergence from the posterior.
 
     The control takes the entropy of a mixture whose components do not overlap.
     """
@@ -195,7 +195,10 @@ def _divergences(measured: Measured) -> Verdict:
 
 
 def _below(measured: Measured) -> Verdict:
-    """Checks that no lower bound is above the log evidence; the control takes the entropy with the wrong sign."""
+    """Checks that no lower bound, of fitted mixtures or along the run, is above the log evidence.
+
+    The control takes the entropy with the wrong sign.
+    """
     above = np.append(-measured.gaps, measured.bounds - measured.posterior.log_evidence)
     errors = np.append(measured.of_fitted("standard_error"), measured.errors)
     entropies = np.append(measured.of_fitted("entropy"), measured.entropies)
@@ -209,7 +212,10 @@ def _below(measured: Measured) -> Verdict:
 
 
 def _slope(measured: Measured) -> Verdict:
-    """Checks that log evidence minus lower bound falls faster than 1/K; the control has the entropy's sign wrong."""
+    """Checks that log evidence minus lower bound of the fitted mixtures falls faster than 1/K.
+
+    The control has the entropy's sign wrong.
+    """
     gaps, errors = measured.gaps, measured.of_fitted("standard_error")
     line = weighted_line(np.log(list(measured.fitted)), np.log(gaps), (gaps / errors) ** 2)
     steepest = line.slope + ALLOWED * line.standard_error

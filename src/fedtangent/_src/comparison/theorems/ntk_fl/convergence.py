@@ -150,8 +150,9 @@ def _rate(claim: Claim, ratio: float, control: str, wrong: float, band: float = 
 def _evolution_rate(case: AllowedRun, decay: Decay) -> ft.types.Verdict:
     """Checks the decay of NTK-FL's residual against its eq. (9a); the bound of its eq. (14) has a quarter of this rate.
 
-    The squared residual of the slowest mode falls in a step by the factor ``(1 - eta lambda_min(H) / N)^2``: H is the
-    kernel, eta the step size and N the number of examples.
+    The verdict is on the worst of all numbers of steps and rounds. The squared residual of the slowest mode falls in a
+    step by the factor ``(1 - eta lambda_min(H) / N)^2``: H is the kernel, eta the step size and N the number of
+    examples.
     """
     least = float(np.linalg.eigvalsh(case.start.kernel)[0])
     step = -2 * np.log1p(-decay.theorem.constants.learning_rate * least / 2)
@@ -164,7 +165,7 @@ def _evolution_rate(case: AllowedRun, decay: Decay) -> ft.types.Verdict:
 
 
 def _averaging_rate(case: AllowedRun, decay: Decay) -> ft.types.Verdict:
-    """Checks how fast FedAvg's residual decays against the rate that follows from NTK-FL's eq. (58).
+    """Checks how fast FedAvg's residual decays in the second half of the rounds against the rate of NTK-FL's eq. (58).
 
     The bound in eq. (15) has a quarter of this rate.
     """
@@ -185,7 +186,8 @@ def _remark_2(evolved: Decay, averaged: Decay) -> ft.types.Verdict:
     """Checks eq. (16) of NTK-FL, which compares how fast residuals decay in a round of NTK-FL and in a round of FedAvg.
 
     To first order in the steps NTK-FL is ``eta_1 t M / (eta_2 tau)`` times as fast. NTK-FL takes t steps of
-    size eta_1 in a round, and each of M clients of FedAvg takes tau steps of size eta_2.
+    size eta_1 in a round, and each of M clients of FedAvg takes tau steps of size eta_2. Compared are NTK-FL's first
+    round at the least t, and FedAvg's late rounds.
     """
     one, two, t = evolved.theorem.constants, averaged.theorem.constants, int(evolved.at[0, 0])
     faster = -np.log(evolved.ratio[0, 0]) / averaged.late_slope()

@@ -381,14 +381,18 @@ class _Round(NamedTuple):
     def _error(self, rows: Int[np.ndarray, "r"], b: Float64[np.ndarray, "p r"]) -> float:
         """Returns the relative distance of the linearised network from the prediction by the matrix ``b``.
 
-        The unit is how far the network moves in the round. ``rows`` are the training examples of the columns of ``b``.
+        The unit is how far the linearised network moves in the round. ``rows`` are the training examples of the columns
+        of ``b``.
         """
         predicted = self.start - b @ (self.start[rows] - self.y[rows])
         return float(np.linalg.norm(self.end - predicted) / np.linalg.norm(self.end - self.start))
 
 
 def _evolution(seed: int, width: int) -> Verdict:
-    """Checks NTK-FL's prediction of the outputs after a round, eq. (9a), at training and new points, every round."""
+    """Checks that NTK-FL's eq. (9a) is exact for the network that is linearised at a round's start, in every round.
+
+    It must give that network's outputs at the weights of the round's end, at training and new points.
+    """
     problem = sphere(seed, width, SIZE, NEW)
     history = _history(problem, TIMES, seed, ROUNDS)
     times = [int(t) for t in np.asarray(history.rounds["time"])[:, 0]]
@@ -427,7 +431,8 @@ def _history(problem: Sphere, times: tuple[int, ...], seed: int, rounds: int) ->
 def _remark_1(seed: int, width: int) -> Verdict:
     """Checks Remark 1 of NTK-FL: with more steps in a round, the residual that eq. (9a) predicts tends to 0.
 
-    The network at NTK-FL's weights departs from this prediction.
+    The network at NTK-FL's weights departs from this prediction: with the number of steps its squared residual over the
+    predicted one must grow, and so must the l1 distance of its weights from gradient descent's.
     """
     problem = sphere(seed, width, SIZE)
     x, y, model, params, step = problem
