@@ -222,16 +222,30 @@ def test_the_example_of_the_documentation_says_what_it_prints(capsys: pytest.Cap
     assert printed == re.findall(r"0\.\d{4}|\d\.\de-\d\d", example.splitlines()[-1]) and len(printed) == 5
 
 
-def test_a_step_changes_balancedness_to_second_order_and_a_round_of_many_to_first():
+@pytest.mark.parametrize("steps", [1, 3])
+def test_a_round_changes_balancedness_by_gradients_of_every_step_less_the_clients_differences(steps: int):
     weights, x, y = draw(5)
-    work = rounds.full_batch_work(x, y, HELD, RATE, 1)
-    pooled = [sum(g) / 3 for g in zip(*(rounds.gradients(p.before[0], p.residuals[0])
-                                        for p in rounds.local_paths(weights, work)), strict=True)]  # fmt: skip
-    expected = [RATE**2 * (b.T @ b - a @ a.T) for a, b in itertools.pairwise(pooled)]
-    for steps, same in ((1, True), (2, False)):
-        after = rounds.averaged(rounds.local_paths(weights, work._replace(local_steps=steps)))
-        both = zip(rounds.balancedness(after), rounds.balancedness(weights), expected, strict=True)
-        assert all(np.allclose(b - a, e, atol=1e-10) for b, a, e in both) == same
+
+    def changed(rate: float) -> tuple[list[np.ndarray], list[np.ndarray], list[np.ndarray]]:
+        paths = rounds.local_paths(weights, rounds.full_batch_work(x, y, HELD, rate, steps))
+        after = rounds.averaged(paths)
+        moves = [b - a for b, a in zip(rounds.balancedness(after), rounds.balancedness(weights), strict=True)]
+        of_steps, apart = [np.zeros_like(move) for move in moves], [np.zeros_like(move) for move in moves]
+        for path in paths:
+            for before, residual in zip(path.before, path.residuals, strict=True):
+                pairs = itertools.pairwise(rounds.gradients(before, residual))
+                of_steps = [t + rate**2 * (b.T @ b - a @ a.T) / 3 for t, (a, b) in zip(of_steps, pairs, strict=True)]
+            differences = itertools.pairwise([w - mean for w, mean in zip(path.weights, after, strict=True)])
+            apart = [t + (b.T @ b - a @ a.T) / 3 for t, (a, b) in zip(apart, differences, strict=True)]
+        return moves, of_steps, apart
+
+    moves, of_steps, apart = changed(RATE)
+    for move, step, difference in zip(moves, of_steps, apart, strict=True):
+        np.testing.assert_allclose(move, step - difference, atol=1e-14)
+        assert not np.allclose(move, step, atol=1e-8)  # control: without the clients' differences
+    smaller = changed(RATE / 10)[0]  # of second order in the rate
+    for move, small in zip(moves, smaller, strict=True):
+        assert np.linalg.norm(small) / np.linalg.norm(move) == pytest.approx(1 / 100, rel=0.3)
 
 
 @pytest.mark.parametrize(

@@ -305,7 +305,10 @@ def signature_options(
 
 
 def written_fields(record: type[Any]) -> dict[str, Any]:
-    """Returns a dataclass's fields that can be written on a command line: name -> the part of its type that can."""
+    """Returns a dataclass's fields that a command line can set, each with the part of its type that can be written.
+
+    For example, ``float | None`` of ``float | Array | None``.
+    """
     kinds = {name: _written_type(kind) for name, kind in typing.get_type_hints(record).items()}
     return {field.name: kinds[field.name] for field in dataclasses.fields(record) if kinds.get(field.name) is not None}
 

@@ -187,12 +187,15 @@ MOST_EXAMPLES = 4000  # training examples, at most, for a kernel of infinite wid
 
 @runtime_checkable
 class LinearisedPaths(Protocol):
-    """A function that trains the linearisations of K networks."""
+    """Function that trains the linearisations of K networks and returns their outputs along the run.
+
+    ``linearised_paths`` builds it.
+    """
 
     def __call__(
         self, seed: Key | int, init: Key | PyTree | None = None, rate_factor: float | None = None
     ) -> Float[np.ndarray, "r K m C"]:
-        """Trains the linearised networks, and returns their outputs [r, K, m, C] after each of r rounds.
+        """Trains the linearised networks, and returns their outputs [r, K, m, C] after each of the r chosen rounds.
 
         Args:
             seed: Seed or key of the run.

@@ -181,7 +181,7 @@ def device_mesh(devices: int) -> Mesh:
 
 
 def engine_for(data: FederatedData, mapping: str | Mapping = "auto") -> Engine:
-    """Returns the engine, which trains a round's clients on the devices, for some data and a mapping.
+    """Returns the engine that trains a round's clients on the devices by a mapping.
 
     Args:
         data: Training examples of all clients.

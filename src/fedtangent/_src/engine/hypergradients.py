@@ -42,7 +42,9 @@ def final_objective(
     remat: str = "round",
     last: int | None = None,
 ) -> FinalObjective:
-    """Builds the function from hyper-parameters to a run's final objective, which ``jax.grad`` and ``jax.jit`` take.
+    """Builds the function from a dictionary of hyper-parameters to a run's final objective.
+
+    ``jax.grad`` and ``jax.jit`` take this function.
 
     Args:
         build: Function that builds the algorithm from the hyper-parameters, passed as keyword arguments: traced scalars

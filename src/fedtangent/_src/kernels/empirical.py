@@ -104,7 +104,7 @@ def _check_params(model: Model, params: PyTree) -> None:
 
 
 def _form(model: Model, params: PyTree, x: Shaped[AnyArray, "n ..."]) -> _Form:
-    """Returns the fastest pair of functions for the tangent kernel of this kind of model.
+    """Returns the fastest functions for the tangent kernel of this kind of model: for examples and for blocks.
 
     Only the shapes and types of ``params`` and of the examples ``x`` count.
     """

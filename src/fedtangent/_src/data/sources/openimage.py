@@ -51,7 +51,10 @@ class Row(NamedTuple):
 
 
 def _load(options: OpenImageOptions, data_dir: Path | None, seed: int) -> Dataset:
-    """Loads photographs [n, s, s, 3] in [0, 1] with s = ``image_size``, and their uploaders; ``seed`` is unused."""
+    """Loads photographs [n, s, s, 3] in [0, 1], s = ``image_size`` (rows [n, 3 s^2] if ``flatten``), and uploaders.
+
+    ``seed`` is unused.
+    """
     dtype = checks.dtype(options.dtype, "float32", "float64")
     size = checks.whole("image_size", options.image_size, 1, 1024)
     folder = _folder(data_dir)

@@ -310,7 +310,11 @@ def _run(part: str, study: Study) -> lab.Outcome:
 
 
 def _row_of_dimension(seed: int, one: RegressionRun) -> lab.Row:
-    """Computes distances and errors of global and centralised model and closed forms, for one dimension and seed."""
+    """Builds the row of one dimension and seed: distances between models, their errors, and contraction factors.
+
+    The models are the last global one, the centralised one, and their closed forms (eqs. (6) and (7) of Local-GD),
+    which have no errors.
+    """
     g, c, truths = one.path[-1], one.trained, one.problem.truths
     errors = [np.mean(np.sum((one.problem.lifted(w) - truths) ** 2, axis=1)) / one.problem.dimension for w in (g, c)]
     closed = one.eq_7

@@ -280,9 +280,9 @@ def modified_local_gd(
 
     In round k (from 0) ``w^{k+1} = (1 - alpha) w^0 + alpha mean_i(w_i)``, where w_i are the models just trained from
     w^k (erratum `local_gd.line9`) and the mean is uniform by default. With a ``server_learning_rate``, not in the
-    paper, the server first moves that share of the way from w^k to the mean. With the default ``anchoring`` the first
-    round changes nothing, as in algorithm 3 and eq. (63) of Local-GD; ``Anchoring(first_index=1)`` is eq. (16), whose
-    first round has alpha 1/2.
+    paper, the server first moves that share of the way from w^k to the mean. By default alpha is
+    ``k / (k + 1)``, so that the first round changes nothing, as in algorithm 3 and eq. (63) of Local-GD;
+    ``Anchoring(first_index=1)`` is eq. (16), whose first round has alpha 1/2.
 
     Args:
         anchoring: alpha of every round, and the strength of the proximal term (lambda in eq. 12 of Local-GD).

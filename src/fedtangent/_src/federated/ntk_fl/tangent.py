@@ -57,7 +57,7 @@ class Tangent(NamedTuple):
         push: J: function from a change of the weights to the change of the outputs, [n, C].
         pull: The transposed J: function from [n, C] to a change of the weights.
         whole: Returns the kernel of all outputs, [n C, n C].
-        remade: Whether push and pull recompute the Jacobian, so that many calls at once cost as much as one.
+        remade: Whether each call of push and pull recomputes the Jacobian; a ``vmap`` of calls recomputes it only once.
     """
 
     outputs: Array

@@ -200,8 +200,8 @@ def _higher_orders(
 def balancedness(weights: Weights) -> list[Matrix]:
     """Computes ``W^{i+1}' W^{i+1} - W^i W^i'``, i = 1 .. L - 1, which gradient flow keeps (Arora, Cohen, Hazan, 2018).
 
-    One step of gradient descent, and so a round of FedAvg with K = 1, changes it by
-    ``eta^2 (G^{i+1}' G^{i+1} - G^i G^i')`` with the gradients G. With K > 1 a round changes it by a term of first order
-    in the differences between the clients' weights.
+    A step of gradient descent changes it by ``eta^2 (G^{i+1}' G^{i+1} - G^i G^i')`` with the gradients G. A round of
+    FedAvg changes it by the sum of these terms over the local steps, averaged over clients, less the mean over clients
+    of ``D^{i+1}' D^{i+1} - D^i D^i'``, where D is a client's weights after the round minus their mean over clients.
     """
     return [above.T @ above - below @ below.T for below, above in itertools.pairwise(layers_of(weights))]
