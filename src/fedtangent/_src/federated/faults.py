@@ -184,7 +184,8 @@ def _wrapped(
     """Returns ``schedule`` with a fault applied to every cohort that it draws; cohorts then have ``num_slots`` slots.
 
     ``pick(key, cohort, waited) -> (cohort, waited)`` applies the fault, with a new key in every round; ``waited`` is
-    how long the server waits in this round, 0 before the first fault. ``stream`` separates the random numbers of this kind of fault from others.
+    how long the server waits in this round, 0 before the first fault. ``stream`` separates the random
+    numbers of this kind of fault from others.
     """
 
     def init(key: Key) -> Contacted:
