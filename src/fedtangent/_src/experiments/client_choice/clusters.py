@@ -116,10 +116,6 @@ def methods_of(settings: ClusterSettings, trial: Trial) -> dict[str, Method]:
     count = settings.num_clusters * settings.clients_per_cluster
     model = ft.models.mlp(trial.data.x.shape[1], trial.num_classes, (settings.width,), b_std=0.1)
     work = ft.Work(steps=settings.local_steps, batch_size=settings.batch_size)
-
-    def under(schedule: Schedule, rate: float | Array) -> Algorithm:
-        return ft.fed_avg(model, schedule, rate, work, "cross_entropy", averaging=ft.Averaging(weighting="uniform"))
-
     schedules = {
         GLOBAL: ft.schedules.all_clients(count),
         OWN: ft.schedules.own_models(count),
@@ -129,7 +125,7 @@ def methods_of(settings: ClusterSettings, trial: Trial) -> dict[str, Method]:
 
     def method(name: str, schedule: Schedule) -> Method:
         def build(steps: Steps, rate: float | Array) -> Algorithm:
-            return under(schedule, rate)
+            return ft.fed_avg(model, schedule, rate, work, "cross_entropy", averaging=ft.Averaging(weighting="uniform"))
 
         return Method(LABELS[name], settings.learning_rates, (0,), build, trial.data, sets)
 
