@@ -15,7 +15,7 @@ from fedtangent._src.experiments.client_choice.sampling import (
     LAST,
     NORM,
     UNIFORM,
-    Ends,
+    SamplingResults,
     SamplingSettings,
 )
 from fedtangent._src.experiments.lab.harness import Record
@@ -49,13 +49,13 @@ def record(accuracy: list[float], bytes_a_round: int) -> Record:
 def test_ends_are_means_of_the_last_rounds_and_of_their_bytes() -> None:
     own = record([0.0, 0.25, 0.5, 0.75, 0.75, 0.75, 1.0], 2**20)  # 2 MiB in each of 6 rounds
     cheap, alike, dear = (record([0.0] * 6 + [1.0], size) for size in (2**19, 2**20, 2**23))
-    found = sampling.ends([own] * 3, [cheap, alike, dear], 0.75)
+    found = sampling.results_of([own] * 3, [cheap, alike, dear], 0.75)
     assert LAST == 5 and found.accuracy.tolist() == [0.75] * 3 and found.rounds.tolist() == [3] * 3
     # cheap: over 1 and up to 6 MiB, after rounds 1 to 3; dear: all its last rounds cost more than all of these
     assert found.mib.tolist() == [12] * 3 and found.within_bytes.tolist() == [0.5, 0.75, 1.0]
-    assert sampling.ends([alike], [alike], 0.75).within_bytes.tolist() == [0.2]  # the mean of the last rounds
-    assert sampling.ends([own], [record([0.0] * 7, 2**17)], 0.75).within_bytes.tolist() == [0.0]
-    assert sampling.ends([record([0.0] * 7, 1)], [cheap], 0.75).rounds.tolist() == [7]  # one round after the last
+    assert sampling.results_of([alike], [alike], 0.75).within_bytes.tolist() == [0.2]  # the mean of the last rounds
+    assert sampling.results_of([own], [record([0.0] * 7, 2**17)], 0.75).within_bytes.tolist() == [0.0]
+    assert sampling.results_of([record([0.0] * 7, 1)], [cheap], 0.75).rounds.tolist() == [7]  # one round after the last
 
 
 @pytest.mark.parametrize(
@@ -65,9 +65,9 @@ def test_ends_are_means_of_the_last_rounds_and_of_their_bytes() -> None:
 def test_claims_are_of_differences_by_seed(lead: float, rounds: float, verdicts: list[str]) -> None:
     noise = np.array([-0.002, 0.0, 0.002])
 
-    def ends(accuracy: float, first: float, turn: int = 0) -> Ends:
+    def ends(accuracy: float, first: float, turn: int = 0) -> SamplingResults:
         spread = np.roll(noise, turn)
-        return Ends(accuracy + spread, first + 50 * spread, 0 * noise, accuracy + spread)
+        return SamplingResults(accuracy + spread, first + 50 * spread, 0 * noise, accuracy + spread)
 
     results = {
         UNIFORM: ends(0.8, 10.0),

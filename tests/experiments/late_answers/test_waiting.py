@@ -18,7 +18,7 @@ from fedtangent._src.experiments.late_answers.waiting import (
     PROMPT,
     SINGLE,
     WAITING,
-    Ends,
+    WaitingResults,
     WaitingSettings,
 )
 
@@ -104,12 +104,12 @@ def test_time_and_answers_to_the_target() -> None:
     means = [np.mean([rising.test[j] for j in range(i + 1) if times[j] > times[i] - 1]) for i in range(steps)]
     first = next(i for i in range(1, steps) if means[i] >= 0.5)
     assert means[first] < rising.test[first]
-    found = waiting.ends(settings, BUFFERED, [rising], (3,))
+    found = waiting.results_of(settings, BUFFERED, [rising], (3,))
     assert found.time.tolist() == [times[first]] and found.answers.tolist() == [2 * first]
     assert 0.9 < found.accuracy[0] < 1
-    never = waiting.ends(settings, BUFFERED, [record(np.zeros(steps))], (3,))
+    never = waiting.results_of(settings, BUFFERED, [record(np.zeros(steps))], (3,))
     assert np.isnan(never.time).all() and np.isnan(never.answers).all()
-    at_once = waiting.ends(settings, BUFFERED, [record(np.ones(steps))], (3,))  # not before a step
+    at_once = waiting.results_of(settings, BUFFERED, [record(np.ones(steps))], (3,))  # not before a step
     assert at_once.time.tolist() == [times[1]]
     shown = waiting.by_time(settings, BUFFERED, rising, 3)
     grid = np.linspace(0, 10, waiting.GRID)
@@ -121,9 +121,9 @@ def test_claims_are_of_ratios_by_seed() -> None:
     def claimed(quick: float, loss: float, never: float = 1.0) -> list[str]:
         noise = np.array([-0.001, 0.0, 0.001])
 
-        def ends(time: float, accuracy: float, turn: int = 0) -> Ends:
+        def ends(time: float, accuracy: float, turn: int = 0) -> WaitingResults:
             spread = np.roll(noise, turn)
-            return Ends(accuracy + spread, time + spread, 100 * time + spread)
+            return WaitingResults(accuracy + spread, time + spread, 100 * time + spread)
 
         results = {
             WAITING: ends(10.0, 0.9),

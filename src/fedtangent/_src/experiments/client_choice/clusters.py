@@ -22,7 +22,7 @@ from fedtangent._src.experiments import lab
 from fedtangent._src.experiments.lab import harness, trials
 from fedtangent._src.experiments.lab.harness import Bench, EvaluationSets, Method, Runs, Steps, Tuned
 from fedtangent._src.experiments.lab.runner import Study, by_scale, experiment, with_changes, within
-from fedtangent._src.experiments.lab.trials import Trial
+from fedtangent._src.experiments.lab.trials import NetworkSettings, Trial
 from fedtangent._src.output.run_plots import curves
 from fedtangent._src.types import Algorithm, Array, PyTree, Schedule
 
@@ -44,36 +44,22 @@ REMARKS = (
 
 
 @dataclass(frozen=True)
-class ClusterSettings:
-    """Settings of the clusters, the network and the training.
+class ClusterSettings(NetworkSettings):
+    """Settings of the clusters and the rounds, and those of the network and its training.
+
+    Every cluster has all ``num_train`` training images, in its own rotation.
 
     Attributes:
         num_clusters: Number of clusters, and of IFCA's models.
         clients_per_cluster: Number of clients in a cluster, who divide all training images at random.
         num_rounds: Number of rounds.
-        width: Width of the network's hidden layer.
-        local_steps: Local steps of a client.
-        batch_size: Minibatch of a client.
-        learning_rates: Learning rates that are tried.
         tuning_rounds: Rounds of a run that tries a learning rate.
-        tuning_seed: Seed of these runs.
-        num_train: Number of training images, which every cluster has in its own rotation.
-        num_validation: Number of images on which learning rates are chosen.
-        num_test: Number of test images; 0 for all.
     """
 
     num_clusters: int = within(4, least=2, most=4)
     clients_per_cluster: int = 10
     num_rounds: int = 60
-    width: int = 64
-    local_steps: int = 10
-    batch_size: int = 20
-    learning_rates: tuple[float, ...] = within((3.0, 10.0, 30.0, 100.0), above=0)
     tuning_rounds: int = 30
-    tuning_seed: int = within(1000, least=0)
-    num_train: int = 1000
-    num_validation: int = 200
-    num_test: int = within(0, least=0)
 
 
 def divide(study: Study, kind: str, seed: int) -> Trial:
@@ -114,8 +100,7 @@ def methods_of(settings: ClusterSettings, trial: Trial) -> dict[str, Method]:
         trial: Data and clients of the seed.
     """
     count = settings.num_clusters * settings.clients_per_cluster
-    model = ft.models.mlp(trial.data.x.shape[1], trial.num_classes, (settings.width,), b_std=0.1)
-    work = ft.Work(steps=settings.local_steps, batch_size=settings.batch_size)
+    model, work = settings.network(trial), settings.work
     schedules = {
         GLOBAL: ft.schedules.all_clients(count),
         OWN: ft.schedules.own_models(count),
@@ -245,7 +230,7 @@ def check(study: Study) -> None:
     harness.build_all(methods_of(study.settings, divide(study, ROTATED, study.seeds[0])))
 
 
-DEFAULT = ClusterSettings()
+DEFAULT = ClusterSettings(batch_size=20, learning_rates=(3.0, 10.0, 30.0, 100.0))
 SMALL = with_changes(DEFAULT, "clients_per_cluster=8 num_train=400")
 IMAGES = with_changes(DEFAULT, "num_train=4000 num_test=2000")
 SCALES = {"digits": by_scale(SMALL, DEFAULT), "mnist": by_scale(SMALL, IMAGES)}

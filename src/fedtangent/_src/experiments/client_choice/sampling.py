@@ -19,7 +19,7 @@ from fedtangent._src.experiments import lab
 from fedtangent._src.experiments.lab import harness, trials
 from fedtangent._src.experiments.lab.harness import Bench, Method, Record, Steps
 from fedtangent._src.experiments.lab.runner import Study, by_scale, experiment, with_changes, within
-from fedtangent._src.experiments.lab.trials import Trial
+from fedtangent._src.experiments.lab.trials import NetworkSettings, Trial
 from fedtangent._src.output.run_plots import curves
 from fedtangent._src.types import Algorithm, Array, Schedule
 
@@ -45,8 +45,8 @@ REMARKS = (
 
 
 @dataclass(frozen=True)
-class SamplingSettings:
-    """Settings of the clients, the network and the training.
+class SamplingSettings(NetworkSettings):
+    """Settings of the clients and the rounds, and those of the network and its training.
 
     Attributes:
         num_clients: Number of clients.
@@ -55,15 +55,7 @@ class SamplingSettings:
         alpha: Parameter of the Dirichlet distribution that divides the classes among clients; smaller is more uneven.
         num_rounds: Number of rounds.
         target: Test accuracy to reach.
-        width: Width of the network's hidden layer.
-        local_steps: Local steps of a client.
-        batch_size: Minibatch of a client.
-        learning_rates: Learning rates that are tried.
         tuning_rounds: Rounds of a run that tries a learning rate.
-        tuning_seed: Seed of these runs.
-        num_train: Number of training examples of all clients.
-        num_validation: Number of examples on which learning rates are chosen.
-        num_test: Number of test examples; 0 for all.
     """
 
     num_clients: int = 100
@@ -72,15 +64,7 @@ class SamplingSettings:
     alpha: float = within(0.3, above=0)
     num_rounds: int = 100
     target: float = within(0.85, above=0, below=1)
-    width: int = 64
-    local_steps: int = 20
-    batch_size: int = 10
-    learning_rates: tuple[float, ...] = within((1.0, 3.0, 10.0, 30.0), above=0)
     tuning_rounds: int = 40
-    tuning_seed: int = within(1000, least=0)
-    num_train: int = 1000
-    num_validation: int = 200
-    num_test: int = within(0, least=0)
 
 
 def methods_of(settings: SamplingSettings, trial: Trial) -> dict[str, Method]:
@@ -91,8 +75,7 @@ def methods_of(settings: SamplingSettings, trial: Trial) -> dict[str, Method]:
         trial: Data and clients of the seed.
     """
     count, some = settings.num_clients, settings.clients_per_round
-    model = ft.models.mlp(trial.data.x.shape[1], trial.num_classes, (settings.width,), b_std=0.1)
-    work = ft.Work(steps=settings.local_steps, batch_size=settings.batch_size)
+    model, work = settings.network(trial), settings.work
 
     def choosing(label: str, schedule: Schedule, weighting: str = "examples") -> Method:
         def build(steps: Steps, rate: float | Array) -> Algorithm:
@@ -115,7 +98,7 @@ def methods_of(settings: SamplingSettings, trial: Trial) -> dict[str, Method]:
     return methods
 
 
-class Ends(NamedTuple):
+class SamplingResults(NamedTuple):
     """Results of one way to choose clients, [seeds] each.
 
     Attributes:
@@ -131,11 +114,12 @@ class Ends(NamedTuple):
     within_bytes: np.ndarray
 
 
-def ends(records: Sequence[Record], uniform: Sequence[Record], target: float) -> Ends:
+def results_of(records: Sequence[Record], uniform: Sequence[Record], target: float) -> SamplingResults:
     """Computes final accuracy, rounds to the target and accuracy at equal bytes of one way to choose clients.
 
-    Accuracy at equal bytes is a mean over the evaluations after the bytes of uniform sampling's last rounds: more bytes
-    than it has sent before them, and no more than after them. Without such evaluations it is the last one before.
+    Accuracy at equal bytes is the mean over the evaluations at which this way has sent more bytes than uniform sampling
+    had sent before its last ``LAST`` rounds, but no more than it sent in all. If there is no such evaluation, it is the
+    accuracy of the last evaluation with no more bytes than that.
 
     Args:
         records: Its runs, one for each seed.
@@ -149,10 +133,10 @@ def ends(records: Sequence[Record], uniform: Sequence[Record], target: float) ->
         late = affordable & (sent > of_uniform[-1 - LAST])
         within = record.test[late].mean() if late.any() else record.test[affordable][-1]
         rows.append((record.test[-LAST:].mean(), harness.first_at(record, target), sent[-1] / MIB, within))
-    return Ends(*np.array(rows, np.float64).T)
+    return SamplingResults(*np.array(rows, np.float64).T)
 
 
-def _claims(results: Mapping[str, Ends], settings: SamplingSettings) -> Iterator[lab.Claim]:
+def _claims(results: Mapping[str, SamplingResults], settings: SamplingSettings) -> Iterator[lab.Claim]:
     """Judges power-of-choice against clients drawn by size, and gradient-norm sampling against uniform and all clients.
 
     As a control, uniform sampling is compared with all clients too.
@@ -175,10 +159,10 @@ def _claims(results: Mapping[str, Ends], settings: SamplingSettings) -> Iterator
         yield behind.claim_above(f"{label} is within {LITTLE:g} of all clients", "{:+.4f} from it", -LITTLE)
 
 
-def _row(label: str, rate: float, of: Ends, uniform: Ends, num_rounds: int) -> lab.Row:
+def _row(label: str, rate: float, of: SamplingResults, uniform: SamplingResults, num_rounds: int) -> lab.Row:
     """Builds the row of one way to choose clients: means of its results ``of`` over seeds, and lead over ``uniform``.
 
-    ``rate`` is its learning rate. The rounds are None if a seed never reaches the target.
+    ``rate`` is its learning rate. The number of rounds is None if a seed never reaches the target.
     """
     row: lab.Row = {name: float(values.mean()) for name, values in of._asdict().items()}
     reached = int(np.sum(of.rounds <= num_rounds))
@@ -201,7 +185,7 @@ def run(study: Study) -> lab.Outcome:
     tuned = harness.tune_all(bench)
     labels = {name: method.label for name, method in bench.methods(settings.tuning_seed).items()}
     runs = harness.repeat_all(bench, tuned)
-    results = {name: ends(records, runs[UNIFORM], settings.target) for name, records in runs.items()}
+    results = {name: results_of(records, runs[UNIFORM], settings.target) for name, records in runs.items()}
     rows = [
         _row(labels[name], tuned[name].config.rate, of, results[UNIFORM], settings.num_rounds)
         for name, of in results.items()
@@ -209,8 +193,8 @@ def run(study: Study) -> lab.Outcome:
     of_seeds = f"mean of {len(study.seeds)} seeds"
     title = f"test accuracy on {study.dataset} after {settings.num_rounds} rounds, {of_seeds}"
     accuracy = harness.by_round({labels[name]: records for name, records in runs.items()})
-    drawn, across = f"{study.dataset}, {of_seeds}", range(settings.num_rounds + 1)
-    curves({"test accuracy": accuracy}, across, drawn, study.figures.path("by_round"))
+    rounds, path = range(settings.num_rounds + 1), study.figures.path("by_round")
+    curves({"test accuracy": accuracy}, rounds, f"{study.dataset}, {of_seeds}", path)
     remarks = (*REMARKS, *harness.edges({labels[name]: choice for name, choice in tuned.items()}))
     claims = tuple(_claims(results, settings))
     return lab.Outcome((lab.table(title, rows, COLUMNS),), rows, claims, remarks=remarks)
@@ -226,7 +210,7 @@ def check(study: Study) -> None:
     harness.build_all(methods_of(settings, trials.label_skewed(study, study.seeds[0])))
 
 
-DEFAULT = SamplingSettings()
+DEFAULT = SamplingSettings(local_steps=20)
 SMALL = with_changes(DEFAULT, "num_clients=30 candidates=6,15 num_rounds=60 tuning_rounds=30 num_train=600")
 IMAGES = with_changes(DEFAULT, "num_train=5000 num_test=2000 target=0.75")
 SCALES = {"digits": by_scale(SMALL, DEFAULT), "fashion_mnist": by_scale(SMALL, IMAGES)}

@@ -57,7 +57,7 @@ class StepsSettings(CurveSettings):
 
 
 def run_2(study: Study) -> lab.Outcome:
-    """Runs fig. 2 of DeepLin: trains with every number N of clients, and judges how the rounds to a loss grow with N.
+    """Trains with every number N of clients (fig. 2 of DeepLin), and judges how the rounds to a loss grow with N.
 
     It does so for every number of classes a client and every seed.
     """
@@ -67,7 +67,7 @@ def run_2(study: Study) -> lab.Outcome:
 
 
 def run_3(study: Study) -> lab.Outcome:
-    """Runs fig. 3 of DeepLin: trains with every number K of steps, and judges how the rounds to a loss fall with K.
+    """Trains with every number K of steps (fig. 3 of DeepLin), and judges how the rounds to a loss fall with K.
 
     It does so for every number of classes a client and every seed.
     """

@@ -177,9 +177,9 @@ def check(study: Study) -> None:
 
 
 def run(study: Study) -> lab.Outcome:
-    """Runs table I: scans all settings in closed form, and simulates the choices nearest to the published numbers.
+    """Computes table I for all settings in closed form, and simulates the settings nearest to the published numbers.
 
-    There are two choices, for trainings of equal rounds at every K and for K times as many rounds.
+    There are two nearest settings: one with equal rounds at every K, one with K times as many rounds.
     """
     settings, scanned, by_budget, rows = study.settings, list[ScanCurve](), dict[str, Pairs](), list[lab.Row]()
     for seed in study.each_seed():

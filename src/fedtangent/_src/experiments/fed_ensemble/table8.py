@@ -116,9 +116,9 @@ def _bench(study: Study) -> Bench:
 
 
 def run(study: Study) -> lab.Outcome:
-    """Runs FE-2024's Table VIII: tunes FedAvg and Fed-ensemble, trains with every seed, and compares test errors.
+    """Tunes FedAvg and Fed-ensemble, trains with every seed, and compares test errors (FE-2024, Table VIII).
 
-    They are mean squared errors, averaged over the last three evaluations.
+    Test errors are mean squared errors, averaged over the last three evaluations.
     """
     bench, is_published = _bench(study), study.dataset == "printers"
     harness.plan(bench)

@@ -59,7 +59,7 @@ AHEAD_OF_ALL = partial(classifiers.ahead, method="fed_ensemble")
 
 
 def run_2(study: Study) -> lab.Outcome:
-    """Runs FE-2024's Table II: trains every method, and judges if Fed-ensemble is more accurate than each other one."""
+    """Trains every method of FE-2024's Table II, and judges if Fed-ensemble is more accurate than each other one."""
     in_table = {**PUBLISHED_2, "openimage": OF_OPENIMAGE.get(study.settings.model, {})}
     return classifiers.outcome(study, "Table II", in_table, AHEAD_OF_ALL)
 

@@ -232,7 +232,7 @@ def _tune(task: PreTrained, part: str, model: Model, settings: FineTuningSetting
 
 
 def run(study: Study) -> lab.Outcome:
-    """Fine-tunes the whole network, its last layer and LoRA with every seed; compares them with predictions."""
+    """Trains the whole network, its last layer and LoRA further with every seed; compares them with predictions."""
     results = list[Tuned]()
     for seed in study.each_seed():
         task = _task_of(study, seed)

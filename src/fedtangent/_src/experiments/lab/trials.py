@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import jax
@@ -14,7 +15,7 @@ from fedtangent._src import data
 from fedtangent._src.data import partition, sharing
 from fedtangent._src.data.dataset import TOKENS
 from fedtangent._src.data.partition.drawn import assemble
-from fedtangent._src.experiments.lab.runner import Study
+from fedtangent._src.experiments.lab.runner import Study, within
 from fedtangent._src.storage import sha256
 from fedtangent._src.types import Array, FederatedData, Partition
 
@@ -239,6 +240,40 @@ def trial_of(examples: Examples, clients: Partition | Mapping[str, Partition], s
     federated = data.federated_data(examples.x["train"], examples.y["train"], clients, examples.x["train"].dtype)
     splits = {part: EvaluationSet(jnp.asarray(examples.x[part]), jnp.asarray(examples.y[part])) for part in PARTS[1:]}
     return Trial(seed, federated, splits, num_classes)
+
+
+@dataclass(frozen=True)
+class NetworkSettings:
+    """Settings of FedAvg on a dense network with one hidden layer, and of its data, to which experiments add their own.
+
+    Attributes:
+        width: Width of the network's hidden layer.
+        local_steps: Local steps of a client.
+        batch_size: Minibatch of a client.
+        learning_rates: Learning rates that are tried.
+        tuning_seed: Seed of the runs that try learning rates.
+        num_train: Number of training examples.
+        num_validation: Number of examples on which learning rates are chosen.
+        num_test: Number of test examples; 0 for all.
+    """
+
+    width: int = 64
+    local_steps: int = 10
+    batch_size: int = 10
+    learning_rates: tuple[float, ...] = within((1.0, 3.0, 10.0, 30.0), above=0)
+    tuning_seed: int = within(1000, least=0)
+    num_train: int = 1000
+    num_validation: int = 200
+    num_test: int = within(0, least=0)
+
+    @property
+    def work(self) -> ft.Work:
+        """Local steps and minibatches of a client in a round."""
+        return ft.Work(steps=self.local_steps, batch_size=self.batch_size)
+
+    def network(self, trial: Trial) -> ft.types.Model:
+        """Builds the network for the inputs and classes of a trial."""
+        return ft.models.mlp(trial.data.x.shape[1], trial.num_classes, (self.width,), b_std=0.1)
 
 
 def label_skewed(study: Study, seed: int) -> Trial:

@@ -21,7 +21,7 @@ from fedtangent._src.experiments import lab
 from fedtangent._src.experiments.lab import harness, trials
 from fedtangent._src.experiments.lab.harness import Bench, Method, Record, Steps
 from fedtangent._src.experiments.lab.runner import Study, by_scale, experiment, with_changes, within
-from fedtangent._src.experiments.lab.trials import Trial
+from fedtangent._src.experiments.lab.trials import NetworkSettings, Trial
 from fedtangent._src.output.run_plots import curves
 from fedtangent._src.types import Algorithm, Array
 
@@ -44,8 +44,10 @@ REMARKS = (
 
 
 @dataclass(frozen=True)
-class WaitingSettings:
-    """Settings of the clients, the server, the network and the training.
+class WaitingSettings(NetworkSettings):
+    """Settings of the clients and the server, and those of the network and its training.
+
+    Runs that try learning rates are as long as the others.
 
     Attributes:
         num_clients: Number of clients.
@@ -55,14 +57,6 @@ class WaitingSettings:
         time: Time of a run, in units of a client's mean time.
         alpha: Parameter of the Dirichlet distribution that divides the classes among clients; smaller is more uneven.
         target: Test accuracy to reach.
-        width: Width of the network's hidden layer.
-        local_steps: Local steps of a client.
-        batch_size: Minibatch of a client.
-        learning_rates: Learning rates that are tried.
-        tuning_seed: Seed of the runs that try learning rates; they are as long as the others.
-        num_train: Number of training examples of all clients.
-        num_validation: Number of examples on which learning rates are chosen.
-        num_test: Number of test examples; 0 for all.
     """
 
     num_clients: int = 100
@@ -72,14 +66,6 @@ class WaitingSettings:
     time: int = within(60, least=10)
     alpha: float = within(0.3, above=0)
     target: float = within(0.85, above=0, below=1)
-    width: int = 64
-    local_steps: int = 10
-    batch_size: int = 10
-    learning_rates: tuple[float, ...] = within((1.0, 3.0, 10.0, 30.0), above=0)
-    tuning_seed: int = within(1000, least=0)
-    num_train: int = 1000
-    num_validation: int = 200
-    num_test: int = within(0, least=0)
 
 
 def answers_of(settings: WaitingSettings) -> dict[str, int]:
@@ -140,8 +126,7 @@ def methods_of(settings: WaitingSettings, trial: Trial) -> dict[str, Method]:
         settings: The settings.
         trial: Data and clients of the seed.
     """
-    model = ft.models.mlp(trial.data.x.shape[1], trial.num_classes, (settings.width,), b_std=0.1)
-    work = ft.Work(steps=settings.local_steps, batch_size=settings.batch_size)
+    model, work = settings.network(trial), settings.work
 
     def method(label: str, name: str, late: bool) -> Method:
         schedule = ft.schedules.uniform_sampling(settings.num_clients, answers_of(settings)[name])
@@ -165,7 +150,7 @@ def methods_of(settings: WaitingSettings, trial: Trial) -> dict[str, Method]:
     return methods | prompt
 
 
-class Ends(NamedTuple):
+class WaitingResults(NamedTuple):
     """Results of one method, [seeds] each.
 
     Attributes:
@@ -179,7 +164,7 @@ class Ends(NamedTuple):
     answers: np.ndarray
 
 
-def ends(settings: WaitingSettings, name: str, records: list[Record], seeds: tuple[int, ...]) -> Ends:
+def results_of(settings: WaitingSettings, name: str, records: list[Record], seeds: tuple[int, ...]) -> WaitingResults:
     """Computes final accuracy, and time and answers to the target, of one method.
 
     Args:
@@ -194,7 +179,7 @@ def ends(settings: WaitingSettings, name: str, records: list[Record], seeds: tup
         steady = record._replace(metrics={"test.accuracy": over_last_unit(record.test, times)})
         first, last = harness.first_at(steady, settings.target), record.test[times >= 0.9 * times[-1]].mean()
         rows.append((last, *((times[first], answers * first) if first < len(times) else (np.nan, np.nan))))
-    return Ends(*np.array(rows, np.float64).T)
+    return WaitingResults(*np.array(rows, np.float64).T)
 
 
 def over_last_unit(values: np.ndarray, times: np.ndarray) -> np.ndarray:
@@ -222,7 +207,7 @@ def by_time(settings: WaitingSettings, name: str, record: Record, seed: int) -> 
     return np.asarray(record.test[done])
 
 
-def _claims(results: Mapping[str, Ends], settings: WaitingSettings) -> Iterator[lab.Claim]:
+def _claims(results: Mapping[str, WaitingResults], settings: WaitingSettings) -> Iterator[lab.Claim]:
     """Judges FedBuff and FedAsync by the time to the target accuracy, against waiting and each other.
 
     It also judges whether lateness costs final accuracy, and whether FedBuff needs fewer answers than FedAvg. A ratio
@@ -264,7 +249,7 @@ def run(study: Study) -> lab.Outcome:
     tuned = {name: harness.tune(bench, name, settings.tuning_seed, rounds[name]) for name in rounds}
     labels = {name: method.label for name, method in bench.methods(settings.tuning_seed).items()}
     runs = harness.repeat_all(bench, tuned, rounds)
-    results = {name: ends(settings, name, records, seeds) for name, records in runs.items()}
+    results = {name: results_of(settings, name, records, seeds) for name, records in runs.items()}
     rows = [_row(labels[name], tuned[name].config.rate, rounds[name], of) for name, of in results.items()]
     title = f"test accuracy on {study.dataset} by time, mean of {len(seeds)} seeds"
     accuracy = {
@@ -278,11 +263,11 @@ def run(study: Study) -> lab.Outcome:
     return lab.Outcome((lab.table(title, rows, COLUMNS),), rows, claims, remarks=remarks)
 
 
-def _row(label: str, rate: float, steps: int, of: Ends) -> lab.Row:
+def _row(label: str, rate: float, steps: int, of: WaitingResults) -> lab.Row:
     """Builds the row of one method: means of its results ``of`` over seeds.
 
-    ``rate`` is its learning rate, ``steps`` the number of the server's steps. Time and answers to the target are None
-    if a seed never reaches it.
+    ``rate`` is its learning rate, ``steps`` the number of the server's steps. The time and the number of
+    answers to the target are None if a seed never reaches it.
     """
     reached = int(np.isfinite(of.time).sum())
     row: lab.Row = {"label": label, "rate": rate, "steps": steps, "accuracy": float(of.accuracy.mean())}

@@ -218,7 +218,7 @@ def exact_verdict(settings: ExponentialSettings, results: list[Classified], size
 
 
 def run(study: Study) -> lab.Outcome:
-    """Runs fig. 1(d) of Local-GD: measures by round how far G and G-Mod are from C and S, and compares with theory.
+    """Computes how far G and G-Mod are from C and S in each round (fig. 1(d) of Local-GD), and compares with theory.
 
     G is Local-GD, G-Mod Modified Local-GD, C centralised training and S the support vector machine. A seed on which a
     model diverges is left out, and a remark names it.
@@ -293,8 +293,8 @@ def _in_theory(settings: HalfspaceSettings, one: Classified) -> dict[str, np.nda
 def _theory_row(settings: HalfspaceSettings, one: Classified, ideal: dict[str, np.ndarray]) -> lab.Row:
     """Computes entries of a row: distances of theory's models to the SVM and to Local-GD, their slopes, and margins.
 
-    ``ideal`` has theory's models by name, from ``_in_theory``; ``one`` has the trained models of the same problem. "C
-    of sums to S" is None if the centralised model of the summed losses diverges.
+    ``ideal`` has theory's models by name, from ``_in_theory``; ``one`` has the trained models of the same problem. The entry
+    "C of sums to S" is None if the centralised model of the summed losses diverges.
     """
     best, r = ideal["ideal"], settings.num_rounds
     away = {name: theory.direction_distance(ideal[name][2:], best) for name in ("projected", "drawn back")}

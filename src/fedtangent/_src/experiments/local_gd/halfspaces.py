@@ -258,9 +258,9 @@ def check_dirichlet(study: Study) -> None:
 
 
 def run(study: Study) -> lab.Outcome:
-    """Runs fig. 2 of Local-GD: measures how far the four models are from each other, and their accuracies, by alpha.
+    """Computes distances between the four models, and their accuracies, for every alpha (fig. 2 of Local-GD).
 
-    They are trained for every alpha on every seed; a run that diverges is left out.
+    The models are trained for every alpha on every seed; a run that diverges is left out.
     """
     settings, simulated, rows = study.settings, list[Classified](), list[lab.Row]()
     missing, first = list[str](), dict[float, Classified]()

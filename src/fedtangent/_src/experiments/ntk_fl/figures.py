@@ -159,7 +159,7 @@ def check_fig3(study: Study) -> None:
 
 
 def run_fig3(study: Study) -> lab.Outcome:
-    """Runs NTK-FL's fig. 3: compares how much accuracy NTK-FL and FedAvg lose by subsampling and projection."""
+    """Compares how much accuracy NTK-FL and FedAvg lose by subsampling and projection (NTK-FL, fig. 3)."""
     bench = baselines.bench_of(study)
     harness.plan(bench)
     tuned = harness.tune_all(bench)
