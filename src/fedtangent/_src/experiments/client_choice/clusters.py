@@ -45,7 +45,7 @@ REMARKS = (
 
 @dataclass(frozen=True)
 class ClusterSettings(NetworkSettings):
-    """Settings of the clusters and the rounds, and those of the network and its training.
+    """Settings of the clusters and the rounds, beside the settings of the network and its training.
 
     Every cluster has all ``num_train`` training images, in its own rotation.
 

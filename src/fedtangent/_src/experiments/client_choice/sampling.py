@@ -46,7 +46,7 @@ REMARKS = (
 
 @dataclass(frozen=True)
 class SamplingSettings(NetworkSettings):
-    """Settings of the clients and the rounds, and those of the network and its training.
+    """Settings of the clients and the rounds, beside the settings of the network and its training.
 
     Attributes:
         num_clients: Number of clients.
@@ -162,7 +162,7 @@ def _claims(results: Mapping[str, SamplingResults], settings: SamplingSettings) 
 def _row(label: str, rate: float, of: SamplingResults, uniform: SamplingResults, num_rounds: int) -> lab.Row:
     """Builds the row of one way to choose clients: means of its results ``of`` over seeds, and lead over ``uniform``.
 
-    ``rate`` is its learning rate. The number of rounds is None if a seed never reaches the target.
+    ``rate`` is its learning rate. If a seed never reaches the target, the number of rounds is None.
     """
     row: lab.Row = {name: float(values.mean()) for name, values in of._asdict().items()}
     reached = int(np.sum(of.rounds <= num_rounds))

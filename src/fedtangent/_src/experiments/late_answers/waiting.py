@@ -45,7 +45,7 @@ REMARKS = (
 
 @dataclass(frozen=True)
 class WaitingSettings(NetworkSettings):
-    """Settings of the clients and the server, and those of the network and its training.
+    """Settings of the clients and the server, beside the settings of the network and its training.
 
     Runs that try learning rates are as long as the others.
 
@@ -266,8 +266,8 @@ def run(study: Study) -> lab.Outcome:
 def _row(label: str, rate: float, steps: int, of: WaitingResults) -> lab.Row:
     """Builds the row of one method: means of its results ``of`` over seeds.
 
-    ``rate`` is its learning rate, ``steps`` the number of the server's steps. The time and the number of
-    answers to the target are None if a seed never reaches it.
+    ``rate`` is its learning rate, ``steps`` the number of the server's steps. If a seed never
+    reaches the target, the time and the number of answers are None.
     """
     reached = int(np.isfinite(of.time).sum())
     row: lab.Row = {"label": label, "rate": rate, "steps": steps, "accuracy": float(of.accuracy.mean())}
