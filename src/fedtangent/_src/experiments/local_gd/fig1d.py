@@ -293,8 +293,8 @@ def _in_theory(settings: HalfspaceSettings, one: Classified) -> dict[str, np.nda
 def _theory_row(settings: HalfspaceSettings, one: Classified, ideal: dict[str, np.ndarray]) -> lab.Row:
     """Computes entries of a row: distances of theory's models to the SVM and to Local-GD, their slopes, and margins.
 
-    ``ideal`` has theory's models by name, from ``_in_theory``; ``one`` has the trained models of the same problem. If the
-    centralised model of the summed losses diverges, the entry "C of sums to S" is None.
+    ``ideal`` has theory's models by name, from ``_in_theory``; ``one`` has the trained models of the same problem. If
+    the centralised model of the summed losses diverges, the entry "C of sums to S" is None.
     """
     best, r = ideal["ideal"], settings.num_rounds
     away = {name: theory.direction_distance(ideal[name][2:], best) for name in ("projected", "drawn back")}
