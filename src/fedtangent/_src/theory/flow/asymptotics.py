@@ -198,7 +198,7 @@ class Pass:
         matrix = self._end(zeros, zeros, self.frame.lifted(like, np.eye(size)), True)
         if not np.isfinite(matrix).all():
             raise FloatingPointError(
-                "learning_rate: got one at which a pass over the rounds is beyond float64; "
+                "learning_rate: got one at which numbers of a pass over the rounds are beyond float64; "
                 "Flow.largest_stable_learning_rate() is the largest stable one"
             )
         return matrix

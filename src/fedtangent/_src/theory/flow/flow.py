@@ -442,7 +442,7 @@ class Flow:
     def blocks(self) -> KernelBlocks:
         """Kernel blocks; raises ``ValueError`` for a large kernel, which has products but no blocks."""
         if isinstance(self.kernels, LargeKernel):
-            raise ValueError("kernels: got a LargeKernel, must be KernelBlocks for covariance, operator or fixed point")
+            raise ValueError("kernels: got a LargeKernel, must be KernelBlocks for all but means, residuals and runs")
         return self.kernels
 
     def check_law(self, quantity: str) -> KernelBlocks:
