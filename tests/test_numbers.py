@@ -115,7 +115,7 @@ def test_a_run_that_leaves_float64_says_so() -> None:
         with pytest.raises(FloatingPointError, match="learning_rate: got one at which the run is not stable"):
             ask()
     for ask in (fast.spectrum, fast.contraction, fast.fixed_point, fast.bias):
-        with pytest.raises(FloatingPointError, match="got one at which numbers of a pass over the rounds are beyond float64"):
+        with pytest.raises(FloatingPointError, match="numbers of a pass over the rounds are beyond float64"):
             ask()
     rate = fast.largest_stable_learning_rate()
     np.testing.assert_allclose(rate, flow(learning_rate=0.1).largest_stable_learning_rate(), rtol=1e-3)
