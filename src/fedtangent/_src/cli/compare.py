@@ -82,7 +82,16 @@ class ComparisonOptions:
 
 
 class CompareJob(NamedTuple):
-    """The comparisons to make, and the options of the command."""
+    """The comparisons to make, and the options of the command.
+
+    Attributes:
+        settings: A run to compare with theory for each entry.
+        options: Values of all options, for config.json.
+        seed: Seed of the runs, for metrics.csv.
+        output: Folder of the files.
+        figures: Format of the figures.
+        verdicts: Whether an undecided verdict changes the exit code, and the file for JUnit XML.
+    """
 
     settings: list[Setting]
     options: Values
@@ -99,6 +108,9 @@ def prepare(options: CompareOptions, figures: FigureOptions, verdicts: VerdictOp
         options: Cases, scale, seed and output folder.
         figures: Format of the figures.
         verdicts: Whether an undecided verdict changes the exit code, and the file for JUnit XML.
+
+    Raises:
+        ValueError: An option is out of range, or a case's data are missing.
     """
     if not options.case:
         raise ValueError(f"case: got none, allowed are {', '.join(catalogue('cases'))}")
@@ -122,6 +134,9 @@ def prepare_run(
         figures: Format of the figures.
         verdicts: Whether an undecided verdict changes the exit code, and the file for JUnit XML.
         described: The run, described by the options of ``fedtangent train``.
+
+    Raises:
+        ValueError: An option is not allowed, data are missing, or no theory follows the algorithm.
     """
     values = described.values() | asdict(options) | asdict(figures) | asdict(verdicts)
     whole("evaluations", options.evaluations)

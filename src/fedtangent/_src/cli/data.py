@@ -95,7 +95,11 @@ def _prepared(job: DataJob) -> Ended:
 
 
 def _verified(job: DataJob) -> Ended:
-    """Compares every file's checksum with the published one, and prints a table; returns the outcome."""
+    """Compares every file's checksum with the published one, and prints a table; returns the outcome.
+
+    Prepared files in the cache have no published checksums, but a list of checksums in the same folder. Missing files
+    and wrong checksums are failures.
+    """
     checked = _of_folder(job, job.directory) if job.directory else check(stored_in(job.published, job.stored))
     rows, count = [], dict.fromkeys(VERDICTS, 0)
     for path, expected, actual in checked:

@@ -79,6 +79,9 @@ def prepare(options: ExperimentOptions, figures: FigureOptions) -> ExperimentJob
     Args:
         options: The experiment and its settings.
         figures: Format of the figures.
+
+    Raises:
+        ValueError: An option or a setting is not allowed, or data are missing.
     """
     experiment = entries.choose("experiments", options.name)
     whole("seed", options.seed, 0, 2**32 - NUM_SEEDS)

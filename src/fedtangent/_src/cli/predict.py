@@ -62,7 +62,14 @@ class PredictOptions(Forecasting):
 
 
 class PredictJob(NamedTuple):
-    """The runs to predict, one for each algorithm and combination of values, and the options of the command."""
+    """The runs to predict, and the options of the command.
+
+    Attributes:
+        plans: A run for each algorithm and combination of values.
+        options: Values of all options, for config.json.
+        output: Folder of the files.
+        figures: Format of the figures.
+    """
 
     plans: list[Plan]
     options: Values
@@ -77,6 +84,9 @@ def prepare(options: PredictOptions, figures: FigureOptions, described: Descript
         options: Options of the prediction and its output.
         figures: Format of the figures.
         described: The runs to predict.
+
+    Raises:
+        ValueError: An option is not allowed, data are missing, theory does not follow a run, or memory is too small.
     """
     check_forecasting(options)
     evaluation = Evaluation(whole("evaluate_every", options.evaluate_every))

@@ -35,14 +35,15 @@ class ReportJob(NamedTuple):
     """The runs of a report, and its HTML page."""
 
     options: ReportOptions
-    runs: list[ReportedRun]
-    html: str
+    runs: list[ReportedRun]  # commands, results and figures, read from the folders of the runs
+    html: str  # text of the page
 
 
 def prepare(options: ReportOptions) -> ReportJob:
     """Reads the files of all runs and builds the page in memory.
 
-    Raises ``ValueError`` if a folder has no run or cannot be read, or if the output folder is one of the runs.
+    Raises ``ValueError`` if ``options.runs`` is empty, if a folder has no run or cannot be read, or if the output
+    folder is one of the runs.
     """
     if not options.runs:
         raise ValueError("runs: got none, must be folders of runs")

@@ -87,6 +87,9 @@ def prepare(options: TrainOptions, machine: MachineOptions, figures: FigureOptio
         machine: Options of where and how the run is computed.
         figures: Format of the figures.
         described: The run.
+
+    Raises:
+        ValueError: An option is not allowed, data are missing, or the run does not fit into memory.
     """
     assert options.output is not None  # the command line names one
     seeds = _check(options, machine, described)

@@ -45,8 +45,8 @@ def all_verdicts(
 
     Args:
         theory: Predictions for the run.
-        networks: Networks trained by the run's algorithm, one entry for each width.
-        evolved: Networks trained by NTK-FL.
+        networks: Networks trained by the run's algorithm, one entry for each width, in rising order.
+        evolved: Networks trained by NTK-FL; verdicts on them exist only in a standard case.
         say: Called with a line of text for each step of the work.
     """
     setting, name = theory.setting, theory.setting.name
@@ -77,8 +77,8 @@ def sampled_verdicts(
 
     Args:
         theory: Predictions for the run.
-        networks: Networks trained by the run's algorithm, one entry for each width.
-        evolved: Networks trained by NTK-FL.
+        networks: Networks trained by the run's algorithm, one entry for each width, in rising order.
+        evolved: Networks trained by NTK-FL; verdicts on them exist only in a standard case.
         wrong: Flows of wrong theories, the negative controls, keyed by the mistake in each.
     """
     outcomes = _starts(theory, networks) if _starts_differ(theory) else []
@@ -96,8 +96,9 @@ def sampled_verdicts(
 def wrong_flows(theory: Predicted) -> dict[str, Flow]:
     """Builds flows of wrong theories, keyed by the mistake in each, as negative controls of sampled verdicts.
 
-    Clients have a smaller learning rate, or some clients are missing. Networks of finite width can tell these flows
-    from the right one.
+    In some flows the clients' learning rate is smaller. In the others one client, a tenth or a third of them never
+    takes part: of the first 20 clients those without which the final outputs change most. Networks of finite width can
+    tell these flows from the right one.
     """
     setting, cohorts, blocks = theory.setting, theory.cohorts, theory.blocks
     rate = setting.followed.learning_rate
@@ -119,7 +120,7 @@ def without_clients(
     """Returns the cohorts without some clients, as if they had never taken part: a negative control.
 
     Args:
-        cohorts: The right cohorts, [R, S].
+        cohorts: The right cohorts: S clients in each of R rounds, [R, S].
         clients: Numbers of the clients to leave out.
     """
     weight = np.where(np.isin(np.asarray(cohorts.client), clients), 0.0, np.asarray(cohorts.weight))
@@ -163,15 +164,16 @@ def _starts(theory: Predicted, networks: tuple[Simulated, ...]) -> list[Verdict]
 
 
 def _averaged(values: Float[np.ndarray, "K E a C"]) -> Float[np.ndarray, "KE"]:
-    """Averages values [K, E, a, C] over a and C, and flattens the result to [K E]."""
+    """Averages values of K models in E draws over their last two axes, and returns the K E means in one axis."""
     return np.asarray(values.mean(axis=(2, 3)).ravel())
 
 
 def _every_round(theory: Predicted, networks: tuple[Simulated, ...], wrong: dict[str, Flow]) -> list[Verdict]:
-    """Compares networks at every evaluated round with the flow from their initial functions.
+    """Compares networks at every evaluated round after the start with the flow from their initial functions.
 
     Three verdicts say whether the error falls with the width, and whether mean and variance agree. The verdict on the
-    variance is left out for a loss other than the squared error. ``wrong`` are flows of wrong theories, the controls.
+    variance is left out for a loss other than the squared error, under which it has no closed form. ``wrong`` are flows
+    of wrong theories, the controls.
     """
     setting, name, rounds = theory.setting, theory.setting.name, theory.setting.size.rounds[1:]
     right = predicted_networks(theory.flow, networks, rounds)
@@ -224,6 +226,8 @@ def verdicts_from_starts(
 ) -> list[Verdict]:
     """Compares networks with predictions from their initial functions, if mean and variance have no closed form.
 
+    There are two verdicts: on the slope of the error against the width, and on the mean.
+
     Args:
         setting: The run.
         networks: Networks of each width.
@@ -251,7 +255,7 @@ def _followed(
     exact_variance: Float[np.ndarray, "K"],
     law: Float[np.ndarray, "K"],
 ) -> AtRound:
-    """Pairs networks at index ``at`` of the evaluated rounds with ``predicted`` [K, E, m, C] of each width.
+    """Pairs networks at index ``at`` of the evaluated rounds with ``predicted`` outputs of each width, from E draws.
 
     ``exact_variance`` [K] is the known variance of the predictions over initial functions. ``law`` [K] is the variance
     that a verdict compares with the networks. Both are NaN if unknown.
@@ -264,9 +268,10 @@ def _followed(
 def _propagated_variance(
     blocks: KernelBlocks, influences: Iterable[Float[np.ndarray, "m n"]]
 ) -> Float[np.ndarray, "K"]:
-    """Computes the variance of ``f0(x) - B f0(X)``, summed over points, for each matrix B in ``influences``, [K].
+    """Computes the variance of ``f0(x) - B f0(X)``, summed over x, for each matrix B in ``influences``, [K].
 
-    f0 is drawn from the prior, so it is the trace of ``[-B, I] S [-B, I]'`` with the prior's covariance S.
+    x are the test points and X the training points. f0 is drawn from the prior, so the sum is the trace of
+    ``[-B, I] S [-B, I]'`` with the prior's covariance S.
     """
     prior = joined(*prior_blocks(blocks))
     rows = (np.concatenate([-b, np.eye(len(b))], axis=1) for b in influences)
@@ -339,7 +344,7 @@ def _slower(share: float) -> str:
 
 
 def _largest(followed: AtRound) -> float:
-    """Returns the largest norm over points of a network's outputs minus its prediction, over all networks."""
+    """Returns the largest distance (norm over points) of an output from its prediction, over networks and outputs."""
     return float(np.max([np.max(np.linalg.norm(p.simulated - p.predicted, axis=-2)) for p in followed.pairs]))
 
 
@@ -404,7 +409,7 @@ def _fixed_point(theory: Predicted, name: str, plan: Schedule, limit: Gaussian) 
 def _repeated(
     flow: Flow, y_train: Float64[np.ndarray, "n C"]
 ) -> tuple[Float64[np.ndarray, "m C"], Float[AnyArray, "m m"]]:
-    """Computes mean and covariance of model 0 after 2^30 repetitions of the flow's rounds, by 30 compositions."""
+    """Computes mean and covariance of model 0 after 2^30 repetitions of the flow's rounds, by doubling 30 times."""
     theta = np.asarray(flow.blocks.ntk_train)
     operator = np.asarray(flow.operator(flow.num_rounds, 0))
     with np.errstate(over="ignore", invalid="ignore"):

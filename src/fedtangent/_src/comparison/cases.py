@@ -90,21 +90,24 @@ def standard_case(
         title: Title of tables and figures.
         problem: Examples and clients.
         algorithm: Fed-ensemble with full batches, to which Theorem 2 of FE-2024 applies.
-        size: Widths, draws and rounds.
+        size: Widths, draws (initialisations) and rounds.
         seed: Seed of initialisations and schedule.
         ntk_fl: Runs of NTK-FL from the same initial functions.
+
+    Raises:
+        ValueError: Theory does not follow ``algorithm``.
     """
     rule = rule_of(algorithm, problem.partition, size.num_rounds, seed)
     return Setting(name, title, problem, algorithm, rule, size, seed, ntk_fl)
 
 
 def sine_linear(data_dir: DataDir, scale: str, seed: int) -> Setting:
-    """Builds the sine toy of the paper FE-2024: 50 clients of 1 to 3 points, and 100 radial basis functions.
+    """Builds the setting of the sine toy of FE-2024: 50 clients of 1 to 3 points, and 100 radial basis functions.
 
     Args:
         data_dir: Unused: the data are computed.
-        scale: One of ``SCALES``, which decides the numbers of draws and rounds.
-        seed: Seed of data, initialisations and schedule.
+        scale: "smoke", "default" or "paper"; decides the numbers of draws (initialisations) and rounds.
+        seed: Seed of data, radial basis functions, initialisations and schedule.
     """
     sizes = {"smoke": _size((100,), 16, 100), "default": _size((100,), 16, 200), "paper": _size((100,), 100, 2000)}
     model = rbf_linear(num_features=100, bandwidth=0.08, sigma=1.0, seed=seed, dtype=jnp.float64)
@@ -116,7 +119,7 @@ def sine_network(data_dir: DataDir, scale: str, seed: int) -> Setting:
     """Builds the setting of a network on the sine data with a gap in the middle (FE-2024, section V-B).
 
     Args:
-        data_dir, scale, seed: As for ``sine_linear``.
+        data_dir, scale, seed: As for ``sine_linear``; ``scale`` also decides the widths.
     """
     sizes = {
         "smoke": _size((64, 256, 1024), 48, 6),
@@ -150,7 +153,9 @@ def digits(data_dir: DataDir, scale: str, seed: int) -> Setting:
     """Builds the setting of scikit-learn's handwritten digits, with ten outputs and clients of different classes.
 
     Args:
-        data_dir, scale, seed: As for ``sine_linear``; ``scale`` also decides the number of examples.
+        data_dir: Unused: the images come with scikit-learn.
+        scale: "smoke", "default" or "paper"; decides the numbers of examples, draws and rounds, and the widths.
+        seed: Seed of the test split, clients, initialisations and schedule.
     """
     return _images("digits", "Digits", data_dir, scale, seed)
 
@@ -160,7 +165,11 @@ def fashion_mnist(data_dir: DataDir, scale: str, seed: int) -> Setting:
 
     Args:
         data_dir: Folder of the data set's files; None for $FEDTANGENT_DATA.
-        scale, seed: As for ``digits``.
+        scale: As for ``digits``.
+        seed: Seed of clients, initialisations and schedule; the split of the images is the published one.
+
+    Raises:
+        ValueError: The files are missing or damaged.
     """
     return _images("fashion_mnist", "Fashion-MNIST", data_dir, scale, seed)
 
@@ -175,7 +184,7 @@ def build(name: str, data_dir: DataDir = None, scale: str = "default", seed: int
         seed: Seed of data, schedule and initialisations.
 
     Raises:
-        ValueError: The name or the scale is unknown; raised before any data is loaded.
+        ValueError: The name or the scale is unknown (raised before any data is loaded), or files of data are missing.
     """
     entry = choose("cases", name)
     settings: list[Setting] = entry.build(data_dir, checks.choice("scale", scale, SCALES), seed)

@@ -46,7 +46,7 @@ def assert_follows_theory(
 
     Raises:
         AssertionError: A verdict fails, or its control passes; the message says by how much, and names the control.
-        ValueError: The comparison has no such verdict or width, or no verdict at all.
+        ValueError: The comparison has no such verdict or width, or no verdict at all; or a distance is not above 0.
         unittest.SkipTest: All verdicts are undecided.
     """
     verdicts = claimed_verdicts(compared, agree, within)
@@ -102,7 +102,7 @@ def check_width(width: int, widths: Iterable[int]) -> None:
 def _near(compared: Compared, networks: Simulated, gap: Gap, tolerance: float) -> Verdict:
     """Checks that networks end on average within ``tolerance`` of their prediction; ``gap`` has the predictions.
 
-    Controls are the predictions of earlier rounds.
+    The distance is relative to how far the prediction moved. Controls are the predictions of earlier rounds.
     """
     last = gap.test[-1]
     moved, estimate = last - networks.test[0], _distance(gap.error[-1])
@@ -117,7 +117,7 @@ def _near(compared: Compared, networks: Simulated, gap: Gap, tolerance: float) -
 
 
 def _distance(errors: np.ndarray) -> Interval:
-    """Estimates the mean error of a network, with its interval, from errors [K, E].
+    """Estimates the mean error of a network, with its interval, from errors of K models in E draws, [K, E].
 
     The interval of a single draw has length 0.
     """

@@ -46,8 +46,8 @@ def compare(
     Networks are trained in float64 (``fedtangent.enable_x64()``) from ``draws`` independent initialisations at several
     widths, and compared with the federated flow of infinite width. An algorithm without a closed form is compared with
     the same run on the features of the kernel, if a measurement shows that the kernel determines its runs. If it does
-    not, if the model has no analytic kernel, or if there is a ``start``, a network is compared with its linearisation
-    at the start: any model and any algorithm.
+    not, if the model has no analytic kernel or cannot be built at other widths, or if there is a ``start``, a single
+    network is compared with its linearisation at the start: any model and any algorithm.
 
     Args:
         algorithm: The algorithm.
@@ -63,7 +63,7 @@ def compare(
         evaluation: Rounds between evaluations (default: a number that makes eight), and progress.
         widths: Widths of all hidden layers, three or more; ignored for a linear model.
         draws: Initialisations of the K models at every width, five or more. Leave ``widths`` and ``draws`` out with a
-            ``start`` or without an analytic kernel.
+            ``start`` or without an analytic kernel; they have no effect if the measurement leads to a linearisation.
 
     Returns:
         Verdicts with their negative controls, and all curves: a ``Comparison`` with the closed form, an ``OnFeatures``
@@ -72,6 +72,7 @@ def compare(
     Raises:
         ValueError: Before networks are trained: 64-bit types are off, an argument is out of range, or no theory follows
             the algorithm (the message says why).
+        FloatingPointError: The closed form leaves the range of float64, because the run is not stable.
     """
     require_float64()
     if np.ndim(widths) == 0:
@@ -87,11 +88,12 @@ def compared(setting: Setting, progress: bool | None = False, say: Report = lamb
 
     Args:
         setting: The run.
-        progress: Whether to show progress.
+        progress: Whether to show progress; None: if the work takes some seconds.
         say: Called with a line of text for each step of the work.
 
     Raises:
         NotFollowed: No theory follows the algorithm.
+        FloatingPointError: The closed form leaves the range of float64, because the run is not stable.
     """
     begun = time.perf_counter()
     if setting.start is not None:
@@ -127,7 +129,8 @@ def compare_case(
         One comparison for each setting of the case.
 
     Raises:
-        ValueError: The name or the scale is unknown, or 64-bit types are off (``fedtangent.enable_x64()``).
+        ValueError: The name or the scale is unknown, files of data are missing, or 64-bit types are off
+            (``fedtangent.enable_x64()``).
     """
     require_float64()
     return [run(setting, progress) for setting in build(name, data_dir, scale, seed)]
@@ -166,11 +169,15 @@ def comparison_of(
 
 
 def check_widths(model: Model, widths: tuple[int, ...]) -> tuple[int, ...]:
-    """Returns the widths in rising order, or ``(1,)`` for a linear model; raises ``ValueError`` for fewer than three.
+    """Returns the different widths in rising order, or ``(1,)`` for a model that has no other widths (a linear one).
 
     Args:
-        model: Network that is compared; it must have an analytic kernel.
+        model: Network that is compared.
         widths: Widths of its hidden layers; three or more different ones.
+
+    Raises:
+        ValueError: There are fewer than three widths, a width is no whole number from 1, or the model has no analytic
+            kernel.
     """
     for width in widths:
         whole("widths", width)

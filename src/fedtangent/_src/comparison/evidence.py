@@ -31,12 +31,13 @@ def variational_diagnostics(
     """Builds a measure for ``Evaluation``: the evidence lower bound of the mixture around a run's K models.
 
     The mixture is ``1/K sum_k N(w_k, scale^2 I)`` (FE-2024, section III-C), and the prior is ``N(0, prior_scale^2 I)``.
-    The negative log likelihood -ln p(D | w) is the sum of the algorithm's loss over the examples of all clients. For
-    the squared error the targets are normal around the outputs; for the cross entropy and the logistic loss the outputs
-    give the probability of the class. ``theory.evidence_bound`` estimates the bound in the models' floating type,
-    with the same draws at every evaluation, which cost 2 K num_samples passes over the examples. Models that are
-    trained with weight decay ``noise^2 / (n prior_scale^2)`` (noise 1 for classes) descend on the negative log
-    posterior, averaged over models (eq. (8) of FE-2024, ``theory.mode_objective``).
+    D are the examples of all clients, each counted once. For the cross entropy and the logistic loss the negative log
+    likelihood -ln p(D | w) is the sum of the loss over D: the outputs give the probability of the class. For the
+    squared error it is this sum over noise^2, plus a constant: targets are normal around the outputs.
+    ``theory.evidence_bound`` estimates the bound in the models' floating type, with the same draws at every evaluation,
+    which cost 2 K num_samples passes over the examples. Models that are trained with weight decay
+    ``noise^2 / (n prior_scale^2)`` (noise 1 for classes) descend on the negative log posterior, averaged over models
+    (eq. (8) of FE-2024, ``theory.mode_objective``).
 
     Args:
         algorithm: An algorithm that trains and predicts with K networks.

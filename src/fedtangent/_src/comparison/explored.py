@@ -124,10 +124,13 @@ class Curves(NamedTuple):
 
     Attributes:
         rounds: The r evaluated rounds.
-        errors: Mean squared error of the mean of the K models, for "train" and "test", from each of E starts.
-        accuracy: Test accuracy after the last round; NaN in regression, or if the outputs are not finite.
+        errors: Mean squared error of the mean of the K models, for "train" and "test", from each of E starts (initial
+            functions; one for trained networks).
+        accuracy: Test accuracy of this mean after the last round, averaged over starts; NaN in regression, or if the
+            outputs are not finite.
         functions: First output of each model at the m test points, after the last round.
-        residuals: Root mean square of outputs minus targets at each client's examples, after the last round.
+        residuals: Root mean square of the models' mean output minus the target at each client's examples, over all
+            starts, after the last round.
     """
 
     rounds: Int[np.ndarray, "r"]
@@ -142,7 +145,7 @@ class Moved(NamedTuple):
 
     Attributes:
         curves: Errors by round, and functions and residuals after the last round.
-        before: Root mean square of outputs minus targets at each client's examples, before training.
+        before: Root mean square of the models' mean output minus the target at each client's examples, before training.
         curvatures: Learning rate times eigenvalue of a client's kernel, divided by the client's number of examples; for
             every eigenvalue of every client. Local steps are stable up to 2.
         remark: Whether the run is stable, in words.

@@ -59,16 +59,18 @@ def setting_of(
 
     Args:
         algorithm: The run's algorithm.
-        examples: Its training and test examples and their clients.
+        examples: Its training and test examples and their clients; without test examples the training examples take
+            their place.
         size: Widths, draws and rounds.
-        seed: Seed of the schedule and the minibatches.
+        seed: Seed of initialisations, schedule and minibatches.
         most_points: Largest number of test examples; more are sampled at random. None: all.
         own_width: Whether all networks have the width of the algorithm's model instead of the widths of ``size``.
         start: Parameters of the K models, [K, ...], at which theory linearises; None: independent initialisations.
 
     Raises:
         ValueError: The clients do not train the model, the schedule has another number of clients, a learning rate is 0
-            in every round, or the labels of a loss for classes have a single class.
+            in every round, the algorithm's rule is not valid, or a loss of class labels has a single class or is a
+            function.
     """
     training, clients, model = training_of(algorithm), examples.clients, algorithm.model
     if algorithm.schedule.num_clients != clients.num_clients:
@@ -125,7 +127,7 @@ def rule_of(algorithm: Algorithm, clients: Partition, num_rounds: int, seed: int
 
 
 def _unmeasured(training: Training, num_rounds: int) -> str:
-    """Returns why the first steps of the clients' optimiser cannot be computed; empty if they can."""
+    """Returns why the length of the clients' optimiser's first steps is unknown; empty if known, or no optimiser."""
     try:
         _ = None if training.optimizer is None else first_steps(training.optimizer, num_rounds)
     except ValueError as error:
@@ -135,6 +137,8 @@ def _unmeasured(training: Training, num_rounds: int) -> str:
 
 def rates_of(training: Training, num_rounds: int) -> ArrayLike:
     """Returns the clients' learning rate, a number or one for each round [R]; raises ``ValueError`` if all are 0.
+
+    With an optimiser it is the length of the optimiser's first step along a gradient of 1 (``optimizers.first_steps``).
 
     Args:
         training: Local training of the clients.
@@ -203,19 +207,19 @@ def check_evaluation(evaluation: Evaluation) -> None:
 
 
 def evaluated_every(evaluation: Evaluation, num_rounds: int) -> int:
-    """Returns the rounds between two evaluations of a comparison, by default an eighth of all rounds.
+    """Returns the rounds between two evaluations of a comparison, by default an eighth of all rounds, rounded up.
 
     Args:
-        evaluation: Settings of the comparison.
+        evaluation: Settings of the evaluations.
         num_rounds: Rounds R.
     """
     return -(-num_rounds // EVALUATIONS) if evaluation.every is None else evaluation.every
 
 
 def has_limit(model: Model) -> bool:
-    """Returns whether the network has an analytic kernel, so that its infinite width can be predicted.
+    """Returns whether a model has an analytic kernel and other widths, or such a kernel and is linear.
 
-    Its networks then approach this kernel with their width, or have it exactly.
+    Its networks then approach this kernel with their width, or have it exactly, so theory can predict infinite width.
     """
     return model.kernel is not None and (model.at_width is not None or model.is_linear)
 

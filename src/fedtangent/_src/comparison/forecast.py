@@ -79,7 +79,13 @@ class Forecasting:
 
 
 class Plan(NamedTuple):
-    """A run with checked arguments, ready to be forecast; built by ``plan_of``."""
+    """A run with checked arguments, ready to be forecast; built by ``plan_of``.
+
+    Attributes:
+        setting: The run as theory follows it: algorithm, problem and rounds.
+        examples: The training and test examples, on which metrics are measured.
+        forecasting: Settings of the forecast.
+    """
 
     setting: Setting
     examples: Examples
@@ -187,7 +193,7 @@ class Reached(NamedTuple):
     Attributes:
         round: First evaluated round at the target; None if no evaluated round reaches it.
         uplink_bytes: Bytes from clients to server until that round; None if ``round`` is None.
-        nearest: Best value of the metric after any round.
+        nearest: Best value of the metric at any evaluated round after the start (at the start, if it is the only one).
     """
 
     round: int | None
@@ -295,6 +301,9 @@ def rounds_to_target(rounds: ArrayLike, values: ArrayLike, target: float, *, ris
         values: The metric after each of these rounds, [r].
         target: The value to reach.
         rising: Whether the metric reaches the target from below, as an accuracy does, or from above, as a loss does.
+
+    Raises:
+        ValueError: ``rounds`` and ``values`` are not two lists of equally many numbers, or ``target`` is no number.
     """
     at, metric = real_array("rounds", rounds), real_array("values", values)
     if at.ndim != 1:
@@ -323,7 +332,8 @@ def predict(
     more than 8,000 points by initialising networks of the algorithm's width. With a ``start`` the network begins there
     and is linearised at these weights: any model, of any width. An algorithm without a closed form is run on the
     features of the kernel if a measurement shows that the kernel determines its runs, otherwise on the network
-    linearised at a start. Predictions are made in float64 (``fedtangent.enable_x64()``).
+    linearised at a start. Predictions are made in float64 (``fedtangent.enable_x64()``), except that the kernel of
+    more than 8,000 points is in float32.
 
     Args:
         algorithm: The algorithm.
@@ -343,8 +353,9 @@ def predict(
         Learning curves with bands at the run's rate and at the best rate, and bytes on the wire.
 
     Raises:
-        ValueError: Before a run is computed: 64-bit types are off, theory does not follow the algorithm (the message
-            says why), or an argument is out of range.
+        ValueError: 64-bit types are off, theory does not follow the algorithm (the message says why), an argument is
+            out of range, or the kernel fits neither memory nor disk. It is raised before a run is computed, except if
+            runs on the features of the kernel show that the kernel does not determine them.
     """
     require_float64()
     examples = examples_of(algorithm, data, clients)
@@ -600,7 +611,10 @@ class _Runs(NamedTuple):
     def measured(
         self, rate: float, rounds: Sequence[int], draws: slice
     ) -> dict[tuple[str, str], Float[np.ndarray, "E r"]]:
-        """Returns metrics after ``rounds`` of runs from the initial functions ``draws``: (split, metric) -> [E, r]."""
+        """Returns metrics of runs at the clients' learning rate ``rate`` after ``rounds``, by (split, metric), [E, r].
+
+        ``draws`` selects E of the initial functions. Without a search for rates, ``rate`` is not used.
+        """
         splits, loss, rows = self.plan.splits, self.plan.examples.loss, self.plan.examples.train_rows
         factor = rate / self.plan.rate if self.plan.forecasting.rates else None  # one program for all rates
         runs = self.outputs(Starts(*(part[draws] for part in self.starts)), rounds, factor)
@@ -617,7 +631,7 @@ class _Runs(NamedTuple):
         return values
 
     def losses(self, rate: float) -> tuple[float, float]:
-        """Returns training and test loss after the last round, averaged over the first ``tried`` initial functions."""
+        """Returns training and test loss after the last round at ``rate``, means over ``tried`` initial functions."""
         values = self.measured(rate, (self.plan.setting.size.num_rounds,), slice(self.tried))
         train, test = (float(values[split, self.plan.loss].mean()) for split in ("train", "test"))
         return train, test
@@ -655,7 +669,7 @@ def _rates(runs: _Runs, first_loss: float, progress: bool | None) -> Rates:
 
 
 def _fastest_rate(runs: _Runs, rates: Rates) -> float | None:
-    """Returns the tried rate that reaches the target in the fewest rounds; None without a target or such a rate."""
+    """Returns the tried stable rate that reaches the target in the fewest rounds; None without such a rate."""
     plan, target = runs.plan, runs.plan.forecasting.target
     if target is None:
         return None

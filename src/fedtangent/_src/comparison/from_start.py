@@ -57,9 +57,9 @@ class FromStart(BesidePrediction):
 
     @property
     def feature_learning(self) -> Float[np.ndarray, "r K"]:
-        """The distance of networks from their linearisation at the test examples, [r, K].
+        """The distance of the K networks from their linearisation at the test examples, by evaluated round, [r, K].
 
-        It is relative to how far training moves the linearisation.
+        It is relative to how far the whole training moves the linearisation.
         """
         return self.gaps[0].error[..., 0]
 
@@ -85,7 +85,7 @@ def compare_from(setting: Setting, progress: bool | None = False, say: Report = 
 
     Args:
         setting: The run, with a start.
-        progress: Whether to show progress.
+        progress: Whether to show progress; None: if the work takes some seconds.
         say: Called with a line of text for each step of the work.
     """
     weights, problem, why = setting.start, setting.problem, linearised_why(setting)
@@ -108,12 +108,15 @@ def compare_from(setting: Setting, progress: bool | None = False, say: Report = 
 def at_seed(setting: Setting, why: str) -> Setting:
     """Returns the setting with weights drawn from its seed, as the start at which theory linearises.
 
+    It has K networks of the model's own width, from a single draw.
+
     Args:
         setting: The run, with independent initialisations.
         why: Why no theory of infinite width follows it.
 
     Raises:
-        NotFollowed: The algorithm has no global models, or ``jax.jvp`` cannot differentiate the model.
+        NotFollowed: The algorithm has no global models, ``jax.jvp`` cannot differentiate the model, or clients compare
+            several models.
     """
     problem, algorithm = setting.problem, of_fixed_width(setting.algorithm)
     try:
@@ -132,12 +135,15 @@ def weights_of(
     """Returns the float64 parameters [K, ...] with which the models begin.
 
     Args:
-        algorithm: An algorithm with global models, whose model ``jax.jvp`` can differentiate; others raise
-            ``ValueError``.
+        algorithm: An algorithm with global models.
         num_clients: Number of clients.
         x: Some inputs.
         seed: Seed of the run.
         start: A typed key or parameters, as in ``simulate``; None: the weights that ``simulate`` draws from ``seed``.
+
+    Raises:
+        ValueError: The start is not valid, the algorithm has no global models, ``jax.jvp`` cannot differentiate its
+            model, or its clients compare several models.
     """
     check_start(algorithm, num_clients, start)
     check_linearisable(algorithm.model, x, algorithm.schedule)

@@ -62,8 +62,8 @@ class Parts(NamedTuple):
 def parts(network: ArrayLike, linear: ArrayLike, infinite: ArrayLike | None = None) -> Parts:
     """Splits the distance of ``network`` from ``infinite`` into its parts.
 
-    Each argument is a movement ``f_r - f_0`` from the common start. If nothing has moved, all parts are 0; parts of
-    values that are not finite are not finite.
+    Each argument is a movement ``f_r - f_0`` from the common start. If nothing has moved, all parts are 0; if only the
+    linearisation has not moved, they are infinite; parts of values that are not finite are not finite.
 
     Args:
         network: Movement of the network, [..., n, C].
@@ -72,6 +72,9 @@ def parts(network: ArrayLike, linear: ArrayLike, infinite: ArrayLike | None = No
 
     Returns:
         Distances as root mean squares over the last two axes, divided by the root mean square of ``linear``, [...].
+
+    Raises:
+        ValueError: An argument is no array of real numbers.
     """
     network, linear = real_array("network", network), real_array("linear", linear)
     with np.errstate(invalid="ignore", over="ignore"):
@@ -133,7 +136,8 @@ def split(theory: Predicted, networks: Simulated, infinite: Float[np.ndarray, "r
     Args:
         theory: Setting and cohorts.
         networks: Networks of one width, some of them with recorded weights.
-        infinite: Outputs of the flow of infinite width at the points of ``at_points``, [r, K, E, n + some m, C].
+        infinite: Outputs of the flow of infinite width at the points of ``at_points``, [r, K, E, n + some m, C], for
+            all E draws of K networks at the r evaluated rounds.
     """
     assert networks.watched is not None
     setting, model, draws = theory.setting, theory.setting.model(networks.width), len(networks.watched.starts)
@@ -378,7 +382,8 @@ def laziness_diagnostics(built: Built, evaluate_every: int, num_examples: int = 
         num_examples: Largest number of training and of test examples.
 
     Raises:
-        ValueError: ``kernel_diagnostics`` rejects the run, or ``jax.jvp`` cannot differentiate the model.
+        ValueError: ``kernel_diagnostics`` rejects the run, ``jax.jvp`` cannot differentiate the model, or clients
+            compare several models.
     """
     algorithm, run = built.algorithm, built.description.run
     check_linearisable(built.model, built.data.x[:2], algorithm.schedule)

@@ -108,8 +108,8 @@ class ResidualLedger:
         """Adds the rows of an evaluation to the residual ledger.
 
         Args:
-            algorithm: The algorithm of the run.
-            state: Its state.
+            algorithm: Not used.
+            state: State of the run.
 
         Returns:
             "failed", the share of rows that fail; "worst_ratio", the largest gap over tolerance; and the means of "gap"
@@ -173,7 +173,7 @@ class ResidualLedger:
         ``against(cohorts=run.history.rounds["cohort"])`` is the prediction for the cohorts that a run has recorded.
 
         Args:
-            cohorts: Other cohorts, [R, S].
+            cohorts: Other cohorts: S clients in each of R rounds, [R, S].
             models: Numbers [K] of the models whose initial functions are used instead.
             changes: Fields of the rule to replace.
 

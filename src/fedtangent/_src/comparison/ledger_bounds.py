@@ -19,14 +19,14 @@ PER_ROUND = ("learning_rate", "server_learning_rate")  # fields of a rule that m
 
 
 class Federation(NamedTuple):
-    """The parts of a run that all models share: targets, clients, cohorts [R, S] and the rule.
+    """The parts of a run that all models share: targets, clients, cohorts and the rule.
 
     ``outputs`` is "shared" if all outputs have one kernel [n, n], "full" if the kernel [n C, n C] couples them.
     """
 
     y: Float64[np.ndarray, "n C"]
     partition: Partition
-    cohorts: Cohort  # [R, S], with the run's weights
+    cohorts: Cohort  # S clients in each of R rounds, [R, S], with the run's weights
     num_models: int
     outputs: str  # "shared" or "full", as for ``federated_flow``
     rule: Rule  # of clients and server, for the theory

@@ -51,7 +51,7 @@ def near_misses(
 
     Args:
         setting: The setting, whose rule is altered for most controls.
-        cohorts: The right cohorts, [R, S]; altered for the other controls.
+        cohorts: The right cohorts: S clients in each of R rounds, [R, S]; altered for the other controls.
         blocks: Kernels at the training and test points.
         last: Number of rounds after which the flows are evaluated.
         outputs: "shared" if all outputs have one kernel, or "full" if the kernel couples outputs.
@@ -100,7 +100,7 @@ def _same_training(
 ) -> bool:
     """Returns whether two runs train the same clients on the same minibatches in order; empty rounds do not count.
 
-    ``cohorts`` and ``others`` are model, client and weight of every slot, sorted within each round.
+    ``cohorts`` and ``others`` are model, client and weight of every slot (place of a cohort), sorted within each round.
     """
     filled, other_filled = (np.flatnonzero(np.any(slots[..., 2] > 0, axis=1)) for slots in (cohorts, others))
     if not np.array_equal(cohorts[filled], others[other_filled]):
@@ -111,14 +111,14 @@ def _same_training(
 
 
 def _sorted(cohorts: Cohort) -> Float[np.ndarray, "R S 3"]:
-    """Returns model, client and weight of every slot, [R, S, 3], with the slots of each round sorted."""
+    """Returns model, client and weight of the S slots (places of a cohort) of each round, sorted, [R, S, 3]."""
     slots = np.stack([np.asarray(part, float) for part in (cohorts.model, cohorts.client, cohorts.weight)], axis=-1)
     order = np.lexsort((slots[..., 2], slots[..., 1], slots[..., 0]), axis=-1)
     return np.take_along_axis(slots, order[..., None], axis=1)
 
 
 def _weighed_otherwise(cohorts: Cohort, partition: Partition, weighting: str) -> Cohort | None:
-    """Returns the cohorts weighted equally instead of by examples, or vice versa; None if this changes no share."""
+    """Returns the cohorts weighted equally instead of by examples, or vice versa; None if no client's share changes."""
     sizes = np.asarray(partition.sizes, float)[np.asarray(cohorts.client)]
     weight = np.asarray(cohorts.weight)
     other = weight / np.maximum(sizes, 1) if weighting == "examples" else weight * sizes
@@ -136,14 +136,14 @@ def _weighed_otherwise(cohorts: Cohort, partition: Partition, weighting: str) ->
 
 
 def _backwards(batches: Int[np.ndarray, "R S T B"], steps: Int[np.ndarray, "R S"]) -> Int[np.ndarray, "R S T B"]:
-    """Reverses the order of each slot's first ``steps`` [R, S] batches in ``batches`` [R, S, T, B]."""
+    """Reverses the order of the first ``steps`` minibatches (of T) of each of the S clients of a round."""
     t = np.arange(batches.shape[2])
     at = np.where(t < steps[..., None], steps[..., None] - 1 - t, t)
     return np.take_along_axis(batches, at[..., None], axis=2)
 
 
 def _absent_once(cohorts: Cohort, last: int) -> Cohort:
-    """Returns the cohorts without the first filled slot of round number ``last``, counted from 1."""
+    """Returns the cohorts without the first client, of those with a weight, of round number ``last``, from 1."""
     weight = np.array(cohorts.weight)
     weight[last - 1, int(np.argmax(weight[last - 1] > 0))] = 0.0
     return cohorts._replace(weight=weight)  # type: ignore[arg-type]
@@ -171,14 +171,15 @@ def of_kernel_verdict(theory: Predicted) -> Verdict:
 
 
 def linearised_verdict(setting: Setting, cohorts: Cohort) -> Verdict:
-    """Checks that K networks, linearised at fixed weights, follow the flow of their kernel at every round.
+    """Checks that K networks of width 64, all linearised at the same weights, follow the flow of their kernel.
 
-    Slightly wrong flows (``near_misses``) are the controls. Each network starts from different initial weights. The
-    kernel is the whole empirical one, [n C, n C], which couples the outputs.
+    They are compared at every evaluated round. Slightly wrong flows (``near_misses``) are the controls. Each
+    network starts from different initial weights. The kernel is the whole empirical one, [n C, n C], which couples the
+    outputs.
 
     Args:
         setting: Algorithm, data and rounds.
-        cohorts: Cohorts of the run, [R, S].
+        cohorts: Cohorts of the run: S clients in each of R rounds, [R, S].
     """
     base = setting.model(LINEARISED_WIDTH)
     keys = model_keys(init_key(setting, setting.size.draws, LINEARISED_WIDTH), setting.num_models)
@@ -193,12 +194,14 @@ def linearised_follows(
 ) -> Verdict:
     """Checks that K networks, all linearised at the weights ``at``, follow the flow of their kernel.
 
+    One draw of the K networks is trained, and compared at 20 test points or fewer (``some_points``).
+
     Args:
         setting: Algorithm, data and rounds.
         statement: Text of the verdict.
         network: The network.
         at: Its parameters at which it is linearised.
-        cohorts: Cohorts of the run, [R, S].
+        cohorts: Cohorts of the run: S clients in each of R rounds, [R, S].
         start: Parameters [K, ...] that the networks begin with; None: parameters drawn from the setting's seed.
     """
     problem, points = setting.problem, some_points(setting.problem)
@@ -224,7 +227,7 @@ def follows(
         setting: The run.
         statement: Text of the verdict.
         models: Simulated outputs of the models.
-        cohorts: Cohorts of the run, [R, S].
+        cohorts: Cohorts of the run: S clients in each of R rounds, [R, S].
         blocks: Kernels of the models.
         outputs: "shared" if all outputs have one kernel, or "full" if the kernel couples outputs.
     """
@@ -264,7 +267,7 @@ def _whole_kernel(model: Model, at: PyTree, x1: AnyArray, x2: AnyArray) -> Array
 
 
 def _largest_error(flow: Flow, models: Simulated) -> float:
-    """Returns the largest error of the flow's outputs for any model at any evaluated round.
+    """Returns the largest error of the flow's outputs, compared with trained ``models``, at any evaluated round.
 
     Errors are relative to how far the flow has moved by then; infinite if the flow overflows.
     """
@@ -276,6 +279,8 @@ def _largest_error(flow: Flow, models: Simulated) -> float:
 
 def law_verdicts(theory: Predicted) -> list[Verdict]:
     """Checks the flow's mean and covariance at one round against a linear model that the algorithm trains.
+
+    The round is the last evaluated one up to round 40, or the first evaluated one if that is later.
 
     The linear model has the setting's analytic kernels and is trained once. Outputs that start at 0 and learn the
     targets give the mean. Outputs that start at a basis of the initial functions and learn 0 give a factor G of the

@@ -17,7 +17,9 @@ from fedtangent._src.engine.history import History, html_of
 
 
 class Gap(NamedTuple):
-    """Networks and their prediction from the same initial functions, at one width and every evaluated round.
+    """Networks and their prediction from the same initial functions, at one width and each of r evaluated rounds.
+
+    The networks are K models in each of E draws (initialisations).
 
     Attributes:
         error: Distance of each network from its prediction at the test points by round, relative to how far the
@@ -38,8 +40,8 @@ class Gap(NamedTuple):
 class PredictedCurve(NamedTuple):
     """The prediction from the initial functions of the widest networks, round by round, for figures.
 
-    ``left`` is the training error (``Problem.left``) over all networks; ``score`` is the test accuracy of each ensemble
-    of K models, or without labels its mean squared error.
+    ``left`` is the training error (``Problem.left``) over all networks; ``score`` is the test accuracy of the mean
+    output of the K models in each of E draws, or without labels its mean squared error.
     """
 
     rounds: Int[np.ndarray, "r"]
@@ -120,7 +122,10 @@ class BesidePrediction:
 
     @property
     def history(self) -> History:
-        """The metrics of the widest networks along the run; its field ``predicted`` is their prediction's."""
+        """The metrics of the widest networks along the run; its field ``predicted`` has their prediction's.
+
+        Test metrics use the test points of the comparison, at most 500, sampled at random.
+        """
         return history_beside(self.setting.problem, self.simulated[-1], self.gaps[-1].train, self.gaps[-1].test)
 
 

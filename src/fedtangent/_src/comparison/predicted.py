@@ -34,7 +34,7 @@ AT_ONCE = 2**26  # outputs that ``from_starts`` computes together, half a GiB
 
 
 class ModelLaw(NamedTuple):
-    """The predicted mean and covariance of each of K independent models at the test points.
+    """The predicted mean and covariance of each of K independent models at the m test points.
 
     Under the squared error the outputs are Gaussian and independent of each other. The covariance is of one output.
     """
@@ -52,18 +52,19 @@ class ModelLaw(NamedTuple):
 class Predicted:
     """The predictions for one setting: flow, mean and covariance over networks, and the limit of many rounds.
 
-    ``moments`` has the mean and covariance of the models at each evaluated round. ``blocks`` are the kernels.
+    ``moments`` has the mean and covariance of the models at each evaluated round. ``blocks`` are the kernels at the
+    training and the test points.
     """
 
     setting: Setting
-    cohorts: Cohort  # [R, S]
+    cohorts: Cohort  # S clients in each of R rounds, [R, S]
     blocks: KernelBlocks
     flow: Flow
     moments: tuple[ModelLaw, ...]  # one per evaluated round
-    limit: Gaussian | None  # None for other losses, and for a kernel that is singular in float64
-    why_no_limit: str = ""
+    limit: Gaussian | None  # None unless the loss is the squared error, and for a kernel that is singular in float64
+    why_no_limit: str = ""  # the reason, if ``limit`` is None
     influences: Mapping[int, np.ndarray] = field(default_factory=dict)
-    """Evaluated round -> B [K, m, n] of ``mean + f_0(x) - B f_0(X)``; empty if a run is not linear in f_0."""
+    """Matrices B [K, m, n] by round: outputs are ``mean + f_0(x) - B f_0(X)``; empty if a run is not linear in f_0."""
 
     sampled: np.ndarray | None = None
     """Final test outputs [draws, K, m, C] from initial functions of the prior; None with a law in closed form."""
@@ -74,12 +75,16 @@ def predict(setting: Setting, cohorts: Cohort, progress: bool | None = False) ->
 
     The distribution is the mean and covariance of each model over random initial functions. The limit is the Gaussian
     process after many rounds, None for a singular kernel. Under a loss other than the squared error the distribution is
-    estimated from samples, and the limit is None.
+    estimated from 64 initial functions (``PRIOR_DRAWS``), without a limit.
 
     Args:
         setting: The run: problem, algorithm and the rounds to evaluate.
-        cohorts: The clients of each round, and the model that each of them trains, [R, S].
+        cohorts: The S clients of each round, and the model that each of them trains, [R, S].
         progress: Whether to show progress; None: if the work takes some seconds.
+
+    Raises:
+        ValueError: No closed form follows the algorithm.
+        FloatingPointError: Outputs leave the range of float64, because the run is not stable.
     """
     blocks, rounds = setting.blocks(progress), setting.size.rounds
     flow = run_flow(setting, blocks, cohorts)
@@ -141,11 +146,13 @@ def from_starts(
 
 
 def at_once(draws: int, of_one: int) -> int:
-    """Returns how many initial functions' runs are computed together, a divisor of ``draws``.
+    """Returns how many initial functions' runs are computed together: a divisor of ``draws``, at least 1.
+
+    It is the largest that keeps the output values within ``AT_ONCE``, or 1 if a single run exceeds that.
 
     Args:
         draws: Number of all initial functions.
-        of_one: Number of output values of one of them, at all rounds; at most ``AT_ONCE`` values are computed together.
+        of_one: Number of output values of one of them, at all rounds.
     """
     return max(e for e in range(1, draws + 1) if draws % e == 0 and (e == 1 or e * of_one <= AT_ONCE))
 
@@ -200,7 +207,7 @@ def prior_starts(setting: Setting, kernels: KernelBlocks | LargeKernel, draws: i
     """Draws initial functions of each of the K models from the prior.
 
     The prior of a large kernel is too large to factorise: its initial functions come from random networks of the
-    setting's width.
+    setting's largest width.
 
     Args:
         setting: The setting.
@@ -247,10 +254,13 @@ def run_flow(
     Args:
         setting: Problem and rule.
         blocks: Kernels at the training and test points.
-        cohorts: Cohorts of the rounds, [R, S].
+        cohorts: Cohorts: S clients in each of R rounds, [R, S].
         num_models: Number of models; default: the K of the setting's algorithm.
-        outputs: "shared", or "full" if the kernel couples outputs.
+        outputs: "shared" if all outputs have one kernel, or "full" if the kernel couples outputs.
         changes: Fields of the rule to replace.
+
+    Raises:
+        ValueError: No closed form follows the setting's algorithm, or an argument does not fit.
     """
     return federated_flow(
         blocks,

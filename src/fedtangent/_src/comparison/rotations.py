@@ -100,10 +100,10 @@ class RotationTest(NamedTuple):
             relative to how far training moves the functions.
         noise_ratio: Mean square of the differences between functions on features and on a rotation of them, divided by
             the mean square of the differences between functions on two rotations. 1 if random numbers act alike in all
-            directions; NaN without differences.
+            directions; NaN if not measured: functions that do not differ, differ alike at every seed, or diverge.
         noise_error: Standard error of ``noise_ratio``.
         bias: Mean over seeds of the difference between two of the three runs (on features and on two rotations), in
-            standard errors; the largest of the three pairs.
+            standard errors; the largest of the three pairs. Infinite if the difference is the same at every seed.
     """
 
     disagreement: float
@@ -181,7 +181,7 @@ def rotation_test(
 def _compared(disagreement: float, last: Float[np.ndarray, "seeds 3 K points C"]) -> RotationTest:
     """Compares functions at the end of runs on features and on two rotations of them, over seeds.
 
-    ``disagreement`` is copied into the result.
+    ``last`` has the functions of the three runs at each seed. ``disagreement`` is copied into the result.
     """
     seeds, (plain, first, second) = len(last), last.swapaxes(0, 1)
     between = [first - plain, second - plain, second - first]

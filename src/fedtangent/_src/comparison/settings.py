@@ -34,7 +34,10 @@ NTK_TIMES = tuple(range(100, 2001, 100))  # gradient steps among which NTK-FL ch
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Problem:
-    """Training and test examples on the host (floats in float64), the clients' training examples, and the loss."""
+    """Training and test examples on the host (floats in float64), the clients' training examples, and the loss.
+
+    Inputs and targets must be finite, else ``ValueError`` is raised.
+    """
 
     x_train: Num[np.ndarray, "n ..."]
     y_train: Float[np.ndarray, "n C"]
@@ -77,7 +80,7 @@ class Problem:
         return np.array([float(loss(jnp.asarray(of_round.reshape(shape)), every, mask)) for of_round in outputs])
 
     def little_learned(self, first: float, last: float) -> str:
-        """Returns a remark if training left most of the training error, so that agreement shows little; else "".
+        """Returns a remark if training left over 90 % of the training error, so that agreement shows little; else "".
 
         Args:
             first: Training error (``left``) before training.
@@ -136,12 +139,19 @@ class Problem:
 
 
 class Scale(NamedTuple):
-    """Size of a comparison: widths, draws and rounds."""
+    """Size of a comparison of theory with simulation.
+
+    Attributes:
+        widths: Widths of the simulated networks.
+        draws: Number E of independent networks, initial functions or seeds.
+        num_rounds: Number R of rounds.
+        evaluate_every: Rounds between evaluations; 0 to evaluate only at the start and at the end.
+    """
 
     widths: tuple[int, ...]
-    draws: int  # number E of independent networks, initial functions or seeds
-    num_rounds: int  # R
-    evaluate_every: int = 0  # rounds between evaluations; 0: only at the start and at the end
+    draws: int
+    num_rounds: int
+    evaluate_every: int = 0
 
     @property
     def rounds(self) -> tuple[int, ...]:
@@ -233,7 +243,11 @@ class Setting:
         return kernel
 
     def blocks(self, progress: bool | None = False) -> KernelBlocks:
-        """Computes the kernels at the training and test points; kernels of images are kept on disk."""
+        """Computes the kernels at the training and test points.
+
+        Kernels that are computed in tiles, as for convolutional networks, are kept in a cache on disk.
+        ``progress`` is whether to show progress; None: if the work takes some seconds.
+        """
         kernel, x_train, x_test = self.kernel, self.problem.x_train, self.problem.x_test
 
         def compute() -> KernelBlocks:
@@ -293,6 +307,7 @@ def standardised(
 ) -> tuple[Float[np.ndarray, "n d"], Float[np.ndarray, "m d"]]:
     """Subtracts the training mean from inputs and scales each input to norm sqrt(d), for a well-conditioned kernel.
 
+    An input that equals the mean becomes 0.
     Inputs of equal norm are also assumption 2 of the theorems of the paper NTK-FL.
 
     Args:

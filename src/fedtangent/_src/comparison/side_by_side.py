@@ -39,6 +39,7 @@ MOST_NUMBERS = 2**24  # of one draw's functions over all rounds
 class Comparison(NamedTuple):
     """The result of ``compare`` for an algorithm with a closed form: simulations, predictions and verdicts.
 
+    ``theory`` has the predictions, and ``curve`` the flow from the initial functions of the widest networks.
     ``simulated``, ``gaps`` and ``laziness`` have one entry for each width. ``simulated`` are networks trained by the
     run's algorithm, ``ntk_fl`` networks trained by NTK-FL. ``gaps`` are distances of networks from their prediction,
     which ``laziness`` splits into parts. ``rows`` are the rows of the table, and ``times`` seconds by step.
@@ -48,7 +49,7 @@ class Comparison(NamedTuple):
     simulated: tuple[Simulated, ...]  # by the setting's algorithm, one per width, ascending
     ntk_fl: tuple[Simulated, ...]  # by kernel, then width, ascending
     gaps: tuple[Gap, ...]  # one per width
-    curve: PredictedCurve  # at every round, or as many as ``MOST_NUMBERS`` allows
+    curve: PredictedCurve  # at every round, or at fewer if outputs at all rounds are over ``MOST_NUMBERS`` numbers
     rows: tuple[MethodRow, ...]
     verdicts: tuple[Verdict, ...]
     laziness: tuple[Laziness, ...]  # one per width; empty for linear models and for kernels that are too large
@@ -148,7 +149,10 @@ def run(setting: Setting, progress: bool | None = False, say: Report = lambda li
 
     Raises:
         ValueError: 64-bit mode is off (``fedtangent.enable_x64()``); or there are fewer than five draws or, unless the
-            model is linear, fewer than three widths, which are too few for a verdict.
+            model is linear, fewer than three widths, which are too few for a verdict; or no closed form follows the
+            algorithm.
+        FloatingPointError: The closed form leaves the range of float64, because the run is not stable.
+        DoesNotFit: A run needs more memory than the device has.
     """
     require_float64()
     size, exact_draws = setting.size, 0 if setting.ntk_fl is None else setting.ntk_fl.exact_draws

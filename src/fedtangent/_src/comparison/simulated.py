@@ -49,7 +49,8 @@ WATCHED = 256  # training examples, at most, at which tangent kernels are measur
 class WatchedNetworks(NamedTuple):
     """Initial weights, and changes of the tangent kernels, of the networks of the first e draws of a simulation.
 
-    ``drift`` is the relative change of each network's kernel since the start, in the Frobenius norm.
+    A draw is an independent initialisation of the K models. ``drift`` is the relative change of each network's kernel
+    from the start to each of the r evaluated rounds, in the Frobenius norm.
     """
 
     starts: list[PyTree]  # [e] initial weights of the K networks of a draw, [K, ...]
@@ -57,11 +58,13 @@ class WatchedNetworks(NamedTuple):
 
 
 class Simulated(NamedTuple):
-    """Outputs of every network of one method at one width, at the evaluated rounds (0 is the initial function).
+    """Outputs of every network of one method at one width, at the r evaluated rounds (0 is the initial function).
 
-    ``ensemble`` is the algorithm's prediction from its K models, ``seconds`` the time of one run, and ``sent`` the
-    bytes on the wire by round. ``info`` holds the values that the algorithm reports in every round, one row for each
-    draw. ``width`` is 0 for networks that start from given weights.
+    There are E draws, independent initialisations of the K models. ``train`` and ``test`` are outputs at the training
+    and the test points, and ``ensemble`` the algorithm's prediction from its K models. ``seconds`` is the time of one
+    run, and ``sent`` has the bytes on the wire by round. ``info`` has the values that the algorithm reports in every
+    round, except its cohorts, by name, [E, R, ...]. ``width`` is 0 for networks that start from given weights.
+    Without measured tangent kernels ``watched`` is None.
     """
 
     method: str
@@ -140,12 +143,14 @@ class Training(NamedTuple):
     width: int
     data: FederatedData
     x: Num[Array, "p ..."]  # training and test inputs, at which the networks are evaluated
-    resolved: Resolved  # once: all draws run one program
+    resolved: Resolved  # mapping of clients onto the device, one for all draws
     watches: tuple[KernelDiagnostics, ...] = ()  # diagnostics of the first draws' networks
     start: PyTree | None = None  # parameters [K, ...] that all draws begin with; None: each draw has a key
 
     def run(self, draw: int, stopped: Callable[[], bool] = lambda: False) -> tuple[History, float]:
         """Trains the K models of one draw; returns their history and the seconds that this took.
+
+        The metrics of the history are the outputs at ``x``: "members" of each model, and "mean", the prediction.
 
         Args:
             draw: Number of the draw.
@@ -223,6 +228,9 @@ def network_training(setting: Setting, width: int, watched: int = 0, start: PyTr
         width: Width of the networks.
         watched: Number of first draws whose initial weights and kernel changes are recorded (``WatchedNetworks``).
         start: Parameters [K, ...] that all draws begin with; None: each draw has a different random start.
+
+    Raises:
+        DoesNotFit: A run needs more memory than the device has.
     """
     model, data = setting.model(width, setting.dtype), setting.problem.federated(setting.dtype)
     algorithm = setting.algorithm.on(model)
@@ -240,13 +248,17 @@ def ntk_fl_training(setting: Setting, width: int, kernel: str, draws: int) -> Tr
     """Prepares one round of NTK-FL with all clients, from the initialisations of the setting's networks.
 
     The step is half of the largest step at which no mode of the analytic kernel of all clients' data oscillates. A
-    narrow network's empirical kernel may have a several times larger eigenvalue, and be unstable at this step.
+    narrow network's empirical kernel may have a several times larger eigenvalue, and be unstable at this step. The
+    setting lists the numbers of steps from which NTK-FL chooses.
 
     Args:
         setting: The setting.
         width: Width of the networks.
         kernel: "averaged" over outputs, as in the paper NTK-FL, or "exact".
         draws: Number of initialisations.
+
+    Raises:
+        DoesNotFit: A run needs more memory than the device has.
     """
     problem, model = setting.problem, setting.model(width, setting.dtype)
     clients = problem.partition.num_clients
@@ -270,7 +282,7 @@ def trained_networks(
     """Trains E ensembles of K networks by the setting's algorithm.
 
     Args:
-        setting, width, watched, start: As in ``network_training``.
+        setting, width, watched, start: As in ``network_training``, whose ``DoesNotFit`` this raises.
         progress: Whether to show progress.
     """
     return train([network_training(setting, width, watched, start)], progress)[0]
@@ -279,7 +291,7 @@ def trained_networks(
 def train(
     trainings: Sequence[Training], progress: bool | None = False, say: Report = lambda line: None
 ) -> list[Simulated]:
-    """Trains all networks, with as many runs at the same time as there are cores and memory for.
+    """Trains all networks, on a CPU with as many runs at the same time as there are cores and memory for.
 
     The first draw of each training compiles its program. Then the second draws of all trainings follow, then the third
     ones, so that the share of finished runs shows the time left.
@@ -346,15 +358,21 @@ def history_beside(
     train: Float[np.ndarray, "r K E n C"],
     test: Float[np.ndarray, "r K E m C"],
 ) -> History:
-    """Computes the metrics of networks along a run, and in its field ``predicted`` the metrics of their predictions.
+    """Computes the metrics of simulated networks by round, and beside them the metrics of their predictions.
 
-    Metrics are means over the E draws, with bands if there are several draws.
+    Metrics are means over E draws of the initial weights; with several draws, bands go from the 5 % to the 95 %
+    percentile. Training metrics and predicted metrics use the mean of the K models' outputs; measured test metrics use
+    the algorithm's own prediction. Under a loss of class labels all use the mean of the models' softmax probabilities.
+    Test metrics are left out if the data have no test examples.
 
     Args:
-        problem: The problem.
-        networks: The simulation.
-        train: Predicted outputs at the training examples, [r, K, E, n, C].
-        test: Predicted outputs at the test points, [r, K, E, m, C].
+        problem: The targets, and the loss.
+        networks: The simulation, evaluated at r rounds.
+        train: Predicted outputs at the n training examples at the same rounds, [r, K, E, n, C].
+        test: Predicted outputs at the m test points, [r, K, E, m, C].
+
+    Returns:
+        The measured metrics; the field ``predicted`` has the predicted ones.
     """
     predicted = _history(problem, networks, train, test, test.mean(axis=1))._replace(is_predicted=True)
     measured = _history(problem, networks, networks.train, networks.test, networks.ensemble)
@@ -368,7 +386,11 @@ def _history(
     test: Float[np.ndarray, "r K E m C"],
     ensemble: Float[np.ndarray, "r E m C"],
 ) -> History:
-    """Computes the metrics of given outputs as a ``History``, with the rounds and the bytes of ``networks``."""
+    """Computes the metrics of outputs of E draws as a ``History``: their means over draws, and bands.
+
+    ``ensemble`` is the prediction at the test points; at the training points it is the mean over the K models. Rounds
+    and bytes come from ``networks``.
+    """
     labels = None if problem.labels_test is None else np.argmax(problem.y_train, axis=-1)
     splits = {"train": (train, train.mean(axis=1), problem.y_train, labels)}
     if problem.points == "test":
@@ -407,7 +429,7 @@ def _watched(histories: Sequence[History]) -> WatchedNetworks:
 
 
 def cohorts(setting: Setting) -> Cohort:
-    """Draws the cohorts [R, S] of the simulated run, with the weights that its algorithm prescribes."""
+    """Draws the cohorts of the simulated run, S clients in each of R rounds, with the weights of its algorithm."""
     weighting = setting.algorithm.composition.weighting
     return schedule.drawn_cohorts(
         setting.algorithm.schedule, setting.problem.partition, setting.size.num_rounds, setting.seed, weighting

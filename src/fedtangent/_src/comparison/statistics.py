@@ -45,7 +45,7 @@ LEVEL = 1e-4  # share of the cases in which an interval may miss the truth
 
 
 class Pair(NamedTuple):
-    """Outputs of the networks of one width, and the outputs predicted from the same initial functions."""
+    """Outputs of networks of one width, K models in each of E draws, and predictions from their initial functions."""
 
     width: int
     simulated: Float[np.ndarray, "K E m C"]
@@ -80,7 +80,7 @@ def mean_error(pairs: Sequence[Pair], scale: float, away: Float[np.ndarray, "m C
     expected squared norm is subtracted from the squared norm of the mean.
 
     Args:
-        pairs: Networks and predictions for each width.
+        pairs: Networks and predictions for each width, two networks or more.
         scale: Unit of the norm, for instance how far training changes the functions.
         away: Difference [m, C] between the mean that is tested and the mean of the predictions.
     """
@@ -209,9 +209,9 @@ def _interval(value: float, parts: Float[np.ndarray, "W"], freedoms: Num[np.ndar
 
 
 def _quantile(parts: Float[np.ndarray, "W"], freedoms: Num[np.ndarray, "W"]) -> float:
-    """Returns the quantile of Student's t for an estimate whose variance is the sum of estimated variances ``parts``.
+    """Returns the quantile 1 - ``LEVEL`` / 2 of Student's t for an estimate whose variance is the sum of ``parts``.
 
-    ``freedoms`` are the degrees of freedom of each part (Welch, 1947; Satterthwaite, 1946).
+    ``parts`` are estimated variances, and ``freedoms`` their degrees of freedom (Welch, 1947; Satterthwaite, 1946).
     """
     shares = parts / parts.sum() if parts.any() else np.full(len(parts), 1 / len(parts))
     return float(scipy.stats.t.ppf(1 - LEVEL / 2, 1 / np.sum(shares**2 / freedoms)))
@@ -241,7 +241,7 @@ def mean_difference_in_errors(
     Args:
         samples: Draws, [draws, m, C].
         mean: Predicted mean, [m, C].
-        variance: Predicted variance of one draw, [m].
+        variance: Predicted variance of one draw, [m], above 0.
     """
     error = np.sqrt(np.maximum(variance, 0) / samples.shape[0])[:, None]
     return float(np.mean(np.abs(samples.mean(axis=0) - mean) / error))
@@ -264,6 +264,12 @@ def fitted_slope(widths: Num[np.ndarray, "W"], errors: list[Float[np.ndarray, ".
     Args:
         widths: Widths, [W]; three or more.
         errors: Errors of the networks at each width; two networks or more.
+
+    Returns:
+        The slope with its interval, and the intercept.
+
+    Raises:
+        ValueError: There are fewer than three widths, or fewer than two networks at one of them.
     """
     if len(widths) < 3:
         raise ValueError(f"widths: got {len(widths)}, must be at least 3 for a slope")
@@ -284,7 +290,7 @@ def width_slope(
     """Returns the slope of log error against log width, with its interval: ``fitted_slope`` without the intercept.
 
     Args:
-        widths, errors: As for ``fitted_slope``.
+        widths, errors: As for ``fitted_slope``, whose ``ValueError`` this raises.
     """
     return fitted_slope(np.asarray(widths), errors)[0]
 
@@ -318,7 +324,7 @@ def relative_distance(a: Num[AnyArray, "*shape"], b: Num[AnyArray, "*shape"]) ->
 
     Args:
         a: An array.
-        b: Reference of the same shape.
+        b: Reference of the same shape, not 0.
     """
     return float(np.linalg.norm(np.asarray(a) - np.asarray(b)) / np.linalg.norm(b))
 
@@ -359,7 +365,8 @@ def run_errors(
 ) -> Float[np.ndarray, "..."]:
     """Computes the relative error of predictions over all r rounds together, for each network.
 
-    It is the root mean square of the error over the root mean square of the predicted change from the start.
+    It is the root mean square of the error over the root mean square of the predicted change from the start, infinite
+    for a wrong prediction of no change.
 
     Args:
         predicted: Predicted outputs at r rounds.

@@ -23,7 +23,7 @@ class MethodRow(NamedTuple):
 
     Attributes:
         setting, method: Names.
-        test_mse, accuracy: Mean squared error and accuracy at the test points.
+        test_mse, accuracy: Mean squared error (under cross entropy, of probabilities) and accuracy at the test points.
         nll: Negative log likelihood: Gaussian, per output; under cross entropy, of the mean probabilities.
         coverage: Share of targets in the predicted 95 % interval.
         mean_difference: Mean distance of the outputs' mean from the predicted mean, in standard errors.
@@ -98,7 +98,7 @@ def outputs_row(
 
     MSE and accuracy are of the ensemble of K, averaged over the draws. NLL and coverage use mean and variance over all
     networks, so a single network has neither. Under the cross entropy it has an NLL, of the networks' mean
-    probabilities, and there is no coverage.
+    probabilities, and there is no coverage. Under losses of signs there is neither.
 
     Args:
         setting: The setting.
@@ -145,7 +145,8 @@ def networks_row(setting: Setting, networks: Simulated, error: float | None) -> 
 def simulated_row(theory: Predicted, networks: Simulated, flow_error: float | None) -> MethodRow:
     """Builds the table row of networks, with their distance from the predicted mean and variance (``reference``).
 
-    NTK-FL is compared only with the limit of many rounds (Theorem 2 of FE-2024).
+    NTK-FL is compared only with the limit of many rounds (Theorem 2 of FE-2024). The distances are left out if the
+    predicted variance is 0, or for NTK-FL without this limit.
 
     Args:
         theory: The predictions.
@@ -181,7 +182,8 @@ def theory_row(
     """Builds the table row of a predicted Gaussian process.
 
     MSE and accuracy are the expected values for an ensemble of K independent draws, as the rows of networks should
-    show.
+    show. Under a loss other than the squared error the law is not Gaussian: the scores are measured on
+    ``theory.sampled``, outputs at the last round; without a coverage under the cross entropy.
 
     Args:
         theory: The predictions.
@@ -215,7 +217,9 @@ def theory_row(
 
 
 def expected_accuracy(problem: Problem, mean: Float[np.ndarray, "m C"], cov: Float[np.ndarray, "m m"]) -> float | None:
-    """Computes the expected accuracy of predictions drawn from N(mean, cov) for each output; None without labels.
+    """Estimates the expected accuracy of predictions drawn from N(mean, cov) for each output; None without labels.
+
+    It is the mean over 200 draws with a fixed seed (``draws_of``).
 
     Args:
         problem: The problem.

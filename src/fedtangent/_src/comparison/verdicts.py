@@ -90,7 +90,7 @@ class Verdict(NamedTuple):
 
 
 def as_rows(verdicts: Sequence[Verdict]) -> list[dict[str, object]]:
-    """Returns the verdicts as dictionaries, as the file ``result.json`` holds them."""
+    """Returns the verdicts as dictionaries for the file ``result.json``: their fields, and ``passed``."""
     return [{**v._asdict(), "passed": v.passed} for v in verdicts]
 
 
@@ -153,7 +153,7 @@ def judged(
         statement: Name of the comparison.
         target: Value that theory predicts.
         margin: Allowed deviation from it.
-        estimates: Estimates of the value, for instance one for each round.
+        estimates: Estimates of the value, at least one, for instance one for each round.
         rivals: Wrong theories.
     """
     least = margin + max(e.length for e in estimates)
@@ -198,13 +198,13 @@ def slope_verdict(
 ) -> Verdict:
     """Checks that relative errors to the flow fall with the width at a slope near -1/2; to a wrong flow they do not.
 
-    The error of a network is taken over all r rounds together.
+    The slope is of log error against log width. The error of a network is taken over all r rounds together.
 
     Args:
         subject: The setting.
         widths: Widths of the networks.
         networks: Simulated networks, one entry for each width.
-        right: Predictions of the flow for the last r evaluated rounds, [r, K, E, m, C] for each width.
+        right: Predictions of the flow for the last r evaluated rounds, [r, K, E, m, C] for each width, from E draws.
         wrong: The same predictions of each wrong flow, by name.
     """
     errors = [run_errors(p, n.test[-len(p) :], n.test[0]) for n, p in zip(networks, right, strict=True)]
@@ -293,9 +293,10 @@ def independence_verdict(
     Args:
         subject: The setting.
         widths: Widths of the networks.
-        products: Products of two networks' initial functions in units of the prior's variance, [n] for each width. One
-            entry for each way to choose the two networks, by name.
-        squares: Control: if both outputs came from the same network, their products would equal ``squares``.
+        products: Products of two networks' initial functions in units of the prior's variance, [n] for each width (or
+            for the last widths). One entry for each way to choose the two networks, by name.
+        squares: Squares of initial functions, [n] for each width, for the control: if both outputs came from the same
+            network, their products would equal ``squares``.
     """
     estimates = [combined(widths[-len(values) :], values) for values in products.values()]
     statement = f"initial functions of different {', '.join(products)} are independent"
@@ -312,7 +313,7 @@ def mean_verdict(
         subject: The setting.
         statement: Name of the comparison.
         rounds: Networks and predictions at each round; rounds are left out if training has not moved the
-            prediction by then.
+            prediction by then (in one round at least it must have).
         wrong: Difference [m, C] between the wrong and the right mean at each round, for each wrong theory.
     """
     moved, rivals = [f.scale > 0 for f in rounds], []
