@@ -21,7 +21,7 @@ def seconds() -> float:
 
 @functools.cache
 def summaries() -> dict[str, str]:
-    """Returns the first line of each command's docstring, by the command's name.
+    """Returns the summary of each command, by its name: the first line of its module's docstring without the name.
 
     The commands are the modules of this package with a ``run_job``. Their files are read and not imported, because most
     of them import JAX, which takes time.

@@ -108,7 +108,7 @@ class VerdictOptions:
 
 @dataclasses.dataclass(frozen=True)
 class MachineOptions:
-    """Options of where and how a run is computed; they change no result beyond rounding."""
+    """Options of where and how a run is computed; unless it diverges, they change its results only by rounding."""
 
     mapping: str = option("auto", may_differ=True)
     """Clients on devices: auto, scan, vmap, chunked:<n>, sharded[:..]."""

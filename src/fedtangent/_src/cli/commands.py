@@ -112,8 +112,11 @@ def find(name: str, *arguments: str) -> Command:
 
     Args:
         name: Name of the command, one of ``cli.summaries``.
-        *arguments: Words of the command line. If one of its options, or of the config.json that it names, is no option
-            of the command's ``prepare``, the command uses ``prepare_run``, where its module has one.
+        *arguments: Words after the command's name. If an option in them, or in the config.json that they name, is no
+            option of the command's ``prepare``, the command uses ``prepare_run``, where its module has one.
+
+    Raises:
+        ValueError: The config.json cannot be read, or is not of a run of this command.
     """
     module = importlib.import_module(f"{cli.__name__}.{name.replace('-', '_')}")
     plain = _command(name, module, module.prepare)

@@ -85,7 +85,7 @@ class CompareJob(NamedTuple):
     """The comparisons to make, and the options of the command.
 
     Attributes:
-        settings: A run to compare with theory for each entry.
+        settings: The runs to compare with theory.
         options: Values of all options, for config.json.
         seed: Seed of the runs, for metrics.csv.
         output: Folder of the files.

@@ -33,7 +33,10 @@ class ExploreOptions:
 
 
 def prepare(options: ExploreOptions) -> tuple[Any, bool]:
-    """Checks the options and loads the data; returns the server of the page, and whether to open a browser."""
+    """Checks the options and loads the data; returns the server of the page, and whether to open a browser.
+
+    Raises ``ValueError`` if Bokeh is not installed, the port cannot be used, or an option is not allowed.
+    """
     check_installed("bokeh")
     whole("port", options.port, 0, 65535)
     flag("browser", options.browser)

@@ -40,8 +40,8 @@ LOWER = "lower the learning rate"
 class RunFiles:
     """Writer of the files of ``fedtangent train``; if several processes take part, only the first one writes."""
 
-    folder: Path
-    built: Built
+    folder: Path  # output folder
+    built: Built  # data and algorithm of the run
     figures: Figures  # folder and format of the figures
     config: dict[str, Values]  # entries of config.json
     notices: list[str]  # lines printed before the first evaluation
@@ -180,7 +180,7 @@ def ended_as(runs: dict[int, Run], stop_on_divergence: bool) -> Ended:
 
 
 def status(run: Run) -> str:
-    """Returns a run's status, or "diverged .." if its last metrics are not finite or its loss is far too large."""
+    """Returns a run's status; "diverged .." if last metrics are not finite, or the loss is over 100 times the first."""
     if run.status != FINISHED:
         return run.status
     last = run.history.evaluations[-1]
@@ -206,7 +206,7 @@ def counted(runs: dict[int, Run]) -> dict[int, Run]:
 
 
 def whose(runs: dict[int, Run], good: dict[int, Run]) -> str:
-    """Describes in words the round and the number of seeds that the numbers in the printed table are from.
+    """Describes in words from which round, and from how many seeds, the numbers in the printed table come.
 
     Args:
         runs: Run of each seed.

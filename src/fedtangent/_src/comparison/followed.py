@@ -69,8 +69,8 @@ def setting_of(
 
     Raises:
         ValueError: The clients do not train the model, the schedule has another number of clients, a learning rate is 0
-            in every round, the algorithm's rule is not valid, or a loss of class labels has a single class or is a
-            function.
+            in every round, or the algorithm's rule is not valid. Or targets are class labels, and the loss is a
+            function or the cross entropy of a single class.
     """
     training, clients, model = training_of(algorithm), examples.clients, algorithm.model
     if algorithm.schedule.num_clients != clients.num_clients:
@@ -115,7 +115,8 @@ def rule_of(algorithm: Algorithm, clients: Partition, num_rounds: int, seed: int
         seed: Seed of the schedule, the minibatches and the delays.
 
     Raises:
-        ValueError: Theory does not follow the algorithm, or its learning rate is 0 in every round.
+        ValueError: Theory does not follow the algorithm, its rule is not valid, or its learning rate is 0 in every
+            round.
     """
     rule, training = followed_rule(algorithm, num_rounds), training_of(algorithm)
     rates, steps = rates_of(training, num_rounds), steps_of(training.work, clients)
@@ -160,7 +161,7 @@ def training_of(algorithm: Algorithm) -> Training:
 
 
 def of_fixed_width(algorithm: Algorithm) -> Algorithm:
-    """Returns the algorithm with its model marked as having no other width than the one it was built with."""
+    """Returns the algorithm, with its model marked as a network that cannot be built at another width."""
     training = training_of(algorithm)
     fixed = training._replace(model=training.model._replace(at_width=None))
     return algorithm._replace(composition=algorithm.composition._replace(training=fixed))
@@ -314,7 +315,7 @@ def contacted_clients(schedule: Schedule, cohorts: Cohort, seed: int | Key = 0) 
 
     Args:
         schedule: Schedule of the run.
-        cohorts: Its cohorts, [R, S].
+        cohorts: Its cohorts: S clients in each of R rounds, [R, S].
         seed: Seed or key of the run.
     """
     if schedule.contacted is None:

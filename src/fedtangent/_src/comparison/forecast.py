@@ -255,7 +255,7 @@ class Forecast(NamedTuple):
 
     @property
     def loss(self) -> float:
-        """The test loss after the last round at the best rate."""
+        """The test loss after the last round at the best rate, as a mean over the initial functions."""
         return float(self.best.mean("test", self.plan.loss)[-1])
 
     def __repr__(self) -> str:
@@ -375,6 +375,10 @@ def forecasts(
 
     Yields:
         One forecast for each plan.
+
+    Raises:
+        ValueError: Memory and disk have no room for the kernels.
+        NotFollowed: No theory follows a run.
     """
     kernels = None
     if plans[0].setting.start is None:
@@ -475,6 +479,9 @@ def forecast(
         kernels: The kernels of its setting; None for a plan with a start, whose models are linearised there.
         progress: Whether to show progress.
         say: Called with a line of text for each step of the work.
+
+    Raises:
+        NotFollowed: No theory follows the run.
     """
     with jax.default_matmul_precision("highest"):
         runs, name = _runs_of(plan, kernels, say), plan.setting.name

@@ -48,6 +48,8 @@ METRICS = ("feature_learning", "initial_kernel", "total", "drift")  # the parts,
 class Parts(NamedTuple):
     """A network's relative distance from its prediction, and the two parts of it (see the module).
 
+    Distances are relative to how far training has moved the linearisation.
+
     Attributes:
         feature_learning: Distance of the network from its linearisation.
         initial_kernel: Distance of the linearisation from infinite width; None without a prediction there.
@@ -325,7 +327,7 @@ class LazinessDiagnostics:
         return means
 
     def parts(self, state: PyTree) -> Parts:
-        """Computes the parts of each model's distance from infinite width, [K]."""
+        """Computes the parts of each model's distance from infinite width, [K]; NaN at a round not in ``rounds``."""
         network, round_ = np.asarray(predict(self.algorithm, state, self.x).members, np.float64), int(state.round)
         if round_ not in self.rounds:
             unknown = np.full(len(network), np.nan)

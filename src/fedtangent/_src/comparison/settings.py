@@ -307,8 +307,8 @@ def standardised(
 ) -> tuple[Float[np.ndarray, "n d"], Float[np.ndarray, "m d"]]:
     """Subtracts the training mean from inputs and scales each input to norm sqrt(d), for a well-conditioned kernel.
 
-    An input that equals the mean becomes 0.
-    Inputs of equal norm are also assumption 2 of the theorems of the paper NTK-FL.
+    An input that equals the mean becomes 0. Inputs of equal norm are also assumption 2 of the theorems of the paper
+    NTK-FL.
 
     Args:
         train: Training inputs, [n, d].

@@ -98,7 +98,7 @@ def outputs_row(
 
     MSE and accuracy are of the ensemble of K, averaged over the draws. NLL and coverage use mean and variance over all
     networks, so a single network has neither. Under the cross entropy it has an NLL, of the networks' mean
-    probabilities, and there is no coverage. Under losses of signs there is neither.
+    probabilities, and there is no coverage. Under other losses than these there is neither.
 
     Args:
         setting: The setting.

@@ -312,8 +312,8 @@ def mean_verdict(
     Args:
         subject: The setting.
         statement: Name of the comparison.
-        rounds: Networks and predictions at each round; rounds are left out if training has not moved the
-            prediction by then (in one round at least it must have).
+        rounds: Networks and predictions at each round; a round is left out if training has not moved the prediction by
+            then. At least one round must remain.
         wrong: Difference [m, C] between the wrong and the right mean at each round, for each wrong theory.
     """
     moved, rivals = [f.scale > 0 for f in rounds], []
