@@ -133,7 +133,10 @@ class Kind(NamedTuple):
 
 
 class Numbers(NamedTuple):
-    """Numbers of a rule, float64; each may be traced. They have the names and meanings of options of ``Rule``."""
+    """Numbers of a rule, float64; each may be traced. They have the names and meanings of options of ``Rule``.
+
+    Weights that the rule leaves out are 1 here.
+    """
 
     mu: Float[Array, ""]
     weight_decay: Float[Array, ""]
@@ -150,6 +153,8 @@ class Numbers(NamedTuple):
 
 def read_rule(rule: Rule, local_steps: Int[np.ndarray, "N"], stepwise: bool = False) -> tuple[Kind, Numbers]:
     """Checks a rule and splits it into its static part and its numbers.
+
+    It raises ``ValueError`` for a number out of range, and for options that exclude each other.
 
     Args:
         rule: Rule to read.
@@ -235,6 +240,7 @@ def batch_places(
 ) -> Int[np.ndarray, "R S T B"] | None:
     """Returns every slot's batches as positions among its client's examples, [R, S, T, B] with -1 as padding.
 
+    There are R rounds of S slots (places for a client), T local steps at most, and B examples in a batch at most.
     Returns None if every step takes all of the client's examples. Raises ``ValueError`` for an empty batch, a wrong
     shape, or a row of another client.
 
@@ -389,12 +395,14 @@ def _step_weights(rule: Rule, most: int) -> Any:
 
 
 def delays_of(rule: Rule, kind: Kind, slots: tuple[int, int]) -> Int32[np.ndarray, "R S"] | None:
-    """Returns the delay of every slot's answer, [R, S]; None for algorithms whose answers are never late.
+    """Returns the delay in rounds of every client's answer, [R, S]; None for algorithms whose answers are never late.
+
+    It raises ``ValueError`` for delays that are not whole, are out of range, or have another shape.
 
     Args:
         rule: Rule with the delays.
         kind: Static part of the rule.
-        slots: Rounds R and slots S of a round.
+        slots: Number R of rounds, and number S of a round's slots (places for a client).
     """
     if kind.algorithm not in STALE:
         return None
