@@ -127,7 +127,10 @@ class Curvature(NamedTuple):
 
 @dataclass(frozen=True, repr=False)
 class Theorem1:
-    """Theorem 1 of FE-2024 for one run of A ages (an age: every client trains each model once); from ``theorem_1``."""
+    """Theorem 1 of FE-2024 for one run of A ages (an age: every client trains each model once); from ``theorem_1``.
+
+    It has the theorem's constants, its assumptions, and in ``plan`` the run's division into ages.
+    """
 
     constants: Constants
     assumptions: tuple[Assumption, ...]

@@ -134,9 +134,9 @@ class NtkTheorem:
         return failing(self.assumptions)
 
     def rate(self, eigenvalue: float | None = None) -> float:
-        """Computes the factor by which the squared residual shrinks in a step (Theorem 1) or a round (Theorem 2).
+        """Computes the bound of the squared residual's factor in a step (Theorem 1) or in a round (Theorem 2).
 
-        It is ``1 - eta tau lambda / (2 N M)``, or 0 if that is negative; ``NtkConstants`` defines the symbols. For a
+        It is ``1 - eta tau lambda / (2 N M)``, or 0 if this is negative; ``NtkConstants`` defines the symbols. For a
         negative control ``eigenvalue`` replaces lambda.
         """
         return 1 - self._fall(eigenvalue)
@@ -159,7 +159,10 @@ class NtkTheorem:
         return np.asarray(self.constants.residual**2 * decay)
 
     def proof_factor(self) -> float:
-        """Computes the factor of the squared residual by NTK-FL's proof, in a step (eq. 51) or a round (eq. 76)."""
+        """Computes the bound of the factor of the squared residual in NTK-FL's proof, in a step (51) or a round (76).
+
+        The theorem's rate follows from it if the assumptions hold; otherwise it may be above 1.
+        """
         c = self.constants
         growth = _growth(c)
         drift = 2 * drift_bound(self.radius, c.alpha, c.delta, c.width, c.num_examples) / c.num_examples
@@ -215,7 +218,8 @@ def ntk_evolved(
         [T, n, C] float64.
 
     Raises:
-        ValueError: Times that do not increase, or a step that diverges.
+        ValueError: Times that do not increase, or a step at which the residual is larger after the last time than at
+            the start.
     """
     start = jnp.asarray(checks.check_rows("residual", residual, "n, C"))
     increasing = [whole("times", t, 0) for t in np.ravel(times).tolist()]
