@@ -20,8 +20,9 @@ class CovarianceTerms(NamedTuple):
     """Terms of the covariance of trained functions at m test points, ``prior + propagated - cross``, float64.
 
     Without weight decay ``prior`` is K(x, x), ``propagated`` is ``B K(X, X) B'``, and ``cross`` is
-    ``B K(X, x) + K(x, X) B'``. K is the nngp kernel; ``covariance_terms`` explains B. Theorem 2 of FE-2024 has the
-    same terms.
+    ``B K(X, x) + K(x, X) B'``. K is the nngp kernel, and B [m, n] the matrix by which the initial function at the
+    training points X enters the trained function at x, ``f(x) = f0(x) - B f0(X) + ..``. Theorem 2 of FE-2024 has the
+    same terms. With weight decay f0(x) is multiplied by a factor gamma in all of them.
     """
 
     prior: Float[AnyArray, "m m"]  # K(x, x)

@@ -48,7 +48,7 @@ def gp_limit(
 
     Returns:
         Gaussian(mean [m, C], cov [m, m], jitter), float64; for "full", cov is [m C, m C]. ``jitter`` is the number that
-        was added to Theta's diagonal. With a ``LargeKernel`` cov is None.
+        was added to Theta's diagonal. A ``LargeKernel`` leaves cov None.
 
     Raises:
         SingularKernelError: Theta is singular beyond the allowed jitter, or too nearly singular for conjugate

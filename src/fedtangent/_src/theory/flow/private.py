@@ -60,9 +60,9 @@ def private_flow(
     """Builds the prediction of a run of DP-FedAvg (McMahan et al., 2018) from the flow of the same run without privacy.
 
     Every update is clipped to length ``clip_norm``; the server moves by their sum divided by m, plus Gaussian noise of
-    standard deviation ``noise_multiplier * clip_norm / m`` in every weight. The model is linear in its weights, as for
-    every flow. A network's outputs are quadratic in the noise too: this part is of the order of the noise's square,
-    whatever the width, because noise moves every weight.
+    standard deviation ``noise_multiplier * clip_norm / m`` in every weight, both times its server rate. The model is
+    linear in its weights, as for every flow. A network's outputs are quadratic in the noise too: this part is of the
+    order of the noise's square, whatever the width, because noise moves every weight.
 
     Args:
         flow: Flow of one model, trained with FedAvg (or FedProx) from kernel blocks with ``ntk_test``; every client

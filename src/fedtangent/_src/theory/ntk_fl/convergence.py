@@ -62,8 +62,8 @@ class TwoLayerStart(NamedTuple):
     Attributes:
         width: Number n of neurons.
         covariance: Covariance of a neuron's weights, [d, d]; or a number times the identity.
-        kernel: Tangent kernel at the start, to compare with the bound of Lemma 4 (``sampling_bound``); None for no
-            comparison.
+        kernel: Tangent kernel at the start, [N, N] for N examples; its distance from the infinite-width kernel is
+            compared with the bound of Lemma 4 (``sampling_bound``). None for no comparison.
     """
 
     width: int
