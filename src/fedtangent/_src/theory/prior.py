@@ -22,7 +22,7 @@ class CovarianceTerms(NamedTuple):
     Without weight decay ``prior`` is K(x, x), ``propagated`` is ``B K(X, X) B'``, and ``cross`` is
     ``B K(X, x) + K(x, X) B'``. K is the nngp kernel, and B [m, n] the matrix by which the initial function at the
     training points X enters the trained function at x, ``f(x) = f0(x) - B f0(X) + ..``. Theorem 2 of FE-2024 has the
-    same terms. With weight decay f0(x) is multiplied by a factor gamma in all of them.
+    same terms. With weight decay f0(x) is multiplied by a factor gamma.
     """
 
     prior: Float[AnyArray, "m m"]  # K(x, x)

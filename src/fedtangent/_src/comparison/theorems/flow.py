@@ -320,7 +320,10 @@ FIRST_ORDER = 0.1  # how far the slope may be from 1
 
 
 def _of_classes(case: Case) -> Case:
-    """Returns the case with its examples sorted by class, divided anew among clients of the same sizes."""
+    """Returns the case with its examples divided by class among clients of the same sizes.
+
+    The learning rate is chosen anew, as for every case.
+    """
     problem = case.problem
     order = np.argsort(problem.y_train @ np.arange(1, problem.y_train.shape[1] + 1), kind="stable")
     clients = problem.partition._replace(indices=order.astype(np.int32))

@@ -126,6 +126,8 @@ def _sets(signed: Float64[np.ndarray, "N n d"], mask: Bool[np.ndarray, "N n"]) -
 def farkas(sets: FeasibleSets) -> Float64[np.ndarray, "n"] | None:
     """Returns a certificate that no w is in all sets, weights b [n] >= 0 with ``sum_j b_j y_j x_j = 0``; else None.
 
+    The weights sum to 1, in the order of the examples of all nodes, node after node.
+
     By Farkas' lemma there is either such a b or a point in all sets. The least-squares problem
     ``|sum b_j y_j x_j|^2 + (1 - sum b_j)^2`` over b >= 0 (Lawson and Hanson, 1974, chapter 23) decides: its residual is
     0 for a certificate; otherwise ``sum b_j y_j x_j`` is a point, up to scale, whose margins are then computed for

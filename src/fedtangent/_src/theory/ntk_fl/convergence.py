@@ -99,8 +99,9 @@ class NtkConstants(NamedTuple):
 
         It holds if the theorem holds; the record explains the symbols. ``G = ((1 + eta)^tau - 1) / (eta tau)`` is 1 in
         Theorem 1. A step moves a neuron by at most ``eta / sqrt(N n)`` times the residual; the sum over all steps
-        converges because the residual decays. For FedAvg the bound covers the server's neurons over all rounds and a
-        client's movement inside a round. It is inf for lambda = 0.
+        converges because the residual decays. For FedAvg this bounds the server's neurons over all rounds; with several
+        local steps ``((1 + eta)^tau - 1) |f_0 - y| / sqrt(N n)`` is added, a client's movement inside a round. The
+        bound is inf for lambda = 0.
         """
         if self.lambda_min == 0:
             return math.inf

@@ -117,7 +117,8 @@ def spaced_problem(seed: int, local_steps: int) -> ToyProblem:
 
     The inputs are further apart than the width 0.08 of the radial basis functions. On the papers' examples the kernel
     is nearly singular, and no run comes near the limit of many rounds (FE-2024, Theorem 2). Here a hundred rounds
-    suffice for any seed.
+    suffice for any seed. The targets have noise, but no amplitude that varies by client; the field ``noise`` is the
+    variance with both, as for ``sine_problem``.
 
     Args:
         seed: Seed of the data.
@@ -314,9 +315,10 @@ def _judged(claim: Claim, margin: float, values: list[np.ndarray], rivals: list[
 def _decomposition(seed: int, schedules: int, draws: int, num_rounds: int) -> list[Verdict]:
     """Checks the terms of FE-2024, eq. (10): the error of an ensemble is noise plus bias plus variance.
 
-    There is a verdict on the bias, on the two parts of the variance, from initialisation and schedule, and on the
-    error. They are measured on ensembles of eight models (``LAST``), under ``schedules`` schedules and from ``draws``
-    initialisations each, and compared with their closed forms for these schedules.
+    There is a verdict on the bias, on the part of the variance from initialisations, on the error, and on the part of
+    the variance from schedules. The terms are measured on ensembles of eight models (``LAST``), under ``schedules``
+    schedules and from ``draws`` initialisations each (the last term from models that start at 0), and compared with
+    their closed forms for these schedules.
     """
     problem = sine_problem(seed, local_steps=STEPS, num_clients=CLIENTS)
     schedule, seeds = permutations(CLIENTS, LAST), seeds_of(LAST, schedules, seed)

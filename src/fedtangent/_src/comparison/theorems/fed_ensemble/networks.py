@@ -118,7 +118,8 @@ def setting_of(task: Task, width: int, seed: int) -> Setting:
     """Builds the problem and the Fed-ensemble run of ``task`` for networks of ``width``.
 
     The learning rate is the share ``task.step`` of the largest that Theorem 9.1 of FE-2021 allows, if C_1, the bound of
-    the Hessian (``curvature``), is 5 and the initial functions have their expected size.
+    the Hessian (``curvature``), is 5 and the norm of an initial function is the root of the tangent kernel's trace,
+    which is above its expected norm.
 
     Args:
         task: Clients, targets and length of training.
