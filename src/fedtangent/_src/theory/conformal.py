@@ -11,7 +11,10 @@ from fedtangent._src.types import ArrayLike
 
 
 class CoverageBounds(NamedTuple):
-    """Lower and upper bound of the probability that a conformal prediction set contains the true target."""
+    """Lower and upper bound of the probability that a conformal prediction set contains the true target.
+
+    ``high`` may be above 1, where it says nothing.
+    """
 
     low: float
     high: float
@@ -39,12 +42,12 @@ def conformal_coverage(sizes: ArrayLike, alpha: float, weights: ArrayLike | None
     client l.
 
     Args:
-        sizes: Numbers of calibration examples [K].
+        sizes: Numbers n_k of calibration examples of the K clients, [K], at least 0.
         alpha: Probability that a set misses its target, above 0 and below 1.
         weights: Weights w [K] of the mixture, at least 0, in any scale; None for the paper's.
 
     Returns:
-        The two bounds.
+        The two bounds; the upper one may be above 1.
 
     Raises:
         ValueError: An argument is out of range.

@@ -20,8 +20,9 @@ class CovarianceTerms(NamedTuple):
     """Terms of the covariance of trained functions at m test points, ``prior + propagated - cross``, float64.
 
     Without weight decay ``prior`` is K(x, x), ``propagated`` is ``B K(X, X) B'``, and ``cross`` is
-    ``B K(X, x) + K(x, X) B'``. K is the nngp kernel; ``covariance_terms`` explains B. Theorem 2 of FE-2024 has the
-    same terms.
+    ``B K(X, x) + K(x, X) B'``. K is the nngp kernel, and B [m, n] the matrix by which the initial function at the
+    training points X enters the trained function at x, ``f(x) = f0(x) - B f0(X) + ..``. Theorem 2 of FE-2024 has the
+    same terms. With weight decay f0(x) is multiplied by a factor gamma.
     """
 
     prior: Float[AnyArray, "m m"]  # K(x, x)
@@ -45,9 +46,9 @@ def prior_blocks(kernels: KernelBlocks) -> PriorBlocks:
 def prior_functions(kernels: KernelBlocks, count: int, seed: int = 0) -> Float64[np.ndarray, "points count"]:
     """Draws ``count`` functions of an untrained, infinitely wide network at the n training and m test points.
 
-    Each draw is Gaussian with mean 0 and the nngp kernel K as its covariance. Under a loss such as the cross entropy,
-    mean and covariance after training have no closed form; average ``Flow.predict`` over such draws instead. If K is
-    singular, a jitter of at most 1e-8 of K's mean diagonal is added.
+    Each draw has one output and is Gaussian with mean 0 and the nngp kernel K as its covariance; if K is 0, all draws
+    are 0. Under a loss such as the cross entropy, mean and covariance after training have no closed form; average
+    ``Flow.predict`` over such draws instead. If K is singular, a jitter of at most 1e-8 of K's mean diagonal is added.
 
     Args:
         kernels: Kernel blocks with the nngp parts.
@@ -56,6 +57,9 @@ def prior_functions(kernels: KernelBlocks, count: int, seed: int = 0) -> Float64
 
     Returns:
         [n + m, count] float64, training points first.
+
+    Raises:
+        SingularKernelError: The allowed jitter is not enough.
     """
     train, cross, test = (np.asarray(part) for part in prior_blocks(kernels))
     normal = np.random.default_rng(checks.seed(seed)).standard_normal((len(train) + len(test), whole("count", count)))

@@ -96,7 +96,8 @@ class Claim(NamedTuple):
 
         Args:
             right: Measured value, expected value, and whether they agree; None: too few draws to tell.
-            wrong: Name of the control, its measured value, and whether it fails; None as for ``right``.
+            wrong: Name of the control (a wrong theory), its measured value, and whether it fails; None as for
+                ``right``.
             notices: How large an error of the theory must be for the check to detect it, as text.
         """
         return Verdict.of(*self, right, wrong, notices)

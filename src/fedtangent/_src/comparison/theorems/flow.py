@@ -104,8 +104,8 @@ class Option(NamedTuple):
     def _wrong_flows(self, case: Case, blocks: KernelBlocks, slower: tuple[float, ...] = (SLOWER,)) -> dict[str, Flow]:
         """Builds flows of wrong theories, keyed by the mistake, as negative controls.
 
-        The mistakes are: the option is ignored, clients take one local step less, or their learning rate is too small
-        by the factors ``slower``.
+        The mistakes are: the option (or the schedule) is ignored, clients take one local step less, or their learning
+        rate is multiplied by one of the factors ``slower``.
         """
         wrong: dict[str, Arguments] = {}
         if self.ignored is None:
@@ -117,9 +117,10 @@ class Option(NamedTuple):
         return {name: self._flow(case, blocks, changes) for name, changes in wrong.items()}
 
     def _run(self, case: Case, width: int, draws: int, evaluate_every: int = 1) -> Simulated:
-        """Trains the models of ``case`` at ``width`` under the option, from ``draws`` initialisations.
+        """Trains the models of ``case`` at ``width`` under the option, from ``draws`` independent initialisations.
 
-        The networks are evaluated every ``evaluate_every`` rounds; with 0, only at start and end.
+        The result has their outputs at start, at every ``evaluate_every``-th round, and at the end; with 0, only at
+        start and end.
         """
         arguments = {"client_learning_rate": case.learning_rate, **self.both, **self.simulated}
         if "client_optimizer" in arguments:  # a function from the rate
@@ -147,7 +148,7 @@ def permuted(num_models: int) -> Callable[[], ft.types.Schedule]:
 
 
 def shrinking(rate: float | jax.Array) -> optax.GradientTransformation:
-    """Builds gradient descent of a client whose step size is ``rate`` at first, and halves after each local step."""
+    """Builds gradient descent of a client whose step size is ``rate`` at first, and halves after each of four steps."""
     return optax.chain(optax.sgd(rate), optax.scale_by_schedule(lambda step: jnp.asarray(SHRINKING)[step]))
 
 
@@ -272,9 +273,10 @@ def _case(
 
 
 def _largest_error(flow: Flow, run: Simulated) -> float:
-    """Computes the largest distance of a model from the flow at any round, over the distance between the flow's ends.
+    """Computes the largest distance of a trained model from the flow at any round, as a share of the flow's movement.
 
-    The ends are the flow's outputs at the start and after the last round; all outputs are at the test points.
+    The flow's movement is the distance between its outputs at the start and after the last round; all outputs are at
+    the test points.
     """
     predicted = networks(flow, [run], run.rounds)[0]
     return float(np.max(relative_errors(predicted, run.test, predicted[-1:] - predicted[:1])))
@@ -318,7 +320,10 @@ FIRST_ORDER = 0.1  # how far the slope may be from 1
 
 
 def _of_classes(case: Case) -> Case:
-    """Returns the case with its examples sorted by class, divided anew among clients of the same sizes."""
+    """Returns the case with its examples divided by class among clients of the same sizes.
+
+    The learning rate is chosen anew, as for every case.
+    """
     problem = case.problem
     order = np.argsort(problem.y_train @ np.arange(1, problem.y_train.shape[1] + 1), kind="stable")
     clients = problem.partition._replace(indices=order.astype(np.int32))
@@ -404,7 +409,7 @@ LEDGER_SIZES = Scale((256, 1024, 4096), 8, 24), Scale((512, 2048, 8192), 16, 48)
 
 
 def _check_ledger(scale: str, seed: int) -> list[Verdict]:
-    """Checks the residual ledgers of runs, which hold the gap between simulated and predicted residuals.
+    """Checks the residual ledgers of runs: tables of the gap between simulated and predicted residuals of clients.
 
     The gap must be rounding for a linear model, and within the ledger's tolerance for networks. For networks it must
     also fall with the width, at least as width^-1/2.
@@ -415,7 +420,10 @@ def _check_ledger(scale: str, seed: int) -> list[Verdict]:
 
 
 class Trainer(NamedTuple):
-    """A model and its algorithm; all seeds use the same objects, so that their runs share compiled programs."""
+    """A model, its algorithm with the clients' learning rate ``rate``, and the model's width.
+
+    All seeds use the same objects, so that their runs share compiled programs.
+    """
 
     model: ft.types.Model
     rate: float
@@ -430,7 +438,11 @@ def _trainer(model: ft.types.Model, rate: float, width: int) -> Trainer:
 
 
 def _ledger(trainer: Trainer, x: np.ndarray, y: np.ndarray, size: Scale, seed: int) -> ResidualLedger:
-    """Trains K = 2 models on inputs ``x`` and targets ``y``, and returns the residual ledger of the run."""
+    """Trains K = 2 models on inputs ``x`` and targets ``y``, and returns the residual ledger of the run.
+
+    The ledger has the gap between the simulated and the predicted residual of every client, at six rounds of the run.
+    ``size`` has the number of rounds.
+    """
     model, rate, algorithm, width = trainer
     clients = ft.partition.quantity_skew(len(x), CLIENTS, 2.0, SPLIT, min_client_size=2)
     data, rounds = ft.data.federated_data(x, y, clients, dtype=jnp.float64), size.num_rounds
@@ -448,7 +460,10 @@ def _examples(size: Scale) -> int:
 
 
 def _networks(size: Scale, width: int, seed: int) -> list[ResidualLedger]:
-    """Trains erf networks of ``width``, one run for each seed, and returns the residual ledgers of the runs."""
+    """Trains erf networks of ``width``, one run for each of ``size.draws`` seeds; returns the runs' residual ledgers.
+
+    A ledger has the gap between simulated and predicted residuals. Each run draws its own examples.
+    """
     model = ft.models.mlp(5, 1, (width,), "erf", dtype=jnp.float64)
     theta = model.kernel(jnp.ones((1, 5)), None, get="ntk")  # type: ignore[misc]
     trainer, ledgers = _trainer(model, 1 / float(theta[0, 0]), width), []

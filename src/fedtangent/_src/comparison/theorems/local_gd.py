@@ -89,7 +89,7 @@ class Descent(NamedTuple):
     """The schedule and the local training of a run, for any algorithm.
 
     A round has ``steps`` local steps of size ``rate`` on minibatches of ``batch`` examples (None: all). ``scatter`` is
-    the standard deviation of the initial weights, and ``mapping`` how nodes are mapped to the device.
+    the standard deviation of the initial weights (0: zeros), and ``mapping`` how nodes are mapped to the device.
     """
 
     schedule: Schedule

@@ -35,11 +35,11 @@ MARGIN = 0.05  # of a growth
 
 
 class AnySteps(NamedTuple):
-    """A problem of support vectors only, its SVM, and the simulated models for each number L of local steps.
+    """A classification problem whose examples are all support vectors, and simulated models for several local steps.
 
     ``sets`` are the models that classify each node's examples with margin 1 or more, ``rate`` is the step size, and
-    ``svm`` the hard-margin SVM. ``paths`` has for each L the models [17, d] at the start and after each sixteenth of
-    the rounds.
+    ``svm`` the hard-margin SVM. ``paths`` has for each number L of local steps the models [17, d] at the start and
+    after each sixteenth of the ``rounds``.
     """
 
     problem: LinearProblem

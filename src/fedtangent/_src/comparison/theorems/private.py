@@ -44,7 +44,10 @@ SLOPE_BAND, FLAT_BAND = (0.85, 1.15), (-0.15, 0.15)
 
 
 class PrivateProblem(NamedTuple):
-    """Examples of a regression on several clients; all clients take part in every round."""
+    """Inputs x and targets y of a regression: the training points of all clients, client by client, then test points.
+
+    All clients take part in every round.
+    """
 
     x: Float64[np.ndarray, "n d"]  # training points, then test points
     y: Float64[np.ndarray, "n C"]
@@ -77,7 +80,7 @@ class PrivateProblem(NamedTuple):
     def simulated(
         self, model: Model, clip_norm: float, noises: Sequence[float], seeds: Sequence[int]
     ) -> Float64[np.ndarray, "noises seeds m C"]:
-        """Trains a model by DP-FedAvg at several noise multipliers, and returns its last outputs at the test points.
+        """Trains a model by DP-FedAvg at several noise multipliers; returns its outputs at the test points at the end.
 
         Args:
             model: The model.
@@ -129,7 +132,7 @@ def _seeds(scale: str, seed: int, runs: int = 100) -> list[int]:
 def _standardised(
     outputs: Float64[np.ndarray, "E m C"], mean: Float64[np.ndarray, "m C"], cov: Float64[np.ndarray, "m m"]
 ) -> Interval:
-    """Estimates the mean square of the outputs of E runs, standardised by a predicted mean and covariance.
+    """Estimates the mean square of the outputs of E runs at m points, standardised by a predicted mean and covariance.
 
     The mean square is 1 if the prediction is right. Directions in which the predicted variance is 0 are left out.
     """
@@ -142,9 +145,10 @@ def _standardised(
 
 
 def _check_law(scale: str, seed: int) -> list[Verdict]:
-    """Checks the predicted mean and covariance of last outputs, in runs of DP-FedAvg that clip no update.
+    """Checks the predicted mean and covariance of outputs after the last round of DP-FedAvg, if no update is clipped.
 
-    Runs differ in the server's noise only.
+    Runs differ in the server's noise only. The control is a covariance that adds up the noise of all rounds, as if no
+    round trained on the noise of earlier ones.
     """
     of, seeds = PrivateProblem.drawn(seed), _seeds(scale, seed)
     theory = of.theory(LOOSE, QUIET)
@@ -161,7 +165,11 @@ def _check_law(scale: str, seed: int) -> list[Verdict]:
 
 
 def _check_clipping(scale: str, seed: int) -> list[Verdict]:
-    """Checks runs with clipped updates: their outputs without noise to rounding, their expected error with noise."""
+    """Checks predictions of DP-FedAvg whose updates are clipped, in two verdicts.
+
+    Without noise, the outputs must equal the predicted ones up to rounding. With noise, the expected squared error must
+    be near the predicted one.
+    """
     of, seeds = PrivateProblem.drawn(seed), _seeds(scale, seed, 300)  # errors scatter more than outputs
     theory, sizes = of.theory(TIGHT, LOUD), f"{len(seeds)} runs, {ROUNDS} rounds"
     quiet, loose = (np.asarray(of.theory(clip, 0.0).runs(1).test) for clip in (TIGHT, LOOSE))
@@ -182,9 +190,10 @@ def _check_clipping(scale: str, seed: int) -> list[Verdict]:
 
 
 def _check_networks(scale: str, seed: int) -> list[Verdict]:
-    """Checks that the quadratic over the linear effect of noise on networks grows as the noise, at every width.
+    """Checks how DP-FedAvg's noise changes a network's outputs: the quadratic part of the change over the linear part.
 
-    There are two verdicts: on the slope in the noise, which is 1, and on the slope in the width, which is 0.
+    This ratio must be proportional to the noise, and the same at every width. So there are two verdicts: on the slope
+    of its logarithm in the noise, which is 1, and on the slope in the width, which is 0.
     """
     of, seeds = PrivateProblem.drawn(seed), _seeds(scale, seed)[: of_scale(scale, 16, 64)]
     multipliers = [noise * len(SIZES) / LOOSE for noise in (*NOISES, 2 * NOISES[-1])]

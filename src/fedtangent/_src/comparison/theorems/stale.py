@@ -47,7 +47,10 @@ LATE: dict[str, tuple[Schedule, ft.Staleness]] = {
 
 
 def _check_rounds(scale: str, seed: int) -> list[Verdict]:
-    """Checks that linearised networks equal the flow with the delays that their run drew; slightly wrong flows fail."""
+    """Checks that linearised networks, trained with late answers, equal the flow with the delays that their run drew.
+
+    There is a verdict for FedBuff and one for FedAsync. Slightly wrong flows are the controls, and must fail.
+    """
     rng, num_rounds, verdicts = np.random.default_rng(seed), of_scale(scale, 12, 60), list[Verdict]()
     x, y = rng.normal(size=(sum(SIZES) + 8, 3)), rng.normal(size=(sum(SIZES) + 8, 2))
     train, test = slice(0, sum(SIZES)), slice(sum(SIZES), None)
@@ -71,7 +74,10 @@ RESAMPLED = 400  # sets of runs
 
 
 class Federation(NamedTuple):
-    """Examples ``y = x w`` of clients that all take part in every round, and the clients' learning rate."""
+    """Examples ``y = x w`` of clients that all take part in every round, and the clients' learning rate ``rate``.
+
+    ``w`` are the true weights, the solution to which training tends.
+    """
 
     x: Float64[np.ndarray, "n d"]
     w: Float64[np.ndarray, "d 1"]
@@ -137,10 +143,10 @@ def _federation(num_clients: int, examples: int, seed: int) -> Federation:
 
 
 def _crossed(growth: Float64[np.ndarray, "*runs 2"], side: float) -> Float64[np.ndarray, "*runs"]:
-    """Interpolates the rate at which a run's distance from the solution neither grows nor shrinks.
+    """Interpolates the rate at which the distance from the solution, of a run or a mean of runs, does not change.
 
-    The unit is the predicted edge of stability. ``growth`` is the increase of the log distance at ``1 - side`` and at
-    ``1 + side`` times the edge.
+    The unit is the predicted edge of stability. ``growth`` is the increase of the log distance (or of the log of a mean
+    squared distance) at ``1 - side`` and at ``1 + side`` times the edge; it is interpolated in the log of the rate.
     """
     below, above = np.log(1 - side), np.log(1 + side)
     share = -growth[..., 0] / (growth[..., 1] - growth[..., 0])
@@ -148,9 +154,10 @@ def _crossed(growth: Float64[np.ndarray, "*runs 2"], side: float) -> Float64[np.
 
 
 def _constant(of: Federation, seeds: Sequence[int]) -> list[Verdict]:
-    """Checks ``of``'s largest stable rates under constant delays of 0 to 4 rounds, run by run.
+    """Checks the largest stable rates under constant delays of 0 to 4 rounds, run by run.
 
-    They are FedBuff's server rate, and FedAsync's client rate, which is the same at all delays.
+    They are FedBuff's server rate, and FedAsync's client rate, which is the same at all delays. ``of`` has the clients
+    and their examples, ``seeds`` one seed for each run.
     """
     added = np.array([of.flow("fed_buff", d + 1).largest_stable_server_rate(np.eye(d + 1)[d]) for d in range(MOST + 2)])
     mixed, wrong = (
@@ -193,8 +200,8 @@ def _constant(of: Federation, seeds: Sequence[int]) -> list[Verdict]:
 def _random(of: Federation, seeds: Sequence[int]) -> Verdict:
     """Checks the largest server rate of FedBuff at which the mean squared distance from the solution does not grow.
 
-    The mean is over runs; the measured rates must be proportional to the predicted ones (slope of logarithms). Each
-    client of ``of`` draws a delay from 0 to D rounds in every round; D is 1 to 4 (``MOST``).
+    The mean is over runs; the measured rates must be proportional to the predicted ones (the slope of their logarithms
+    is 1). Each client of ``of`` draws a delay from 0 to D rounds in every round; D is 1 to 4 (``MOST``).
     """
     laws = [np.full(most + 1, 1 / (most + 1)) for most in range(1, MOST + 1)]
     edges, latest = (

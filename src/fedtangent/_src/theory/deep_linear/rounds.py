@@ -24,7 +24,7 @@ Weights = Sequence[np.ndarray]  # W^1 .. W^L, [fan_out, fan_in] each
 
 
 class FullBatchWork(NamedTuple):
-    """Data, step size and local steps of all clients in a round; built by ``full_batch_work``."""
+    """Inputs x, targets y, step size and local steps of all clients in a round; built by ``full_batch_work``."""
 
     x: Float64[np.ndarray, "n d"]
     y: Float64[np.ndarray, "n C"]
@@ -88,7 +88,10 @@ def gradients(of: Products, residuals: Float64[np.ndarray, "n C"]) -> list[Matri
 
 
 class LocalPath(NamedTuple):
-    """Local steps of one client in a round: its network and residuals before each step, and its final weights."""
+    """Local steps of one client in a round: its network and residuals before each step, and its final weights.
+
+    ``before`` describes the network by its outputs and products of layers.
+    """
 
     before: tuple[Products, ...]  # of the client's network at its examples, before each of the K steps
     residuals: tuple[Float64[np.ndarray, "n_c C"], ...]  # xi_{k,c}, [n_c, C] each

@@ -85,7 +85,7 @@ class DeepLinearConstants(NamedTuple):
         return self.outputs / (STEP * self.depth * self.kappa * self.local_steps * self.largest**2)
 
     def least_width(self) -> float:
-        """Computes the least width m that Theorem IV.2 of DeepLin allows, with 1 for its unspecified constant."""
+        """Computes the least hidden width m that Theorem IV.2 of DeepLin allows, with its unspecified constant as 1."""
         shared = self.rank * self.kappa**4 * self.num_clients**2
         log_depth = math.log(self.depth) if self.depth > 1 else 0.0
         terms = shared * self.outputs * (1 + self.truth**2), shared * math.log(self.rank / self.delta), log_depth
@@ -172,12 +172,19 @@ class DeepLinearTheorem:
         return min(low), max(high)
 
     def hypotheses(self, weights: Weights, loss: float, rounds: int) -> tuple[Assumption, ...]:
-        """Checks the proof's hypotheses A, B and C (see the module) at the server's weights after ``rounds`` rounds.
+        """Checks the proof's hypotheses A, B and C at the server's weights after ``rounds`` rounds.
+
+        A bounds the loss, B the singular values of products of layers (left out for a single layer), and C the distance
+        of a layer from its start.
 
         Args:
             weights: Weights of the server.
             loss: Loss relative to the start, L(t) / L(0).
             rounds: Number of finished rounds t.
+
+        Returns:
+            A record of each measured inequality: "A"; "B, largest", "B, least" and, with three layers or more,
+            "B, between"; and "C".
         """
         weights, c = self._alike(weights), self.constants
         whole("rounds", rounds, 0)

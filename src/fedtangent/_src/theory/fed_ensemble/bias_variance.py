@@ -64,7 +64,10 @@ class Decomposition(NamedTuple):
 
 
 class EnsembleLaw(NamedTuple):
-    """Mean and variance, over initial functions, of K models' average at m points after some rounds of one schedule."""
+    """Mean and variance, over initial functions, of K models' average at m points after some rounds of one schedule.
+
+    The variance is [m] if the outputs share a kernel, otherwise [m, C].
+    """
 
     mean: Float64[np.ndarray, "m C"]
     variance: Variance  # sum_k k_k(x, x) / K^2
@@ -91,13 +94,14 @@ class Corollary1(NamedTuple):
 def decompose_runs(runs: ArrayLike, expected: ArrayLike, noise_variance: float = 0.0) -> Decomposition:
     """Estimates noise, bias and variance of an ensemble from repeated runs, with jackknife standard errors.
 
-    All estimates are unbiased: the squared bias is corrected for the sampling variance of the mean, so its estimate may
-    be below 0. The jackknife leaves out one schedule, or one run, at a time.
+    All estimates are unbiased. The squared bias is corrected for the sampling variance of the mean, and the part of the
+    variance from schedules for the variance from initialisations, so both may be below 0. The jackknife leaves out one
+    schedule, or one run, at a time; with only two of them the standard errors are nan.
 
     Args:
-        runs: Predictions of the ensemble. Either [S, J, m, C]: S independently drawn schedules, and for each of them J
-            >= 2 independent initialisations (an analysis of variance separates the two parts); or [E, m, C]: E >= 2
-            independent runs that differ in both, which determine only the sum of the parts (the parts are nan).
+        runs: Predictions of the ensemble. Either [S, J, m, C]: S >= 2 independently drawn schedules, and for each of
+            them J >= 2 independent initialisations (an analysis of variance separates the two parts); or [E, m, C]:
+            E >= 2 independent runs that differ in both, which determine only the sum of the parts (the parts are nan).
         expected: Expected targets E[y | x] [m, C] at the m points x.
         noise_variance: Variance of the targets, the mean of Var[y | x] over points.
     """
@@ -120,15 +124,16 @@ def ensemble_law(flow: Flow, r: int) -> EnsembleLaw:
     """Computes the exact mean and variance of the average of a flow's K models after round ``r``, for its schedule.
 
     The random part is the initial functions. They are independent, so the models' variances k_k(x, x) add up to
-    ``sum_k k_k(x, x) / K^2``. The cost is one backward pass through the rounds.
+    ``sum_k k_k(x, x) / K^2``. The cost is one backward pass through the rounds for each model.
 
     Args:
         flow: Flow of K models. The variance is [m] if the outputs share a kernel, otherwise [m, C].
         r: Number of finished rounds.
 
     Raises:
-        ValueError: The flow has no closed-form mean and variance: its loss is not the squared error, or its kernel
-            blocks have no nngp parts.
+        ValueError: The flow has no closed-form mean and variance: its loss is not the squared error, or its kernels
+            have no nngp blocks.
+        FloatingPointError: The run is unstable and leaves the range of float64.
     """
     variance = np.diag(np.asarray(flow.ensemble_cov(r)))
     mean = np.asarray(flow.ensemble_mean(r))
@@ -152,10 +157,15 @@ def ensemble_laws(
     outputs serves all rounds. The models of many schedules go through one pass together, as if they were one ensemble.
 
     Args:
-        kernels, y_train, partition, rule: As for ``federated_flow``, with outputs that share a kernel.
+        kernels, y_train, partition, rule: As for ``federated_flow``, with outputs that share a kernel. The rule must
+            have the squared error as its loss; this is not checked.
         cohorts: Cohorts of each schedule, arrays [R, S] of equal shapes.
         rounds: Numbers of finished rounds, from 0 to R.
-        num_models: Number K of models.
+        num_models: Number K of models of each schedule.
+
+    Raises:
+        ValueError: There are no cohorts, or of several shapes; or the kernels have no nngp blocks.
+        FloatingPointError: A run is unstable and leaves the range of float64.
     """
     if not cohorts or len({np.shape(c.client) for c in cohorts}) > 1:
         raise ValueError(
@@ -192,8 +202,9 @@ def decompose_laws(laws: Sequence[EnsembleLaw], expected: ArrayLike, noise_varia
 
     Args:
         laws: Means and variances for S independently drawn schedules, from ``ensemble_law``. With S = 1 the schedule is
-            fixed: its part of the variance is 0, and all terms are exact. With S > 1 the standard errors come from the
-            draw of schedules.
+            fixed: its part of the variance is 0, and all terms are exact. With S > 1 the terms are unbiased estimates
+            (the squared bias may be below 0), whose standard errors come from the draw of schedules and are nan for
+            S = 2.
         expected: Expected targets E[y | x] [m, C] at the m points x.
         noise_variance: Variance of the targets, the mean of Var[y | x] over points.
     """

@@ -127,7 +127,10 @@ class Curvature(NamedTuple):
 
 @dataclass(frozen=True, repr=False)
 class Theorem1:
-    """Theorem 1 of FE-2024 for one run of A ages (an age: every client trains each model once); from ``theorem_1``."""
+    """Theorem 1 of FE-2024 for one run of A ages (an age: every client trains each model once); from ``theorem_1``.
+
+    It has the theorem's constants, its assumptions, and in ``plan`` the run's division into ages.
+    """
 
     constants: Constants
     assumptions: tuple[Assumption, ...]
@@ -201,9 +204,9 @@ class Networks(NamedTuple):
     """Optional facts about the trained networks for ``theorem_1``, such as their width and initial functions.
 
     Attributes:
-        f0_train: Initial functions at the training points; zero by default.
-        x_train: Inputs; without them the assumptions about inputs are left out.
-        initial_kernel: Kernel of a network at its initial weights, to compare with Theta.
+        f0_train: Initial functions of the K models at the training points, [K, n, C]; zero by default.
+        x_train: Inputs [n, ...]; without them the assumptions about inputs are left out.
+        initial_kernel: Kernel of a network at its initial weights, [n, n], to compare with Theta.
         c1: C_1, the bound of the network's Hessian as in ``Constants``; 0 for a model linear in its weights.
         width: Width l of the network.
     """

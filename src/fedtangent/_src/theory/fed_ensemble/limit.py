@@ -34,21 +34,27 @@ def gp_limit(
     sufficient jitter is added to its diagonal and reported in the result. The papers' remainder ``o(eta_0^2)`` is 0
     here (erratum `fe2024.remainder`): every stable step size has exactly this fixed point.
 
-    The function runs on the host in NumPy float64 and cannot be traced.
+    The function cannot be traced. With ``KernelBlocks`` it runs on the host in NumPy float64.
 
     Args:
-        kernels: Kernel blocks of n training and m test points. With a ``LargeKernel`` the result has a mean and no
-            covariance, by conjugate gradients in float32, preconditioned by Nystroem's method and without jitter.
+        kernels: Kernel blocks of n training and m test points, with the nngp parts. With a ``LargeKernel`` the result
+            has a mean and no covariance, by conjugate gradients in float32, preconditioned by Nystroem's method and
+            without jitter.
         y_train: Targets [n, C], finite.
-        max_relative_jitter: Largest allowed jitter, relative to Theta's mean diagonal; 0 for none.
-        outputs: "shared", one kernel for every output; or "full", blocks of [n C, n C] in example-major order.
+        max_relative_jitter: Largest allowed jitter, relative to Theta's mean diagonal; 0 for none. A ``LargeKernel``
+            does not use it.
+        outputs: "shared", one kernel for every output; or "full", blocks of [n C, n C] in example-major order, which a
+            ``LargeKernel`` does not have.
 
     Returns:
-        Gaussian(mean [m, C], cov [m, m], jitter), float64; for "full", cov is [m C, m C].
+        Gaussian(mean [m, C], cov [m, m], jitter), float64; for "full", cov is [m C, m C]. ``jitter`` is the number that
+        was added to Theta's diagonal. A ``LargeKernel`` leaves cov None.
 
     Raises:
         SingularKernelError: Theta is singular beyond the allowed jitter, or too nearly singular for conjugate
             gradients.
+        ValueError: Blocks without nngp parts, even if only the mean is used; blocks that are not symmetric, positive
+            semidefinite and finite; or shapes that do not fit ``y_train`` and ``outputs``.
 
     Example; at a training point the mean is its target, and the variance is 0:
 
@@ -72,7 +78,7 @@ def gp_limit(
 
 
 def _solved(kernels: LargeKernel, targets: Float64[np.ndarray, "n C"]) -> Float64[np.ndarray, "n C"]:
-    """Computes ``Theta^-1 Y`` [n, C] by conjugate gradients, to a relative residual of ``TOLERANCE``.
+    """Computes ``Theta^-1 Y`` [n, C] by conjugate gradients, to a relative residual of 1e-3 (``TOLERANCE``).
 
     Raises ``SingularKernelError`` if ``MOST_STEPS`` steps do not reach this residual.
     """

@@ -35,10 +35,18 @@ Operator = Float64[np.ndarray, "n n"]  # on the residual at the training points
 
 
 class Expansion(NamedTuple):
-    """A matrix that maps a residual, expanded to second order in the step; the error of ``total`` is of third order."""
+    """A matrix [n, n] that takes the residual before training to the one after it, to second order in the step h.
 
-    first_order: Operator  # the exponential of the summed or averaged operators
-    second_order: Operator  # the lemma's correction, proportional to the step's square
+    The step h is the step size times the number of local steps. The error of ``total``, the sum of both terms, is of
+    order h^3.
+
+    Attributes:
+        first_order: Exponential of the summed or averaged operators of the clients.
+        second_order: Correction, proportional to h^2.
+    """
+
+    first_order: Operator
+    second_order: Operator
 
     @property
     def total(self) -> Operator:
@@ -111,12 +119,13 @@ def _operators(operators: ArrayLike) -> Float64[np.ndarray, "K n n"]:
 
 
 class Age(NamedTuple):
-    """The rounds of one age (every client trains the model once) as matrices of the clients' ``A_i = eta tau_i Pi_i``.
+    """K rounds of one age (every client trains the model once) as matrices of the clients' ``A_i = eta tau_i Pi_i``.
 
-    eta is the step size, tau_i the number of local steps, and Pi_i the Gram operator of client i (see the module).
+    eta is the step size, tau_i the number of local steps, and Pi_i the Gram operator of client i: a round of gradient
+    flow at only this client multiplies the residual by ``exp(-A_i)``.
 
     Attributes:
-        means: Weighted mean of the A_i over the clients of each round.
+        means: Weighted mean of the A_i over the clients of each round; 0 for a round that does not train the model.
         variances: Their weighted variance (``variance``).
         discreteness: ``-sum_i p_i A_i^2 / tau_i`` of each round with weights p_i, the effect of finite steps.
     """

@@ -224,6 +224,6 @@ def _draws(
 
 
 def _estimate(draws: Float[Array, "K S"]) -> Estimate:
-    """Returns the mean of draws from the K components, and its standard error."""
+    """Returns the mean of S draws from each of the K components, and its standard error."""
     variance = jnp.mean(jnp.var(draws, axis=1, ddof=1)) / draws.size
     return Estimate(jnp.mean(draws), jnp.sqrt(variance))

@@ -131,7 +131,10 @@ def _constants(change: Float64[np.ndarray, "d d"]) -> Float64[np.ndarray, "c d"]
 
 @dataclass(frozen=True)
 class Pass:
-    """All rounds of a flow as one affine map of the state of one model's run; built by ``pass_of``."""
+    """All rounds of a flow as one affine map of the state of one model's run; built by ``pass_of``.
+
+    ``model`` is the index of the model, and ``frame`` converts the state to coordinates and back.
+    """
 
     flow: Flow
     model: int
@@ -140,8 +143,8 @@ class Pass:
     def spectrum(self) -> PassSpectrum:
         """Computes the eigenvalues of the pass, without the combinations that never change.
 
-        The eigenvalues of ``decay_map``, by which weight decay shrinks the initial weights, are among them if test
-        points have features that the training points lack, or if the kernel blocks lack ``ntk_test``.
+        With weight decay the eigenvalues of ``decay_map``, by which it shrinks the initial weights, are among them if
+        test points have features that the training points lack, or if the kernel blocks lack ``ntk_test``.
         """
         matrix, decay = self._matrix(), self._decay() if self._decays_outside() else None
         count = int(np.sum(_null(np.linalg.svd(np.eye(len(matrix)) - matrix, compute_uv=False))))
@@ -150,7 +153,10 @@ class Pass:
         return PassSpectrum(moved if decay is None else np.concatenate([moved, np.linalg.eigvals(decay)]), count)
 
     def fixed_point(self) -> Gaussian:
-        """Computes mean and covariance of the model after infinitely many passes from its initial state."""
+        """Computes mean and covariance of the model after infinitely many passes from its initial state.
+
+        It raises ``SingularKernelError`` if there is no fixed point, or if float64 does not determine it.
+        """
         on_residual, on_along, c = self._influence()
         mean = self._mean(on_residual)
         return Gaussian(mean, covariance_terms(self.flow.blocks, on_residual + c * on_along, 1 - c).total)
@@ -273,9 +279,10 @@ def pass_of(flow: Flow, model: int) -> Pass:
 
 
 def largest_stable(flow: Flow, model: int, tolerance: float) -> float:
-    """Computes the largest factor of the step sizes up to which a model does not grow over repeated passes.
+    """Computes the largest factor of the clients' step sizes up to which repeated passes do not grow.
 
-    All factors from 0 up to it are stable. It is inf if every factor is stable, 0 if none is (see ``end_of_stable``).
+    A pass is all R rounds of the flow. All factors from 0 up to the result are stable. It is inf if every factor is
+    stable, 0 if none is (see ``end_of_stable``).
 
     Args:
         flow: Flow whose R rounds are a pass.
@@ -304,9 +311,9 @@ def factors_to_search(flow: Flow) -> tuple[float, float]:
     """Returns the ends of the interval of factors of the step sizes that is searched for the largest stable factor.
 
     At the first end the step sizes are stable: the largest is the least of the clients' bounds (``stability``), or inf
-    if no client has one. For rules without such bounds they are so small that no step of the server goes beyond a
-    minimum. The second end is inf, except for FedNova by gradient descent with a proximal term: there mu times the
-    largest step is 1, the bound of ``check_normalisers``.
+    if no client has one. For rules without such bounds, or with a bound of 0, they are so small that no step of the
+    server goes beyond a minimum. The second end is inf, except for FedNova by gradient descent with a proximal term:
+    there mu times the largest step is 1, the bound of ``check_normalisers``.
 
     Args:
         flow: Flow with known (not traced) numbers and ``KernelBlocks``.
@@ -331,14 +338,15 @@ def end_of_stable(
 ) -> float:
     """Finds the end of the interval of stable factors that begins at 0: inf if every factor is stable, 0 if none is.
 
-    The search multiplies ``start`` again and again by ``step``, from 4096 times ``start`` on by 2. Where the growth has
-    a maximum, it tries further factors nearby. Then it bisects. It misses unstable factors only if they lie between two
-    neighbouring factors that are stable.
+    The search halves ``start`` until it is stable, then multiplies it again and again by ``step``, from 4096 times
+    ``start`` on by 2. Where the growth has a maximum, it tries further factors nearby. Then it bisects. It misses
+    unstable factors only if they lie between two neighbouring factors that are stable. Factors below ``start / 2^40``
+    or above ``2^40 start`` are not tried.
 
     Args:
         growth: Function from a factor to the growth of a run, such as a spectral radius.
         most: Largest growth that counts as stable; NaN does not.
-        start: First factor to try; if it is stable, so must be all smaller ones.
+        start: First factor to try; if it is stable, so must be all smaller ones. If it is inf, so is the result.
         step: Ratio of neighbouring factors, above 1.
         tolerance: Relative tolerance of the end.
     """

@@ -56,9 +56,10 @@ def federated_flow(
         kernels, targets and indices must be known numbers.
 
     Raises:
-        ValueError: Shapes that do not fit; indices out of range; values not finite; local_steps < 1; a rate <= 0; a
-            client without examples in a slot; an anchoring outside [0, 1]; targets that the loss does not take; options
-            that exclude each other; a traced call with 64-bit types off.
+        ValueError: Shapes that do not fit; indices out of range; values not finite; local_steps < 1; a rate <= 0 (of
+            several, one below 0); a client without examples in a slot, or twice for one model in a round of FedDyn or
+            SCAFFOLD; an anchoring outside [0, 1]; kernels that are not symmetric and positive semidefinite; targets
+            that the loss does not take; options that exclude each other; a traced call with 64-bit types off.
 
     Example, FedAvg on three clients, two of them in every round:
 

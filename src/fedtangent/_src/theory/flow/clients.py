@@ -42,7 +42,7 @@ SMALL = 0.1  # below, a divided difference loses digits and its integral is exac
 
 
 class Bucket(NamedTuple):
-    """Clients of similar size, padded to the largest of them, so that a skewed partition does not waste memory.
+    """Group of b clients of similar size, padded to s kernel rows each, as many as the largest of them has.
 
     A padding row has ``rows`` equal to the number of kernel rows q, which is out of range: it reads 0 and writes
     nothing. Its eigenvalue and eigenvector are 0, as for an eigenvalue lost in rounding.
@@ -182,7 +182,7 @@ def lengths(bucket: Bucket, place: Int[Array, "S"], moves: Float[Array, "S s D"]
     Args:
         bucket: Group of clients of similar size.
         place: Index in the bucket of each update's client.
-        moves: Coefficients of the updates on the clients' rows, [S, s, D].
+        moves: Coefficients of the updates on the s kernel rows of each client, [S, s, D], with D columns (outputs).
     """
     if bucket.block is not None:
         of_moves = jnp.einsum("kst,ktd->ksd", jnp.asarray(bucket.block)[place], moves)
@@ -290,10 +290,11 @@ def kappas(
 
 
 class Drive(NamedTuple):
-    """Input of local training on all training rows or on one client's rows.
+    """Input of local training at s kernel rows, of all training points or of one client; D columns are outputs.
 
     ``values`` are residuals of the server's models, or under a loss other than the squared error their outputs, with
-    ``targets``. The tilt b is a linear term that all local objectives share, such as weight decay.
+    ``targets``. The tilt b is a linear term that all local objectives share, such as weight decay; ``tilt`` has its
+    values at the rows.
     """
 
     values: Float[Array, "s *K D"]  # the residual; f under a loss other than the squared error
@@ -318,15 +319,15 @@ def descent_by_steps(
     sizes: Float[Array, "most_steps"],
     drive: Drive,
 ) -> Float[Array, "s D"]:
-    """Takes a client's local steps one by one and returns z, the coefficients of its update on its rows [s, D].
+    """Takes a client's local steps one by one and returns z, the coefficients of its update on its s kernel rows.
 
-    A step costs as much as the rows of its batch. The module explains z.
+    z is [s, D], with D columns (outputs); the module explains it. A step costs in proportion to the rows of its batch.
 
     Args:
         kind, numbers: Static part and numbers of the rule.
         block: Kernel block Theta_ii [s, s].
         optimizer: The clients' optimiser (``unit_optimizer``).
-        of_step: Returns the batch of step t.
+        of_step: Function from the index of a step to its batch.
         steps: Number of the client's local steps, [].
         sizes: Sizes of the steps (``sizes_of_steps``), [most_steps].
         drive: Residual, tilt and targets on the client's rows.
@@ -377,7 +378,10 @@ def _by_recursion(
     num_examples: Float[Array, ""],
     steps: Int[Array, ""],
 ) -> Gains:
-    """Computes the factors A, C and kappa of a client's update (``Gains``), one local step after the other."""
+    """Computes the factors A, C and kappa of a client's update (``Gains``), one local step after the other.
+
+    The arguments are as for ``gains``.
+    """
     nu = numbers.nu
     sizes = sizes_of_steps(kind, numbers, rate, steps)
 
@@ -402,7 +406,7 @@ def _of_gradient_flow(
     """Computes the factors A, C and kappa of a client's update (``Gains``) under gradient flow.
 
     The flow runs for a time that is the sum of the step sizes; ``x`` is lambda / n_i for each eigenvalue lambda of the
-    kernel block.
+    kernel block. The other arguments are as for ``gains``.
     """
     nu = numbers.nu
     time = jnp.sum(sizes_of_steps(kind, numbers, rate, steps)) if kind.weighs_steps else rate * steps

@@ -57,7 +57,9 @@ class Flow:
     sequence of rounds; the first axis of the result then runs over these rounds. ``model=None`` selects all K models,
     which the next axis runs over. Functions are [m, C] at the test points and [n, C] at the training points, float64.
     An unstable run that leaves the range of float64 raises ``FloatingPointError``; only ``runs`` and ``dependence``
-    return inf or NaN instead.
+    return inf or NaN instead. Means, covariances and stability need the squared error; under another loss only runs
+    from known initial functions are predicted (``predict``, ``predict_train``, ``runs`` and ``residual``). Covariances
+    and stability need ``KernelBlocks``. Otherwise these methods raise ``ValueError``.
 
     The fields are the checked arguments of ``federated_flow`` and the arrays of the recursion: ``slots`` and ``rounds``
     come from the cohorts, ``kind``, ``numbers`` and ``local_steps`` from the rule, ``theta`` and ``clients`` from the
@@ -92,7 +94,8 @@ class Flow:
     def mean(self, r: int | Sequence[int], model: int | None = None) -> Float[AnyArray, "*r m C"]:
         """Computes the mean of the model's function after ``r`` rounds at the test points, [..., m, C].
 
-        Initial functions are random with mean zero; the result is ``Theta(x, X) M_r Y`` with M_r of ``operator``.
+        Initial functions are random with mean zero; the result is ``Theta(x, X) M_r Y`` with M_r of ``operator``. It
+        exists under the squared error only; another loss raises ``ValueError``.
 
         Args:
             r, model: Finished rounds and model, as documented at ``Flow``.
@@ -108,7 +111,7 @@ class Flow:
         Args:
             r, model: Finished rounds and model, as documented at ``Flow``.
             f0_train: Initial function at the training points, [n, C] of one model or [K, n, C] of all; by default zero,
-                which gives the residual of the mean function.
+                which gives the residual of the mean function and needs the squared error.
         """
         if f0_train is None:
             self.check_linear("residual of the mean")
@@ -136,7 +139,8 @@ class Flow:
                 with ``model=None`` [K, n, C] and [K, m, C] of all models.
             r, model: Finished rounds and model, as documented at ``Flow``.
             along_train, along_test: Jacobian times initial weights, ``J(x) w_0``, in the same shapes: the part of a
-                linearised network that weight decay shrinks. By default the rule's ``homogeneity`` times f0.
+                linearised network that weight decay shrinks. Both or neither, and only with weight decay. By default
+                the rule's ``homogeneity`` times f0.
         """
         if (along_train is None) != (along_test is None):
             raise ValueError("along_train: got one of along_train and along_test, must be both or neither")
@@ -178,6 +182,10 @@ class Flow:
             r: Numbers of finished rounds.
             rows: Indices of the training points in the result; None for all.
             model: Index of one model, which is then the only one in the result; None for all.
+
+        Returns:
+            ``train`` [r, K, E, n, C] and ``test`` [r, K, E, m, C], with K = 1 for one model; inf or NaN where an
+            unstable run leaves the range of float64.
         """
         return functions.runs(self, f0_train, f0_test, self.rounds_of(r), rows, model)
 
@@ -191,7 +199,7 @@ class Flow:
 
         Without weight decay it is ``K(x, x) - B K(X, x) - K(x, X) B' + B K(X, X) B'``, with the nngp kernel K,
         ``B = Theta(x, X) M_r`` and M_r of ``operator``. With outputs "full" its shape is [m C, m C]. The cost is one
-        backward pass over r rounds with m columns per model.
+        backward pass over r rounds for each model, with a column for each row of the result.
 
         Args:
             r, model: Number of finished rounds, and model as documented at ``Flow``.
@@ -205,7 +213,8 @@ class Flow:
     def variance(self, r: int | Sequence[int], model: int | None = None) -> Float[AnyArray, "*r m"]:
         """Computes the variance at each test point, the diagonal of ``cov``: [..., m], or [..., K, m] for all models.
 
-        With outputs "full" there are m C variances in place of m. Each requested round costs one backward pass.
+        With outputs "full" there are m C variances in place of m. Each requested round costs as much as ``cov``: one
+        backward pass for each model.
 
         Args:
             r, model: Finished rounds and model, as documented at ``Flow``.
@@ -217,6 +226,8 @@ class Flow:
     @in_float64
     def cross_cov(self, r: int, model: int, other: int) -> Float[AnyArray, "m m"]:
         """Computes the covariance [m, m] between two models that start from the same random initial function.
+
+        With outputs "full" its shape is [m C, m C].
 
         Args:
             r: Number of finished rounds.
@@ -248,7 +259,7 @@ class Flow:
 
     @in_float64
     def ensemble_cov(self, r: int, *, common_start: bool = False) -> Float[AnyArray, "m m"]:
-        """Computes the covariance of the average of the K models, [m, m].
+        """Computes the covariance of the average of the K models, [m, m], or [m C, m C] with outputs "full".
 
         Args:
             r: Number of finished rounds.
@@ -288,17 +299,20 @@ class Flow:
             SingularKernelError: The rounds have no fixed point, or float64 does not determine it, for example if Theta
                 is nearly singular.
             FloatingPointError: The rounds leave the range of float64; a smaller learning rate is needed.
+            ValueError: A loss other than the squared error, a ``LargeKernel``, kernels without nngp blocks, or traced
+                numbers.
         """
         return asymptotics.pass_of(self, self._index(model)).fixed_point()
 
     def bias(self, model: int = 0) -> Float[AnyArray, "m C"]:
         """Computes the mean of ``fixed_point`` minus the mean of FE-2024's Theorem 2 (``gp_limit``), [m, C].
 
-        It is 0 if the clients' losses share a minimiser. With all clients in every round FedAvg ends at weights w where
+        Without weight decay it is 0 if the clients' losses share a minimiser and every example belongs to a client that
+        trains. With all clients in every round FedAvg ends at weights w where
         ``sum_i p_i Phi_i A_i (Phi_i' w - y_i) + decay kappa_i w = 0``. Client i has the weight p_i, features Phi_i and
         targets y_i; ``theory.flow.clients`` defines A_i and kappa_i. This is least squares in which a client's residual
         has the weight A_i instead of 1 / n_i. If examples repeat, the mean of Theorem 2 uses the pseudo-inverse of
-        Theta.
+        Theta. It raises the errors of ``fixed_point``, but needs no nngp blocks.
         """
         kernels = self.blocks
         mean = asymptotics.pass_of(self, self._index(model)).mean()
@@ -309,25 +323,30 @@ class Flow:
         """Computes the factor by which a pass over all R rounds finally shrinks the distance to the fixed point.
 
         It is the spectral radius of the pass as a linear map of a model, its momentum and corrections; directions that
-        no round changes are left out. With weight decay the factor by which the initial weights shrink counts too, if
-        test points have features that the training points lack. Without ``ntk_test`` this is unknown, and the result is
-        an upper bound.
+        no pass changes are left out. Above 1 repeated passes diverge. With weight decay the factor by which the initial
+        weights shrink counts too, if test points have features that the training points lack. Without ``ntk_test`` this
+        is unknown, and the result is an upper bound. The method raises ``FloatingPointError`` if a pass leaves the
+        range of float64.
         """
         return self.spectrum(model).radius
 
     def spectrum(self, model: int = 0) -> PassSpectrum:
-        """Computes the eigenvalues of a pass over all rounds, a linear map of a model, its momentum and corrections."""
+        """Computes the eigenvalues of a pass over all rounds, a linear map of a model, its momentum and corrections.
+
+        Directions that no pass changes are counted, but their eigenvalues, which are 1, are left out. The method raises
+        ``FloatingPointError`` if a pass leaves the range of float64.
+        """
         return asymptotics.pass_of(self, self._index(model)).spectrum()
 
     def largest_stable_learning_rate(self, model: int = 0, *, tolerance: float = 1e-4) -> float:
         """Computes the largest learning rate at which repeated passes over the rounds do not grow.
 
-        The learning rates of all rounds are scaled by one factor; the returned rate is the rate of the last round. In
-        contrast to ``stability`` the result is exact and available for every algorithm, but it holds for this schedule
-        only. It is the upper end of the interval of stable rates that begins at 0; inf if every rate is stable, 0 if
-        none is. The search tries rates in steps of 5 %, and further ones around a maximum of the contraction; then it
-        bisects. It may miss an interval of unstable rates that is narrower than its steps. Each trial costs one call of
-        ``spectrum``.
+        The clients' learning rates of all rounds are scaled by one factor; the returned rate is the rate of the last
+        round, which must not be 0. In contrast to ``stability`` the result is exact and available for every algorithm,
+        but it holds for this schedule only. It is the upper end of the interval of stable rates that begins at 0; inf
+        if every rate is stable, 0 if none is. The search tries rates in steps of 5 % (of a factor 2 far above the first
+        rate), and further ones around a maximum of the contraction; then it bisects. It may miss an interval of
+        unstable rates that is narrower than its steps. Each trial costs one call of ``spectrum``.
 
         Args:
             model: Index of the model.
@@ -357,6 +376,10 @@ class Flow:
 
         Returns:
             The end of the interval of stable server rates that begins at 0; inf if every rate is stable, 0 if none is.
+
+        Raises:
+            ValueError: Another algorithm than "fed_buff" and "fed_async", a loss other than the squared error, or
+                delays that are not probabilities.
         """
         number("tolerance", tolerance, above=0)
         return stale.largest_stable(self, delays, self._index(model), tolerance)
@@ -378,7 +401,8 @@ class Flow:
         The condition is sufficient for stability, not necessary.
 
         Raises:
-            ValueError: The algorithm is not plain FedAvg (see ``largest_stable_learning_rate``), or a rate is traced.
+            ValueError: The algorithm is not FedAvg, has server momentum or a client optimiser (see
+                ``largest_stable_learning_rate``), the loss is not the squared error, or a rate is traced.
         """
         return asymptotics.stability(self)
 
@@ -409,7 +433,7 @@ class Flow:
         """Builds the ``Program`` (rule, kernel, rounds) for one model, or for all models with ``model=None``.
 
         Args:
-            model: Index of one model, or None for all.
+            model: Index of one model, which becomes model 0 of the program; or None for all.
             columns: Number D of coefficient vectors that the recursion carries for each model.
         """
         rounds, num_models = self.rounds, self.num_models if model is None else 1

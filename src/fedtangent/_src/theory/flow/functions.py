@@ -25,7 +25,10 @@ if TYPE_CHECKING:
 
 
 class Runs(NamedTuple):
-    """Outputs of the K models (K = 1 if one is selected) after each of r requested rounds, for E initial functions."""
+    """Outputs of the K models (K = 1 if one is selected) after each of r requested rounds, for E initial functions.
+
+    ``train`` and ``test`` are the outputs at the n training points (or the selected ones) and at the m test points.
+    """
 
     train: Float[AnyArray, "r K E n C"]  # at the training points, or at the selected ones
     test: Float[AnyArray, "r K E m C"]  # at the test points
@@ -47,9 +50,9 @@ def zero_functions(
 def started(flow: Flow, split: str, f0: ArrayLike, along: ArrayLike | None, model: int | None) -> Input:
     """Builds the ``Input`` of the recursion from an initial function f_0 at the training or the test points.
 
-    Its ``residual`` is f_0 itself, [rows, K, D] with K = 1 for one model; ``followed`` subtracts the targets if the
-    recursion needs it. With weight decay the input also has ``J w_0``, the Jacobian at the points times the initial
-    weights.
+    Its ``residual`` is f_0 itself, [rows, K, D], with the points' kernel rows, K = 1 for one model, and D = C outputs
+    (D = 1 if the kernel couples the outputs); ``followed`` subtracts the targets if the recursion needs it. With weight
+    decay the input also has ``J w_0``, the Jacobian at the points times the initial weights.
 
     Args:
         flow: Flow that the functions belong to.
@@ -105,10 +108,12 @@ def stacked(*parts: AnyArray) -> AnyArray:
 
 
 class _Request(NamedTuple):
-    """Rounds and training points at which functions are requested, with ``targets`` and ``shares`` for the recursion.
+    """Rounds and training points at which functions are requested, with numbers that the recursion needs.
 
-    ``distinct`` lists each requested round once, increasing; ``places`` has, for each round of the result, its
-    index in ``distinct``. ``rows`` are kernel rows of the training points in the result; None for all.
+    ``targets`` has a row for each of q kernel rows. ``shares`` is the share of the initial weights that weight decay
+    leaves before each round and at the end. ``distinct`` lists each requested round once, increasing; ``places`` has,
+    for each round of the result, its index in ``distinct``. ``rows`` are kernel rows of the training points in the
+    result; None for all.
     """
 
     targets: Float[AnyArray, "q D"] | None  # None under another loss than the squared error
@@ -130,7 +135,8 @@ def followed(
 
     Args:
         flow: Flow to follow.
-        train: Initial functions at the q kernel rows of the training points, [E, q, K, D]; the module explains D.
+        train: Initial functions at the q kernel rows of the training points, [E, q, K, D], with D = C outputs, or D = 1
+            if the kernel couples the outputs.
         test: Initial functions at the p kernel rows of the test points, [E, p, K, D]; None for no result there.
         rounds: Numbers of finished rounds, in any order.
         points: Indices of the training points in the result; None for all.
@@ -158,9 +164,9 @@ def _in_one_program(
 
 @jax.jit
 def _paths(program: Program, train: Input, request: _Request) -> Float[Array, "q E distinct K D"]:
-    """Computes the coefficients a of ``f_r(x) = f_0(x) - Theta(x, X) a`` of each run.
+    """Computes the coefficients a of ``f_r(x) = f_0(x) - Theta(x, X) a`` for E initial functions ``train``.
 
-    The rounds r are ``request.distinct``, the requested rounds without repetition.
+    The rounds r are ``request.distinct``, the requested rounds without repetition. With weight decay f_0 shrinks too.
     """
 
     def one(start: Input) -> Array:
@@ -192,8 +198,8 @@ def _functions(
 
     Args:
         program: Program of the recursion, whose kernel may couple the outputs.
-        start: Initial functions of E runs, [E, p, K, D]; the module explains D. The m points have p kernel rows: p = m,
-            or p = m C if the kernel couples the outputs.
+        start: Initial functions of E runs, [E, p, K, D]. The m points have p = m kernel rows and D = C, or if the
+            kernel couples the outputs p = m C and D = 1.
         products: These kernel rows times the coefficients of each run after each distinct round.
         request: Requested rounds, and the shares of the initial weights that weight decay leaves.
     """
@@ -209,8 +215,9 @@ def _functions(
 def _rows(flow: Flow, name: str, values: ArrayLike, rows: int, model: int | None) -> Float[AnyArray, "rows K D"]:
     """Checks a function, [n, C] or with ``model=None`` [K, n, C], and returns it as [rows, K, D], a row per kernel row.
 
-    ``name`` is the argument's name in error messages, ``rows`` the number of kernel rows of the n points. Raises
-    ``ValueError`` for a wrong shape, and for known (not traced) numbers that are not finite.
+    D is C, or 1 if the kernel couples the outputs. ``name`` is the argument's name in error messages, ``rows`` the
+    number of kernel rows of the n points. Raises ``ValueError`` for a wrong shape, and for known (not traced) numbers
+    that are not finite.
     """
     models = () if model is not None else (flow.num_models,)
     shape = (*models, rows // flow.kind.rows_per_example, flow.y_train.shape[1])

@@ -32,14 +32,20 @@ TOGETHER = 32  # runs that are drawn at once
 
 
 class PrivateRuns(NamedTuple):
-    """Outputs of E drawn private runs after the last round, and the share of clipped updates in each round."""
+    """Outputs of E random runs of DP-FedAvg after the last round, and the share of clipped updates in each of R rounds.
+
+    ``test`` are the outputs at the p test points.
+    """
 
     test: Float[AnyArray, "E p C"]  # at the test points
     clipped: Float[AnyArray, "E R"]  # share of the updates of a round that were clipped
 
 
 class BestPrivate(NamedTuple):
-    """Client learning rate and clipping bound of the least expected squared error, and the errors of all pairs."""
+    """Client learning rate and clipping bound of the least expected squared error ``loss``, in runs of DP-FedAvg.
+
+    ``losses`` has the error of every pair of a tried rate and a tried bound.
+    """
 
     learning_rate: float
     clip_norm: float
@@ -54,9 +60,9 @@ def private_flow(
     """Builds the prediction of a run of DP-FedAvg (McMahan et al., 2018) from the flow of the same run without privacy.
 
     Every update is clipped to length ``clip_norm``; the server moves by their sum divided by m, plus Gaussian noise of
-    standard deviation ``noise_multiplier * clip_norm / m`` in every weight. The model is linear in its weights, as for
-    every flow. A network's outputs are quadratic in the noise too: this part is of the order of the noise's square,
-    whatever the width, because noise moves every weight.
+    standard deviation ``noise_multiplier * clip_norm / m`` in every weight, both times its server rate. The model is
+    linear in its weights, as for every flow. A network's outputs are quadratic in the noise too: this part is of the
+    order of the noise's square, whatever the width, because noise moves every weight.
 
     Args:
         flow: Flow of one model, trained with FedAvg (or FedProx) from kernel blocks with ``ntk_test``; every client
@@ -67,8 +73,8 @@ def private_flow(
             give the expected number of clients.
 
     Raises:
-        ValueError: A flow of several models, of another algorithm, with weight decay, server momentum or outputs
-            "full", or without ``ntk_test``.
+        ValueError: A flow of several models, of another algorithm, with weight decay, server momentum, outputs "full"
+            or traced numbers, or from kernels without ``ntk_test``.
 
     Example, mean and covariance of a run that is never clipped:
 
@@ -116,7 +122,8 @@ class PrivateFlow:
     """Prediction of a run of DP-FedAvg; built by ``private_flow``.
 
     A run has R rounds of S slots: places for a client, which may stay empty. The methods take the model's initial
-    outputs, [n, C] at the n training points and [p, C] at the p test points; None means zeros.
+    outputs, [n, C] at the n training points and [p, C] at the p test points; None means zeros. ``clip_norm``,
+    ``noise_multiplier`` and ``expected_clients`` are the arguments of ``private_flow``.
     """
 
     flow: Flow  # with weight 1 / m for every client that answers
@@ -134,8 +141,10 @@ class PrivateFlow:
     def at(self, learning_rate: float, clip_norm: float) -> PrivateFlow:
         """Returns the prediction of the same run with another client learning rate and another clipping bound.
 
+        The noise multiplier stays, so the noise changes in proportion to the clipping bound.
+
         Args:
-            learning_rate: The clients' rate in all rounds.
+            learning_rate: The clients' rate, the same in all rounds.
             clip_norm: The clipping bound.
         """
         for name, value in (("learning_rate", learning_rate), ("clip_norm", clip_norm)):
@@ -148,8 +157,10 @@ class PrivateFlow:
     def norms(self, f0_train: ArrayLike | None = None) -> Float64[np.ndarray, "R S"]:
         """Computes the norm of every client's update in the run without noise and clipping, [R, S]; 0 for empty slots.
 
+        There are R rounds of S slots (places for a client).
+
         Args:
-            f0_train: Initial function at the training points.
+            f0_train: Initial function at the n training points, [n, C]; None for zeros.
         """
         start, _ = self._starts(f0_train, None)
         program = self.flow.program(0, start.shape[1])
@@ -157,17 +168,19 @@ class PrivateFlow:
 
     @in_float64
     def law(self, f0_train: ArrayLike | None = None, f0_test: ArrayLike | None = None) -> Gaussian:
-        """Computes mean [p, C] and covariance [p, p] of the last model at the test points over the server's noise.
+        """Computes mean [p, C] and covariance [p, p] of the last model at p test points over the server's noise.
 
-        The function only checks that no update of the run without noise is clipped. If noise often makes an update
-        longer than the clipping bound, the result is inaccurate; draw runs with ``runs`` instead.
+        All outputs have the same covariance. The function only checks that no update of the run without noise is
+        clipped. If noise often makes an update longer than the clipping bound, the result is inaccurate; draw runs with
+        ``runs`` instead.
 
         Args:
-            f0_train, f0_test: Initial function at the training and test points.
+            f0_train, f0_test: Initial function at the training and test points, [n, C] and [p, C]; None for zeros.
 
         Raises:
             ValueError: An update of the run without noise is longer than ``clip_norm``; or a loss other than the
                 squared error.
+            FloatingPointError: The run is unstable and leaves the range of float64.
         """
         flow, blocks = self.flow, self.flow.check_law("law of private rounds")
         longest = float(self.norms(f0_train).max(initial=0.0))
@@ -196,11 +209,11 @@ class PrivateFlow:
         Args:
             num_runs: Number E of runs, which differ in the server's noise.
             seed: Seed of the noise.
-            f0_train, f0_test: Initial function at the training and test points.
+            f0_train, f0_test: Initial function at the training and test points, [n, C] and [p, C]; None for zeros.
 
         Returns:
-            The outputs at the test points after the last round, ``test`` [E, p, C], and the share of the updates of
-            each round that were clipped, ``clipped`` [E, R].
+            The outputs at p test points after the last round, ``test`` [E, p, C], and the share of the updates of each
+            of R rounds that were clipped, ``clipped`` [E, R]. Runs that diverge have inf or NaN.
         """
         whole("num_runs", num_runs)
         keys = jax.random.split(jax.random.key(whole("seed", seed, 0)), num_runs)
@@ -235,7 +248,7 @@ class PrivateFlow:
             clip_norms: Clipping bounds to try.
             num_runs: Number of runs that are drawn for each pair.
             seed: Seed of the noise.
-            f0_train, f0_test: Initial function at the training and test points.
+            f0_train, f0_test: Initial function at the training and test points, [n, C] and [p, C]; None for zeros.
 
         Raises:
             ValueError: An argument has the wrong shape or is out of range, or runs diverge at every pair.

@@ -35,6 +35,8 @@ Kept = TypeVar("Kept", Array, tuple[()])
 class FlowState(NamedTuple):
     """State of a run after a round, as coefficients of the training features; None for parts that the rule lacks.
 
+    Axes are q rows of the training kernel, K models, and D coefficient vectors of each model (one for each output).
+
     ``a`` are the K models and ``past`` the models of earlier rounds. ``memory`` is the server's momentum buffer,
     FedDyn's h or SCAFFOLD's c, and ``corrections`` are the clients' h_i or c_i on their own examples, one array for
     each bucket (group of clients of similar size).
@@ -56,8 +58,8 @@ class FlowState(NamedTuple):
 class Program:
     """The problem that the recursion runs on, without the initial functions.
 
-    ``kind`` and ``numbers`` describe the rule, ``theta`` is the kernel of the training points, and ``buckets`` are the
-    clients in groups of similar size.
+    ``kind`` and ``numbers`` describe the rule, ``theta`` is the kernel of the training points, ``buckets`` are the
+    clients in groups of similar size, and ``rounds`` says who trains which model when, at which rates.
     """
 
     kind: Kind = field(metadata={"static": True})
@@ -76,6 +78,7 @@ class Program:
 class Input(NamedTuple):
     """Initial functions at the training points; under the squared error the recursion is linear in them.
 
+    Both arrays are [q, K, D]: q rows of the training kernel, K models (or 1, the same function for all), D outputs.
     ``residual`` is ``f_0(X) - Y``, or f_0(X) under another loss. ``along`` is the Jacobian times the initial weights,
     ``J(X) w_0``; None without weight decay.
     """
@@ -115,6 +118,7 @@ def decay_map(program: Program) -> Float[Array, "s s"]:
     """Computes the matrix by which a pass over all rounds multiplies one model's share of the initial weights.
 
     It is [2, 2], and acts on the share and the server's momentum of it; without server momentum it is [1, 1].
+    ``program`` must have a single model.
     """
     columns = [_decay(program, jnp.full(1, b), jnp.full(1, 1.0 - b)) for b in (1.0, 0.0)]
     whole = jnp.stack([jnp.stack([betas[-1, 0], memory[0]]) for betas, memory in columns], axis=1)
@@ -222,7 +226,7 @@ def influences(
 ) -> Float[Array, "R K m q"]:
     """Computes how the last model depends on a function that is added before each of the R rounds, [R, K, m, q].
 
-    A function g that is added before round r changes the last model by ``g(x) - B_r g(X)``.
+    Without weight decay a function g that is added before round r changes the last model by ``g(x) - B_r g(X)``.
 
     Args:
         program: Rule, kernel, clients and rounds.
@@ -293,7 +297,7 @@ def one_round(
 
 
 class _Sums(NamedTuple):
-    """Weighted sums of the clients' updates in a round, for each model.
+    """Weighted sums of the clients' updates in a round, for each of K models; arrays as in ``FlowState``.
 
     ``change`` sums updates, ``corrected`` changes of SCAFFOLD's c_i, and ``pull`` kappa, how far a constant gradient
     of size 1 moves a client. ``starts`` sums FedAsync's weights by the model from which clients start. Not summed are
@@ -309,7 +313,10 @@ class _Sums(NamedTuple):
 
 
 class _Answers(NamedTuple):
-    """Updates of the clients in the S slots of one bucket (group of similar size), each on the client's s rows."""
+    """Updates of the S clients of one bucket (group of similar size) that train in a round.
+
+    They are coefficients on the s kernel rows of each client, with D columns (outputs).
+    """
 
     moves: Float[Array, "S s D"]  # coefficients of the client's move on the client's rows
     gradient: Float[Array, "S s D"]  # z, the part of the move that comes from the client's data
@@ -339,17 +346,18 @@ def _drive(program: Program, starts: Input, beta: Float[Array, "K"], state: Flow
 def clipped_round(
     program: Program, starts: Input, a: Float[Array, "q 1 D"], j: Int[Array, ""], clip_norm: Array | float
 ) -> tuple[Float[Array, "q 1 D"], Float[Array, "S"]]:
-    """Computes the server's change in a round of one model in which clients' updates are clipped.
+    """Computes the server's change of one model in a round in which clients' updates are clipped.
 
     Args:
-        program: Rule, kernel, clients and rounds, for FedAvg.
+        program: Rule (FedAvg without weight decay and server momentum), kernel, clients and rounds of one model.
         starts: Initial functions at the training points.
         a: Coefficients of the model before the round.
         j: Index of the round.
         clip_norm: Bound on the norm of an update.
 
     Returns:
-        The change of ``a`` at server rate 1, and the norm of every slot's update before clipping; 0 for an empty slot.
+        The change of ``a`` at server rate 1, and the norm of every client's update before clipping, [S], for a round of
+        S slots (places for a client); 0 for an empty slot.
     """
     state = FlowState(a, None, None)
     sums = _trained(program, _drive(program, starts, jnp.ones(1), state, j), state, j, clip_norm)
@@ -496,7 +504,10 @@ def _train(
 
 
 def _correction_change(program: Program, answer: _Answers, correction: Float[Array, "S s D"]) -> Float[Array, "S s D"]:
-    """Computes the change of a client's h_i (FedDyn: ``h_i -= alpha * update``) or c_i (SCAFFOLD, option II)."""
+    """Computes the change of clients' h_i (FedDyn: ``-mu`` times the update) or c_i (SCAFFOLD, option II).
+
+    ``answer`` has the clients' updates, ``correction`` the h_i or c_i before them. In a round of rate 0 no c_i changes.
+    """
     if program.kind.algorithm == "fed_dyn":
         return -program.numbers.mu * answer.moves
     moves = (answer.kappa > 0)[:, None, None]  # in a round of rate 0 no control variate changes

@@ -20,7 +20,10 @@ from fedtangent._src.types import AnyArray, Array, ArrayLike, Partition
 
 
 class RunSlots(NamedTuple):
-    """Client and model of every slot (place for a client in a round), [R, S], and whether it is filled, [R, S] bool."""
+    """Client and model of every slot in R rounds, and whether it is filled (``present``), [R, S] each.
+
+    A slot is a place for one client that trains one model; a round has S of them.
+    """
 
     client: Int[np.ndarray, "R S"]
     model: Int[np.ndarray, "R S"]
@@ -34,10 +37,10 @@ class RunSlots(NamedTuple):
 
 
 class BucketSlots(NamedTuple):
-    """Slots of every round whose client is in one bucket (group of similar size); filled entries come first in a row.
+    """Slots of each of R rounds whose client is in one bucket (group of similar size), padded to s entries a round.
 
-    ``slot`` is the index among the round's slots, ``place`` the client's index in the bucket; padding is not
-    ``present``.
+    A slot is a place for a client in a round. ``slot`` is the index among the round's slots, ``place`` the client's
+    index in the bucket; padding, slots of weight 0 and slots that ``only_model`` removes are not ``present``.
     """
 
     slot: Int32[AnyArray, "R s"]  # index among the round's slots
@@ -48,11 +51,12 @@ class BucketSlots(NamedTuple):
 class Rounds(NamedTuple):
     """Arrays that describe all R rounds: model and weight of every slot, step sizes, batches and delays.
 
-    ``weight`` is relative to the sum over the model's slots in the round, ``fraction`` the share of the N clients that
-    train a model, and ``trained`` whether any client does. ``anchoring`` is the alpha of Modified Local-GD. ``slots``
-    lists the slots of each bucket. ``batches`` are positions among a client's examples, and ``needed`` the kernel rows
-    of each model's clients (None for all). ``delay`` counts rounds. ``oldest`` caps the delays: in round r an answer
-    can be at most r rounds old, and is then an answer to the initial model.
+    A slot is one client that trains one model in a round; a round has S slots. ``weight`` is relative to the sum over
+    the model's slots in the round, ``fraction`` the model's number of slots divided by the N clients, and ``trained``
+    whether any client trains the model. ``anchoring`` is the alpha of Modified Local-GD. ``slots`` lists the slots of
+    each bucket of clients. ``batches`` are positions among a client's examples, for T steps of at most B examples, and
+    ``needed`` the kernel rows of each model's clients (None for all). ``delay`` counts rounds. ``oldest`` caps the
+    delays: in round r an answer can be at most r rounds old, and is then an answer to the initial model.
     """
 
     model: Int32[Array, "R S"]
@@ -60,7 +64,7 @@ class Rounds(NamedTuple):
     learning_rate: Float[Array, "R"]
     server_learning_rate: Float[Array, "R"]
     anchoring: Float[Array, "R"]  # Modified Local-GD's alpha, 1 elsewhere
-    fraction: Float[Array, "R K"]  # share of the N clients that train the model
+    fraction: Float[Array, "R K"]  # slots that train the model, divided by N
     trained: Bool[Array, "R K"]  # whether any client trains the model
     slots: tuple[BucketSlots, ...]  # one per bucket
     batches: Int32[Array, "R S T B"] | None = None  # places in the examples of a slot's client, -1 for none
@@ -76,14 +80,14 @@ def build_rounds(
     rates: tuple[ArrayLike, ArrayLike, ArrayLike],
     num_models: int,
 ) -> Rounds:
-    """Builds the arrays of all rounds, with the slots listed bucket by bucket.
+    """Builds the arrays of all rounds, with the slots (clients that train a model in a round) listed by bucket.
 
-    If the weights are traced, all slots count as ``present``, and the compiled program treats slots of weight 0 as
-    empty. Batches, delays and ``needed`` are None.
+    A bucket is a group of clients of similar size. Slots of weight 0 become empty. Batches, delays and ``needed`` are
+    None.
 
     Args:
-        clients: All clients, in buckets of similar size.
-        slots: Client and model of every slot.
+        clients: All clients, in buckets.
+        slots: Client and model of every slot, and whether it is filled.
         weight: Weight of every slot [R, S], relative within a model and round.
         rates: The clients' learning rate, the server's learning rate and the anchoring.
         num_models: Number K of models.
@@ -115,7 +119,8 @@ def _weighted(
 ) -> Rounds:
     """Builds the rounds; a slot's weight is divided by the sum of the weights of its model in the round.
 
-    ``xp`` is ``numpy``, or ``jax.numpy`` for traced numbers; ``packed`` has the slots of each bucket.
+    ``xp`` is ``numpy``, or ``jax.numpy`` for traced numbers; ``packed`` has the slots of each bucket of clients. The
+    other arguments are as for ``build_rounds``.
     """
     model = xp.asarray(slots.model, np.int32)
     of_model = [slots.present & (slots.model == k) for k in range(num_models)]
@@ -144,11 +149,14 @@ _weighted_in_jax = jax.jit(_weighted, static_argnames=("xp", "num_clients", "num
 
 
 def only_model(rounds: Rounds, model: int) -> Rounds:
-    """Returns the same rounds with the slots of one model only, which becomes model 0.
+    """Returns the same rounds for one of the models, which becomes model 0.
+
+    A slot is one client that trains one model in a round. Slots of other models stay in the arrays, with their weights,
+    but are not ``present`` in ``slots``; so the filled entries of a bucket need not come first any more.
 
     Args:
-        rounds: Rounds of all models.
-        model: Index of the model.
+        rounds: Rounds of all K models.
+        model: Index of the model to keep.
     """
     is_known = is_concrete(rounds)
     tables = jax.tree.map(np.asarray, rounds) if is_known else rounds
@@ -173,12 +181,15 @@ def rows_needed(
 ) -> Int32[np.ndarray, "R K E"]:
     """Returns the kernel rows that each model needs in each round, the rows of its clients, [R, K, E] int32.
 
+    E is a power of two, or ``num_rows`` if that is less. Where a model needs fewer than E rows, numbers of ``num_rows``
+    or more pad.
+
     Args:
         partition: Training rows of each client.
-        slots: Client and model of every slot.
+        slots: Client and model of every slot (place for a client in a round).
         num_models: Number K of models.
         rows_per_example: Kernel rows of an example.
-        num_rows: Number of kernel rows. Where a model needs fewer than E rows, numbers of ``num_rows`` or more pad.
+        num_rows: Number of kernel rows.
     """
     client, model, present = slots
     rows_of = [client_rows(partition, i, rows_per_example) for i in range(partition.num_clients)]
@@ -198,10 +209,10 @@ def rows_needed(
 def check_once(slots: RunSlots, algorithm: str) -> None:
     """Raises ``ValueError`` if a client trains one model in two slots of a round.
 
-    A client has a single correction for each model, which two slots would both change.
+    A client has a single correction (FedDyn, SCAFFOLD) for each model, which two slots would both change.
 
     Args:
-        slots: Client and model of every slot.
+        slots: Client and model of every slot (place for a client in a round).
         algorithm: Name of the algorithm in the message.
     """
     for r, present in enumerate(slots.present):

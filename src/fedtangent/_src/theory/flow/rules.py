@@ -46,14 +46,15 @@ class Rule:
     clients' mean in all of them; the papers of FedDyn, SCAFFOLD and Modified Local-GD have uniform weights.
     """
     dynamics: str = field(default="gradient_descent", metadata=STATIC)
-    """Dynamics of local training: "gradient_descent", or "gradient_flow" for the time ``local_steps * learning_rate``.
+    """Dynamics of local training: "gradient_descent", or "gradient_flow" for the time ``local_steps * learning_rate``,
+    which excludes ``batches``, ``client_optimizer`` and another ``loss`` than the squared error.
     """
     mu: ArrayLike = 0.0
     """Strength of the proximal term ``mu / 2 |w - w_server|^2`` of FedProx, FedNova and FedDyn; in the Local-GD paper
-    it is the lambda of eq. (12).
+    it is the lambda of eq. (12). Not with "scaffold".
     """
     weight_decay: ArrayLike = 0.0
-    """Weight decay of the local objective, ``weight_decay / 2 |w|^2``."""
+    """Weight decay of the local objective, ``weight_decay / 2 |w|^2``; with "fed_avg" only."""
     homogeneity: ArrayLike = 1.0
     """Ratio ``J(x) w_0 / f_0(x)``, which weight decay needs: 1 for a linear model, the number of layers for a network
     without biases whose activations are homogeneous, such as relu.
@@ -61,11 +62,11 @@ class Rule:
     server_learning_rate: Any = 1.0
     """Step of the server, which scales its move to the clients' average: a number, or one per round [R]."""
     server_momentum: ArrayLike = 0.0
-    """Momentum of the server, as in FedAvgM, in [0, 1)."""
+    """Momentum of the server, as in FedAvgM, in [0, 1); with "fed_avg" only."""
     nesterov: bool = field(default=False, metadata=STATIC)
     """Whether the server's momentum is Nesterov's."""
     step_weights: AnyArray | Sequence[float] | None = None
-    """Factors of the local steps' sizes [T], T the largest of ``local_steps``; None: all 1."""
+    """Factors of the local steps' sizes [T], T the largest of ``local_steps``; None: all 1. Not with "scaffold"."""
     batches: Any = None
     """Training rows of each local step's minibatch. None: all rows of the client in every step. An integer array
     [R, S, T, B], with -1 as padding: the batches that a run drew. Or for each client a sequence of batches, one for
@@ -79,7 +80,7 @@ class Rule:
     client_optimizer: Optimizer | None = field(default=None, metadata=STATIC)
     """Optimiser of the clients, an optax transformation that is linear in the gradients (or a function from the round
     to one); its state is reset in every round. ``learning_rate`` is the length of its first step along a gradient of 1,
-    so another ``learning_rate`` scales all its steps. None: gradient descent.
+    so another ``learning_rate`` scales all its steps. None: gradient descent. Not with "scaffold".
     """
     anchoring: ArrayLike = 1.0
     """Modified Local-GD's alpha: the share of the clients' mean in the next model, with the initial model as the rest;
@@ -133,7 +134,10 @@ class Kind(NamedTuple):
 
 
 class Numbers(NamedTuple):
-    """Numbers of a rule, float64; each may be traced. They have the names and meanings of options of ``Rule``."""
+    """Numbers of a rule, float64; each may be traced. They have the names and meanings of options of ``Rule``.
+
+    Weights that the rule leaves out are 1 here.
+    """
 
     mu: Float[Array, ""]
     weight_decay: Float[Array, ""]
@@ -150,6 +154,8 @@ class Numbers(NamedTuple):
 
 def read_rule(rule: Rule, local_steps: Int[np.ndarray, "N"], stepwise: bool = False) -> tuple[Kind, Numbers]:
     """Checks a rule and splits it into its static part and its numbers.
+
+    It raises ``ValueError`` for a number out of range, and for options that exclude each other.
 
     Args:
         rule: Rule to read.
@@ -235,6 +241,7 @@ def batch_places(
 ) -> Int[np.ndarray, "R S T B"] | None:
     """Returns every slot's batches as positions among its client's examples, [R, S, T, B] with -1 as padding.
 
+    There are R rounds of S slots (places for a client), T local steps at most, and B examples in a batch at most.
     Returns None if every step takes all of the client's examples. Raises ``ValueError`` for an empty batch, a wrong
     shape, or a row of another client.
 
@@ -389,12 +396,14 @@ def _step_weights(rule: Rule, most: int) -> Any:
 
 
 def delays_of(rule: Rule, kind: Kind, slots: tuple[int, int]) -> Int32[np.ndarray, "R S"] | None:
-    """Returns the delay of every slot's answer, [R, S]; None for algorithms whose answers are never late.
+    """Returns the delay in rounds of every client's answer, [R, S]; None for algorithms whose answers are never late.
+
+    It raises ``ValueError`` for delays that are not whole, are out of range, or have another shape.
 
     Args:
         rule: Rule with the delays.
         kind: Static part of the rule.
-        slots: Rounds R and slots S of a round.
+        slots: Number R of rounds, and number S of a round's slots (places for a client).
     """
     if kind.algorithm not in STALE:
         return None

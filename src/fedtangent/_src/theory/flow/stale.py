@@ -26,15 +26,15 @@ SETTLED, ITERATIONS = 1e-13, 20_000  # relative change of the growth at which th
 
 
 class Answers(NamedTuple):
-    """Answers of the S filled slots of one round, whose delays are random, as matrices that act on models.
+    """Answers (updates) of the S clients of one round, whose delays are random, as matrices that act on models.
 
     A model is a vector m of d coefficients, without directions that no function depends on. At server rate g the answer
-    of a slot with delay k adds ``-g w_k X m_k`` to the server's model m, where m_k is the model of k rounds ago and w_k
-    the delay's weight. If the server mixes models ("fed_async"), the answer adds ``g w_k (p (m_k - m) - X m_k)``, where
-    p is the client's weight in the round. Delays run from 0 to D.
+    of a client with delay k adds ``-g w_k X m_k`` to the server's model m, where m_k is the model of k rounds ago and
+    w_k the delay's weight. If the server mixes models ("fed_async"), the answer adds
+    ``g w_k (p (m_k - m) - X m_k)``, where p is the client's weight in the round. Delays run from 0 to D.
     """
 
-    moves: Float64[np.ndarray, "S d d"]  # X of each slot
+    moves: Float64[np.ndarray, "S d d"]  # X of each client
     shares: Float64[np.ndarray, "S"]  # p if the server mixes models, else 0
     law: Float64[np.ndarray, "S ages"]  # probability of each delay, [S, D + 1]
     weights: Float64[np.ndarray, "ages"]  # w, [D + 1]
@@ -65,7 +65,7 @@ class Answers(NamedTuple):
 def largest_stable(flow: Flow, delays: ArrayLike, model: int, tolerance: float) -> float:
     """Computes the largest server rate at which training with random delays is stable: inf if all are, 0 if none is.
 
-    ``Flow.largest_stable_server_rate`` explains the condition.
+    All rates from 0 up to it are stable. ``Flow.largest_stable_server_rate`` explains the condition.
 
     Args:
         flow: Flow of a run with "fed_buff" or "fed_async".
@@ -91,7 +91,10 @@ def largest_stable(flow: Flow, delays: ArrayLike, model: int, tolerance: float) 
 
 @in_float64
 def _answers(flow: Flow, law: Float64[np.ndarray, "N ages"], r: int, model: int) -> Answers:
-    """Computes the ``Answers`` to one model in round ``r``; ``law`` has each client's probabilities of the delays."""
+    """Computes the ``Answers`` (updates of the clients) to one model in round ``r``, as matrices.
+
+    ``law`` has the probability of each delay, for each client.
+    """
     slots = RunSlots(*(part[r : r + 1] for part in flow.slots))
     rounds = jax.tree.map(lambda leaf: np.asarray(leaf)[r : r + 1], flow.rounds)
     rounds = rounds._replace(server_learning_rate=np.ones(1), delay=None, oldest=None)

@@ -22,7 +22,8 @@ from fedtangent._src.types import Array, ArrayLike
 class PredictedLoss(NamedTuple):
     """Expected squared error of an ensemble's weighted prediction, averaged over test points and outputs.
 
-    ``total`` is ``bias``, the squared error of the mean over initial functions, plus ``variance`` over them.
+    ``total`` is ``bias``, the squared error of the mean over initial functions, plus ``variance``, the variance over
+    initial functions.
     """
 
     total: Float[Array, ""]
@@ -36,8 +37,8 @@ def predicted_loss(
 ) -> PredictedLoss:
     """Computes an ensemble's exact expected squared error at the test points after round r (FE-2024, eq. 10).
 
-    It is the average over test points and outputs of ``E |sum_k m_k f_k(x) - y|^2``, E over initial functions, for
-    models f_k of weights m_k.
+    It is the average over test points and outputs of ``E |sum_k m_k f_k(x) - y|^2``, E over independent initial
+    functions of the models f_k, whose weights in the prediction are m_k.
 
     The loss is differentiable in ``mixing`` and in every number that ``flow`` was built from (learning rates, weights
     of local steps and of clients, ``mu`` and others); ``jax.grad`` needs ``jax_enable_x64``.
@@ -48,6 +49,10 @@ def predicted_loss(
         y_test: Targets [m, C] at the test points.
         r: Number of finished rounds; all rounds by default.
         mixing: Weights [K] of the models in the prediction; uniform by default, as in eq. (2) of FE-2024.
+
+    Raises:
+        FloatingPointError: The run is unstable and leaves the range of float64. If the call is traced, the loss is inf
+            or NaN instead.
     """
     instance("flow", flow, Flow)
     if flow.outputs != "shared":
@@ -73,13 +78,14 @@ def predicted_loss(
 class BestRate(NamedTuple):
     """The step size with the least predicted loss.
 
-    ``slope`` is ``d loss / d log rate`` there: 0 inside the interval, NaN if the loss has no derivative. ``at_edge``
-    says whether the best rate is an end of the interval. ``rates`` and ``losses`` list all evaluations of the loss.
+    ``slope`` is ``d loss / d log rate`` there: near 0 inside the interval, NaN if the loss has no derivative.
+    ``at_edge`` says whether the best rate is an end of the interval. ``rates`` and ``losses`` list all evaluations of
+    the loss, in the order in which they were made.
     """
 
     rate: float
     loss: float
-    slope: float  # d loss / d log rate at ``rate``: 0 inside the interval
+    slope: float  # d loss / d log rate at ``rate``: near 0 inside the interval
     at_edge: bool  # whether ``rate`` is an end of the interval, where the loss still falls
     rates: Float64[np.ndarray, "tried"]  # all rates at which the loss was evaluated, in order of evaluation
     losses: Float64[np.ndarray, "tried"]
@@ -102,11 +108,12 @@ def best_learning_rate(
 
     Args:
         loss: Function of the rate, such as ``lambda rate: predicted_loss(federated_flow(.., rate), y_test).total``. A
-            loss that is not finite (an unstable rate) counts as infinite.
+            loss that is not finite (an unstable rate) counts as infinite. Errors that it raises are not caught.
         low, high: Ends of the interval.
         coarse: Number of rates of the first search, at least 3.
         tolerance: Relative tolerance of the rate.
-        derivative: Whether ``loss`` is differentiable. If not, it is called with plain numbers, and the slope is NaN.
+        derivative: Whether JAX can trace and differentiate ``loss``. If not, it is called with plain numbers, and the
+            slope is NaN; an unstable ``predicted_loss`` then raises ``FloatingPointError``.
 
     Raises:
         ValueError: not ``0 < low < high``; fewer than 3 coarse rates; no rate with a finite loss; 64-bit types off.
@@ -214,7 +221,7 @@ def searched_rates(
     If no rate is stable, the result has ``start`` as its best and only rate. ``guaranteed`` is None.
 
     Args:
-        losses: Maps a rate to training and test loss after the last round, which may be infinite or NaN.
+        losses: Function from a rate to training and test loss after the last round, which may be infinite or NaN.
         start: Learning rate of the run; it limits how small a rate is tried for the least test loss.
         first_loss: Training loss of the untrained models; a rate with a larger loss is not stable.
         gentle: Rate at which the search for the largest stable rate begins (``end_of_stable``).

@@ -22,10 +22,13 @@ from fedtangent._src.types import Array, ArrayLike, Partition
 
 
 class Nodes(NamedTuple):
-    """Examples of N nodes (clients), float64; rows beyond a node's examples are 0."""
+    """Inputs x and targets y of N nodes (clients), float64, padded to the n examples of the largest node.
+
+    Rows beyond a node's examples are 0.
+    """
 
     x: Float64[np.ndarray, "N n d"]
-    y: Float64[np.ndarray, "N n *C"]  # or [N, n, C]
+    y: Float64[np.ndarray, "N n *C"]  # [N, n] or [N, n, C]
     sizes: Int[np.ndarray, "N"]  # number of examples of a node
 
     @property

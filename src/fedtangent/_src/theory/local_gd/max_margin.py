@@ -45,9 +45,10 @@ class DivergenceError(ValueError):
 
 
 class FeasibleSets(NamedTuple):
-    """Sets C_i of the models that classify all of node i's examples with margin 1; built by ``feasible_sets``.
+    """Sets C_i of the models that classify all of node i's examples with margin 1 or more; from ``feasible_sets``.
 
-    ``signed`` has the examples times their labels, ``gram`` their inner products; ``held`` is False for padding rows.
+    There are N nodes (clients), padded to the n examples of the largest. ``signed`` has the examples times their
+    labels, ``gram`` their inner products; ``held`` is False for padding rows.
     """
 
     signed: Float64[np.ndarray, "N n d"]  # y_ij x_ij; rows beyond a node's examples are 0
@@ -70,9 +71,10 @@ class FeasibleSets(NamedTuple):
 
 
 class Projection(NamedTuple):
-    """The point of each of N feasible sets that is nearest to a given point.
+    """The point of each of N feasible sets that is nearest to a chosen point.
 
-    ``dual`` are the dual variables, above 0 for support vectors; ``residual`` measures the error of each point.
+    ``dual`` are the dual variables of each set's n examples, above 0 for support vectors; ``residual`` measures the
+    error of each point.
     """
 
     point: Float[Array, "N d"]
@@ -90,8 +92,8 @@ def feasible_sets(x: ArrayLike, y: ArrayLike, partition: Partition, *, separable
         separable: Whether to check that a hyperplane through 0 separates the labels (Assumption 1).
 
     Raises:
-        ValueError: With ``separable``, labels that no hyperplane through 0 separates (``farkas`` returns a
-            certificate).
+        ValueError: Labels other than -1 and 1; with ``separable``, labels that no hyperplane through 0 separates
+            (``farkas`` returns a certificate).
     """
     nodes = nodes_of(x, y, partition)
     if nodes.y.shape[2:] == (1,):
@@ -123,6 +125,8 @@ def _sets(signed: Float64[np.ndarray, "N n d"], mask: Bool[np.ndarray, "N n"]) -
 
 def farkas(sets: FeasibleSets) -> Float64[np.ndarray, "n"] | None:
     """Returns a certificate that no w is in all sets, weights b [n] >= 0 with ``sum_j b_j y_j x_j = 0``; else None.
+
+    The weights sum to 1, in the order of the examples of all nodes, node after node.
 
     By Farkas' lemma there is either such a b or a point in all sets. The least-squares problem
     ``|sum b_j y_j x_j|^2 + (1 - sum b_j)^2`` over b >= 0 (Lawson and Hanson, 1974, chapter 23) decides: its residual is
@@ -185,7 +189,10 @@ def _project(sets: FeasibleSets, at: Float[Array, "N d"]) -> Projection:
 
 
 def hard_margin(sets: FeasibleSets) -> Float64[np.ndarray, "d"]:
-    """Computes the hard-margin support vector machine without intercept, [d]: the point of least norm in all sets."""
+    """Computes the hard-margin support vector machine without intercept, [d]: the point of least norm in all sets.
+
+    It raises ``ValueError`` if no point is in all sets, or if their intersection is too thin for float64.
+    """
     instance("sets", sets, FeasibleSets)
     return np.asarray(project(sets.pooled(), np.zeros(sets.dimension)).point[0])
 

@@ -145,7 +145,7 @@ class LocalRegression:
 
         Args:
             rounds: Number of rounds of all nodes; or the cohorts of R rounds, with weights that replace the nodes'
-                weights (their ``model`` is ignored).
+                weights (their ``model`` is ignored). A round without a node raises ``ValueError``.
             start: Initial model w_0, zeros by default.
         """
         path = [check_start(start, self.shape)]
@@ -192,18 +192,26 @@ class LocalRegression:
 
     @property
     def eigenvalues(self) -> Float64[np.ndarray, "q"]:
-        """Eigenvalues of the averaged projection A that are not 0, [q], from the largest to the smallest."""
+        """Eigenvalues of the averaged projection A that are not 0, [q], from the largest to the smallest.
+
+        A round multiplies the difference from ``limit`` by I - A. If local work diverges, the property raises
+        ``ValueError``.
+        """
         return self._stacked[1]
 
     @property
     def contraction(self) -> float:
-        """Factor by which a round shrinks the slowest part of the distance to ``limit``, ``max |1 - eigenvalue|``."""
+        """Factor by which a round shrinks the slowest part of the distance to ``limit``, ``max |1 - eigenvalue|``.
+
+        The property raises ``ValueError`` if local work diverges.
+        """
         return float(np.abs(1 - self.eigenvalues).max())
 
     def limit(self, start: ArrayLike | None = None) -> Float64[np.ndarray, "d *C"]:
         """Computes the global model after infinitely many rounds, [d].
 
-        It is the least-squares solution of ``F w = f`` nearest to ``start``; the module defines F and f.
+        It is the least-squares solution of ``F w = f`` nearest to ``start``, zeros by default; the module defines F and
+        f. If local work diverges, the method raises ``ValueError``.
         """
         begin = check_start(start, self.shape)
         right, _, fitted = self._stacked
@@ -218,6 +226,9 @@ class LocalRegression:
 
         Returns:
             The model [d] for one number, [len(rounds), d] for several.
+
+        Raises:
+            ValueError: Local work diverges.
         """
         counts = [whole("rounds", r, 0) for r in np.atleast_1d(np.asarray(rounds, object))]
         begin = check_start(start, self.shape)
@@ -231,11 +242,11 @@ class LocalRegression:
         """Computes the least number of rounds after which the global model is close to ``limit`` (eq. 9 of Local-GD).
 
         Args:
-            tolerance: Distance to the limit, relative to the distance of the start.
+            tolerance: Distance to the limit, relative to the distance of the start; above 0 and below 1.
             start: Initial model w_0, zeros by default.
 
         Raises:
-            ValueError: The tolerance is not reached within 10^12 rounds.
+            ValueError: The tolerance is not reached within 10^12 rounds, or local work diverges.
         """
         number("tolerance", tolerance, above=0, below=1)
         right, values, _ = self._stacked
@@ -273,7 +284,10 @@ def minimum_norm(x: ArrayLike, y: ArrayLike, start: ArrayLike | None = None) -> 
 
 
 class LocalTheorem1(NamedTuple):
-    """Theorem 1 of Local-GD for one run: its assumptions, and the limit and rate that it states."""
+    """Theorem 1 of Local-GD for one run: its assumptions, and the limit and rate that it states.
+
+    ``centralised`` is the limit, the least-squares solution on all nodes' examples that is nearest to 0.
+    """
 
     assumptions: tuple[Assumption, ...]
     centralised: Float64[np.ndarray, "d *C"]

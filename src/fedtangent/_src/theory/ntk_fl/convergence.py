@@ -62,8 +62,8 @@ class TwoLayerStart(NamedTuple):
     Attributes:
         width: Number n of neurons.
         covariance: Covariance of a neuron's weights, [d, d]; or a number times the identity.
-        kernel: Tangent kernel at the start, to compare with the bound of Lemma 4 (``sampling_bound``); None for no
-            comparison.
+        kernel: Tangent kernel at the start, [N, N] for N examples; its distance from the infinite-width kernel is
+            compared with the bound of Lemma 4 (``sampling_bound``). None for no comparison.
     """
 
     width: int
@@ -99,8 +99,9 @@ class NtkConstants(NamedTuple):
 
         It holds if the theorem holds; the record explains the symbols. ``G = ((1 + eta)^tau - 1) / (eta tau)`` is 1 in
         Theorem 1. A step moves a neuron by at most ``eta / sqrt(N n)`` times the residual; the sum over all steps
-        converges because the residual decays. For FedAvg the bound covers the server's neurons over all rounds and a
-        client's movement inside a round. It is inf for lambda = 0.
+        converges because the residual decays. For FedAvg this bounds the server's neurons over all rounds; with several
+        local steps ``((1 + eta)^tau - 1) |f_0 - y| / sqrt(N n)`` is added, a client's movement inside a round. The
+        bound is inf for lambda = 0.
         """
         if self.lambda_min == 0:
             return math.inf
@@ -134,9 +135,9 @@ class NtkTheorem:
         return failing(self.assumptions)
 
     def rate(self, eigenvalue: float | None = None) -> float:
-        """Computes the factor by which the squared residual shrinks in a step (Theorem 1) or a round (Theorem 2).
+        """Computes the bound of the squared residual's factor in a step (Theorem 1) or in a round (Theorem 2).
 
-        It is ``1 - eta tau lambda / (2 N M)``, or 0 if that is negative; ``NtkConstants`` defines the symbols. For a
+        It is ``1 - eta tau lambda / (2 N M)``, or 0 if this is negative; ``NtkConstants`` defines the symbols. For a
         negative control ``eigenvalue`` replaces lambda.
         """
         return 1 - self._fall(eigenvalue)
@@ -159,7 +160,10 @@ class NtkTheorem:
         return np.asarray(self.constants.residual**2 * decay)
 
     def proof_factor(self) -> float:
-        """Computes the factor of the squared residual by NTK-FL's proof, in a step (eq. 51) or a round (eq. 76)."""
+        """Computes the bound of the factor of the squared residual in NTK-FL's proof, in a step (51) or a round (76).
+
+        The theorem's rate follows from it if the assumptions hold; otherwise it may be above 1.
+        """
         c = self.constants
         growth = _growth(c)
         drift = 2 * drift_bound(self.radius, c.alpha, c.delta, c.width, c.num_examples) / c.num_examples
@@ -215,7 +219,8 @@ def ntk_evolved(
         [T, n, C] float64.
 
     Raises:
-        ValueError: Times that do not increase, or a step that diverges.
+        ValueError: Times that do not increase, or a step at which the residual is larger after the last time than at
+            the start.
     """
     start = jnp.asarray(checks.check_rows("residual", residual, "n, C"))
     increasing = [whole("times", t, 0) for t in np.ravel(times).tolist()]

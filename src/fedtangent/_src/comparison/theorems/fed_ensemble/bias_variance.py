@@ -40,10 +40,11 @@ ToyModel = Callable[[int], ft.types.Model]
 
 
 class ToyProblem(NamedTuple):
-    """The sine toy: data, clients and their training, and a linear model, whose C outputs are independent.
+    """The sine toy, a small regression on noisy sine data: examples, clients, their training, and a linear model.
 
     ``expected`` is the mean of the target at each point of the grid ``x_test``, and ``noise`` its variance, averaged
-    over the grid. ``model`` builds the model with a given number of outputs.
+    over the grid. ``model`` is a function from a number of outputs to the model, whose outputs are independent;
+    ``blocks`` are the model's kernels at the examples and the grid.
     """
 
     x: Float[np.ndarray, "n 1"]
@@ -67,7 +68,7 @@ def sine_problem(
     num_clients: int = 50,
     points_per_client: int = 2,
 ) -> ToyProblem:
-    """Builds the sine toy of FE-2024, section V-A (FE-2021, section 5), in float64.
+    """Builds the sine toy, noisy sine data on many clients (FE-2024, section V-A; FE-2021, section 5), in float64.
 
     The paper gives neither learning rate nor local steps. The rate here is ``1 / max_x Theta(x, x)``, half of the
     largest that is stable for any data, with Theta the tangent kernel. The model's 100 radial basis functions have the
@@ -77,7 +78,7 @@ def sine_problem(
         seed: Seed of the data.
         local_steps: Local steps of a round.
         sigma: Standard deviation of the initial weights.
-        gap: Whether to use the data of section V-B, which have a gap.
+        gap: Whether to use the data of section V-B, whose inputs leave out an interval.
         num_clients: Number of clients.
         points_per_client: Examples of each client.
     """
@@ -112,11 +113,12 @@ def _blocks(model: ToyModel, x: np.ndarray, x_test: np.ndarray) -> ft.kernels.Ke
 
 
 def spaced_problem(seed: int, local_steps: int) -> ToyProblem:
-    """Builds the sine toy with a gap, with eight examples on three unequal clients.
+    """Builds the sine toy, noisy sine data, with eight examples on three unequal clients, and a gap in the inputs.
 
     The inputs are further apart than the width 0.08 of the radial basis functions. On the papers' examples the kernel
     is nearly singular, and no run comes near the limit of many rounds (FE-2024, Theorem 2). Here a hundred rounds
-    suffice for any seed.
+    suffice for any seed. The targets have noise, but no amplitude that varies by client; the field ``noise`` is the
+    variance with both, as for ``sine_problem``.
 
     Args:
         seed: Seed of the data.
@@ -210,9 +212,9 @@ def simulated(
 
 
 def power_law(variances: Mapping[int, Estimate]) -> Slope:
-    """Fits the slope of log variance against log K, weighted by relative standard errors.
+    """Fits the slope of log variance against log K, for ensembles of K models, weighted by relative standard errors.
 
-    If one of these is 0, all K weigh the same, and the slope's standard error is set to 0.
+    If a standard error is 0, all K weigh the same, and the slope's standard error is set to 0.
 
     Args:
         variances: Variance with its standard error, by ensemble size K.
@@ -313,9 +315,10 @@ def _judged(claim: Claim, margin: float, values: list[np.ndarray], rivals: list[
 def _decomposition(seed: int, schedules: int, draws: int, num_rounds: int) -> list[Verdict]:
     """Checks the terms of FE-2024, eq. (10): the error of an ensemble is noise plus bias plus variance.
 
-    There is a verdict on the bias, on the two parts of the variance, from initialisation and schedule, and on the
-    error. They are measured on ensembles of eight models (``LAST``), under ``schedules`` schedules and from ``draws``
-    initialisations each, and compared with their closed forms for these schedules.
+    There is a verdict on the bias, on the part of the variance from initialisations, on the error, and on the part of
+    the variance from schedules. The terms are measured on ensembles of eight models (``LAST``), under ``schedules``
+    schedules and from ``draws`` initialisations each (the last term from models that start at 0), and compared with
+    their closed forms for these schedules.
     """
     problem = sine_problem(seed, local_steps=STEPS, num_clients=CLIENTS)
     schedule, seeds = permutations(CLIENTS, LAST), seeds_of(LAST, schedules, seed)

@@ -38,7 +38,10 @@ Samples = Float[np.ndarray, "K m C"]
 
 
 class Entries(NamedTuple):
-    """One statistic, such as the mean, at all its E entries: measured, predicted, and the predicted standard error."""
+    """One statistic, such as the mean, at all its E entries: measured, predicted, and the predicted standard error.
+
+    An entry is a point and an output, or for a covariance two points and an output.
+    """
 
     measured: Float[np.ndarray, "E"]
     predicted: Float[np.ndarray, "E"]

@@ -118,7 +118,8 @@ def setting_of(task: Task, width: int, seed: int) -> Setting:
     """Builds the problem and the Fed-ensemble run of ``task`` for networks of ``width``.
 
     The learning rate is the share ``task.step`` of the largest that Theorem 9.1 of FE-2021 allows, if C_1, the bound of
-    the Hessian (``curvature``), is 5 and the initial functions have their expected size.
+    the Hessian (``curvature``), is 5 and the norm of an initial function is the root of the tangent kernel's trace,
+    which is above its expected norm.
 
     Args:
         task: Clients, targets and length of training.
@@ -201,7 +202,7 @@ def own_linearisation(model: Model) -> Model:
 
 
 class FollowedNetworks(NamedTuple):
-    """E draws of K networks of one width and their linearisations, measured at T ages of training.
+    """E draws (independent initialisations) of K networks of one width and their linearisations, measured at T ages.
 
     An age is the number of rounds in which every client trains each model once.
 
@@ -230,9 +231,10 @@ class FollowedNetworks(NamedTuple):
         return np.linalg.norm(self.kernels - self.kernels[:, :1], 2, axis=(-2, -1))
 
     def theorem(self, draw: int) -> ft.theory.Theorem1:
-        """Evaluates Theorem 1 of FE-2024 on the K networks of one draw.
+        """Evaluates Theorem 1 of FE-2024 on the K networks of one draw (initialisation).
 
-        The theorem gets their initial kernel that is farthest from infinite width, and the largest C_1.
+        The theorem gets their initial kernel that is farthest from infinite width, and their largest C_1, a bound of
+        the Hessian.
         """
         setting, start, c1 = self.setting, self.kernels[draw, 0], float(self.c1[draw].max())
         x, y, clients = setting.problem.x_train, setting.problem.y_train, setting.problem.partition
@@ -248,7 +250,7 @@ def follow(setting: Setting, draws: int) -> FollowedNetworks:
 
     Args:
         setting: Problem, algorithm and width of the networks.
-        draws: Number of initialisations.
+        draws: Number of independent initialisations of the K networks.
     """
     problem, size, model = setting.problem, setting.size, setting.model(setting.size.largest)
     x, data = jnp.asarray(problem.x_train), problem.federated()

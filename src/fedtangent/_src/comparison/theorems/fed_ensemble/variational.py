@@ -42,7 +42,8 @@ REACH, POINTS = 10.0, 161  # of the quadrature's grid: standard deviations of th
 class Fitted(NamedTuple):
     """A mixture q of K components, fitted to the posterior p by the least Kullback-Leibler divergence KL(q || p).
 
-    ``divergence`` is KL(q || p) in nats, by quadrature; ``bound`` is the evidence bound, estimated from draws of q.
+    ``divergence`` is KL(q || p) in nats, by quadrature; ``bound`` is the evidence lower bound, estimated from draws
+    of q.
     """
 
     mixture: GaussianMixture
@@ -51,10 +52,11 @@ class Fitted(NamedTuple):
 
 
 class Measured(NamedTuple):
-    """A problem's posterior, fitted mixtures by K, and evidence bounds along a run of 4 models (``RUN_MODELS``).
+    """The posterior of a linear model, mixtures of K components fitted to it, and evidence lower bounds along a run.
 
-    ``bounds``, ``errors`` and ``entropies`` are the evidence bound at each of ``rounds``, its standard error and its
-    entropy term, in nats.
+    The run is Fed-ensemble with 4 models (``RUN_MODELS``), evaluated at R rounds. ``fitted`` has the mixtures by K.
+    ``bounds``, ``errors`` and ``entropies`` are the evidence lower bound at each of ``rounds``, its standard error and
+    its entropy term, in nats.
     """
 
     posterior: LinearPosterior
@@ -75,7 +77,7 @@ class Measured(NamedTuple):
 
     @property
     def separated(self) -> float:
-        """The entropy in nats of a mixture of 4 components by the papers' formula, which ignores their overlaps."""
+        """The entropy in nats of the fitted mixture of 4 components by the papers' formula, which ignores overlaps."""
         return float(separated_entropy(self.fitted[RUN_MODELS].mixture))
 
 

@@ -46,10 +46,10 @@ class TwoLayerProblem(NamedTuple):
 
 
 class Start(NamedTuple):
-    """A network at the start of a run.
+    """A network at the start of a run, and its properties at the n training points.
 
     ``params`` are its initial weights, drawn from ``key``; ``kernel`` is its empirical tangent kernel, and ``residual``
-    its outputs minus targets at the training points.
+    its outputs minus targets.
     """
 
     model: Model
@@ -180,7 +180,7 @@ class Descents(NamedTuple):
         tangent: Squared residual of the network at the linearisation's weights, which are NTK-FL's weights.
         linear: Squared residual of the linearised network.
         largest: Largest |f - y| of the network under gradient descent.
-        apart: Sum over examples and outputs of |sum over steps of (f - linearised f)|.
+        apart: Sum over examples and outputs of |sum over earlier steps of (f - linearised f)|.
         gap: l1 distance between the weights of the two descents.
         watched: Values that the function ``watch`` of ``descents`` returns, by name.
     """
