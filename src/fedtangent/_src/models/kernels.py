@@ -122,7 +122,7 @@ class AnalyticKernel:
             x1: Inputs [n1, ...].
             x2: Inputs [n2, ...]; None for ``x1``.
             names: Names of the kernels to compute.
-            tick: Called with the number of finished tiles and the number of all tiles.
+            tick: Called with the number of finished tiles and the number of all tiles; never without tiles.
 
         Raises:
             ValueError: The memory is too small for a single pair of examples.
@@ -179,6 +179,9 @@ class AnalyticKernel:
 
         Args:
             x: Inputs [n, ...], as for ``side``.
+
+        Raises:
+            ValueError: The memory is too small for a single pair of examples.
         """
         side = self.side(x)
         return 0 if side == MAX_INDEX else side**2 * _pair_bytes(self, np.shape(x)[1:], self._computing(x))

@@ -39,8 +39,8 @@ def from_stax(
     Raises:
         ValueError: ``network`` is something else; a layer has no kernel, or needs further arguments such as random
             numbers; the output is not [n, C], depends on the other examples of the batch, or is not Gaussian at
-            infinite width (the last layer must be linear, such as ``stax.Dense``); ``width`` without a function, or a
-            function without a width.
+            infinite width (the last layer must be linear, such as ``stax.Dense``); a size is below 1; ``width`` without
+            a function, or a function without a width.
 
     Example, a network of two convolutions for ``compare``, which trains it at several widths:
 
