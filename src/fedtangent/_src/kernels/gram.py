@@ -332,7 +332,7 @@ def _jitter_ladder(max_relative_jitter: float) -> list[float]:
 
 
 def _well_conditioned_factor(theta: Float64[np.ndarray, "n n"], jitter: float) -> Float64[np.ndarray, "n n"] | None:
-    """Returns the lower Cholesky factor of ``theta + jitter I``, or None if the matrix is singular to rounding."""
+    """Returns the lower Cholesky factor of ``theta + jitter I``; None if it is indefinite, or singular to rounding."""
     shifted = theta.copy()
     shifted[np.diag_indices_from(shifted)] += jitter
     norm = float(np.max(np.sum(np.abs(shifted), axis=0)))

@@ -166,7 +166,10 @@ def _signals(layer: _Layer, by_call: list[Array]) -> Float[Array, "n P channels"
 
 
 def _features(calls: tuple[Call, ...], layer: _Layer, inputs: list[Array]) -> Float[Array, "n P fan_in"]:
-    """Returns a layer's inputs at all P positions, with a 1 for a bias: [n, P, fan_in]."""
+    """Returns a layer's inputs at all P positions, with a 1 for a bias: [n, P, fan_in].
+
+    ``calls`` are all calls of layers in the network, and ``inputs`` the inputs of each call.
+    """
     parts = [layer_patches(calls[c], inputs[c]) for c in layer.calls]
     features = parts[0] if len(parts) == 1 else jnp.concatenate(parts, axis=1)
     if not calls[layer.calls[0]].has_bias:

@@ -298,7 +298,8 @@ def measure(
     output is not finite.
 
     Args:
-        predicted: Outputs of the K models, [K, n, C], and their mean.
+        predicted: Outputs of the K models, [K, n, C], and the ensemble's prediction. For a loss of classes, the latter
+            is not used: the K models count equally.
         targets: Targets [n, C]: numbers for the squared error, -1 and 1 for a loss of signs such as the logistic one.
         labels: Class labels [n]; None for regression.
         loss: Name of a loss, or a function, which is called with the labels, or in regression with the targets.
@@ -340,7 +341,8 @@ def _scores(
 ) -> tuple[dict[str, Float[Array, ""]], Int[Array, "n"]]:
     """Computes the metrics of ``measure``, except accuracies, by name; returns them and the predicted classes [n].
 
-    ``mean`` is the mean of ``members`` over the models. The other arguments are as for ``measure``.
+    ``mean`` is the ensemble's prediction, which is not used for a loss of classes. The other arguments are as for
+    ``measure``.
     """
     several, scores = members.shape[0] > 1, dict[str, Array]()
     metric = metric_of(loss)

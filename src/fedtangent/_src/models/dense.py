@@ -191,10 +191,10 @@ def _stax(layers: tuple[_Layer, ...], activation: str, parameterization: str) ->
 
 
 class WeightScales(TypedDict, total=False):
-    """Standard deviations of the initial weights and biases of ``mlp``."""
+    """Scales of the weights and biases of ``mlp``, which explains them."""
 
-    w_std: float  # of the weights, by default sqrt(2)
-    b_std: float | None  # of the biases, by default 0.1; None: no biases
+    w_std: float  # standard deviation of weights times sqrt(fan_in), by default sqrt(2)
+    b_std: float | None  # standard deviation of biases, by default 0.1; None: no biases
     last_w_std: float | None  # replaces w_std in the last layer
 
 

@@ -319,7 +319,10 @@ def _note(
 
 
 def _places_of_weights(layer: Conv | Dense, leaves: list[Array]) -> list[int] | None:
-    """Returns the indices in ``leaves`` of a layer's kernel and bias; None if one of them is not exactly one leaf."""
+    """Returns the indices in ``leaves`` of a layer's kernel and bias.
+
+    Returns None if one of them is not among ``leaves``, because the network computes it from other parameters.
+    """
     names = ("kernel", "bias") if layer.use_bias else ("kernel",)
     weights: list[Array] = [layer.get_variable("params", name) for name in names]
     places = [[i for i, leaf in enumerate(leaves) if leaf is weight] for weight in weights]
@@ -329,7 +332,8 @@ def _places_of_weights(layer: Conv | Dense, leaves: list[Array]) -> list[int] | 
 def _is_plain(layer: Conv | Dense, kernel: Array, x: Array) -> bool:
     """Returns whether a layer computes ``patch W + b`` of its input ``x``, in the dtype of its weights W, ``kernel``.
 
-    This is false if one of flax's special options is set, such as a custom product or circular padding.
+    This is false if one of flax's special options is set, such as a custom product, circular padding or groups of
+    channels.
     """
     custom = [getattr(layer, name, None) for name in _CUSTOM]
     if any(value is not None for value in custom) or layer.dtype not in (None, kernel.dtype):

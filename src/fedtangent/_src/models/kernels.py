@@ -106,7 +106,11 @@ class AnalyticKernel:
     prepare: Callable[[Array], Array]
 
     def __call__(self, x1: ArrayLike, x2: ArrayLike | None = None, get: str | tuple[str, ...] = KERNELS) -> Blocks:
-        """Computes the kernels that ``get`` names between ``x1`` and ``x2``, [n1, n2] each; see ``types.Kernel``."""
+        """Computes the kernels that ``get`` names between ``x1`` and ``x2``, [n1, n2] each; see ``types.Kernel``.
+
+        Raises:
+            ValueError: ``get`` names another kernel, or the memory is too small for a single pair of examples.
+        """
         return select(self.blocks(x1, x2, check_get(get)), get)
 
     def blocks(

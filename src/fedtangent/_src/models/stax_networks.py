@@ -75,7 +75,10 @@ def from_stax(
 
 
 def _measured(model: Model, shape: tuple[int, ...]) -> Model:
-    """Returns ``model``, marked as a user's; raises ``ValueError`` if an example's output depends on other examples."""
+    """Returns ``model``, marked as a user's network, so that checks do not skip it as one of this package.
+
+    Raises ``ValueError`` if an example's output depends on other examples of the batch.
+    """
     model.apply.__module__ = "stax"
     check_independent_rows(model, shape, jnp.dtype(jnp.float32), "network")
     return model
