@@ -268,7 +268,7 @@ def _search(
 
 
 def _best_of(minima: Minimum, messages: int) -> Leak:
-    """Returns for each of the messages, whose number is ``messages``, the restart with the smallest mismatch."""
+    """Returns the restart with the smallest mismatch for each message; ``messages`` is the number of messages."""
     rows = jax.tree.map(lambda leaf: leaf.reshape(messages, -1, *leaf.shape[1:]), minima)
     best = jnp.argmin(rows.value, axis=1)
     point, value, history, steps = jax.tree.map(lambda leaf: leaf[jnp.arange(messages), best], rows)

@@ -38,7 +38,7 @@ def lenet(
         dtype: Type of the parameters.
 
     Raises:
-        ValueError: A size below 1, an ``input_shape`` that has not three numbers, or another activation.
+        ValueError: A size is below 1, ``input_shape`` does not have three numbers, or the activation is unknown.
     """
     shape = tuple(int(n) for n in input_shape)
     if len(shape) != 3 or min(shape) < 1:

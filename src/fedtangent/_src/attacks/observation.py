@@ -92,7 +92,7 @@ def sparsify(seen: Observed, sparsity: float) -> Observed:
 
     A message is ``values[i]``: an example's whole Jacobian, or one gradient. Entries are chosen as by the clients of
     CP-NTK-FL (``wire.sparsify``): the largest stay, and so do entries as large as the smallest of these. If fewer
-    entries are nonzero than should stay, all count as kept.
+    entries are nonzero than should stay, all count as kept, except those that were not sent before.
 
     Args:
         seen: The messages.

@@ -69,6 +69,7 @@ def empirical_ntk(
     Raises:
         ValueError: A ``block_size`` that is not a whole number of at least 1, parameters that do not fit ``model``, or
             a model whose output for an example depends on other examples.
+        ImportError: The kernel needs neural-tangents, which is not installed or has another version.
 
     Example:
 

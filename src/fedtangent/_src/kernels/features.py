@@ -89,7 +89,7 @@ class KernelFeatures:
         functions as before.
 
         Args:
-            seed: Seed of the rotations, which are uniform, and of the signs.
+            seed: Seed, from 0 to 2^32 - 1, of the rotations, which are uniform, and of the signs.
         """
         rng, is_coupled = np.random.default_rng(checks.seed(seed)), self.train.ndim == 3
         r = self.train.shape[-1]
@@ -126,8 +126,8 @@ def kernel_features(
         Features at training and test points, and the model.
 
     Raises:
-        ValueError: The kernel is not symmetric, has a negative eigenvalue or is 0, a size does not fit, or
-            ``KernelBlocks`` lack ``ntk_test``.
+        ValueError: The kernel is not symmetric and finite, has a negative eigenvalue or is 0, a size does not fit,
+            ``KernelBlocks`` lack ``ntk_test``, ``num_train`` is missing or not needed, or ``outputs`` is unknown.
 
     Example, the features of a dense network's kernel at four training and two test points:
 

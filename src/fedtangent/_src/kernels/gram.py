@@ -105,7 +105,7 @@ def analytic(model: Model, x1: ArrayLike, x2: ArrayLike | None = None, get: str 
     """Computes the NNGP kernel, the tangent kernel or both, of the infinitely wide network that ``model`` describes.
 
     ``analytic(model, x_test, x_train, get="ntk")`` is the tangent kernel of m test and n training points, [m, n].
-    Outputs are independent and share the kernel. The result is float64 in JAX's 64-bit mode.
+    Outputs are independent and share the kernel. For float64 inputs in JAX's 64-bit mode the result is float64.
 
     Args:
         model: Model with an analytic kernel.
@@ -161,11 +161,13 @@ def kernel_blocks(
             ``x1``.
         x_train: Finite training inputs [n, ...].
         x_test: Finite test inputs [m, ...].
-        tick: Called with the numbers of finished and of all tiles; a kernel of images has many.
+        tick: Called with the numbers of finished and of all tiles, which only large kernels of images have; the count
+            begins anew for each of the three pairs of blocks.
 
     Raises:
-        ValueError: Inputs whose example shapes differ or that are not finite; a kernel that has the wrong shape, is not
-            float64 or is not finite; too little memory for a pair of images.
+        ValueError: Inputs that are empty, not finite, or of different shapes; a ``kernel_fn`` that does not return a
+            pair; a kernel that has the wrong shape, is not float64 or is not finite; too little memory for a pair of
+            images.
 
     Example, four training points and two test points, at infinite width:
 
@@ -188,9 +190,9 @@ def kernel_blocks(
 def jittered_cholesky(theta: ArrayLike, max_relative_jitter: float = 1e-10) -> CholeskyFactor:
     """Computes the Cholesky factor of a symmetric positive definite matrix, with the least jitter that float64 needs.
 
-    The jitters tried are 0, then 1e-16, 1e-15, ... times the mean of the diagonal. A factor counts only if the matrix's
-    reciprocal condition number (LAPACK dpocon) is at least 1e-13, so that a matrix that is singular up to rounding is
-    not inverted into noise.
+    The jitters tried are 0, then 1e-16, 1e-15, ... times the mean of the diagonal, and at last the largest allowed. A
+    factor counts only if the matrix's reciprocal condition number (LAPACK dpocon) is at least 1e-13, so that a matrix
+    that is singular up to rounding is not inverted into noise.
 
     Args:
         theta: Matrix [n, n].
@@ -198,7 +200,7 @@ def jittered_cholesky(theta: ArrayLike, max_relative_jitter: float = 1e-10) -> C
 
     Raises:
         SingularKernelError: No allowed jitter is enough; the message has lambda_min, lambda_max and the largest jitter.
-        ValueError: ``theta`` is not square, symmetric and finite.
+        ValueError: ``theta`` is not square, symmetric and finite, or ``max_relative_jitter`` is negative.
     """
     theta = symmetric("theta", theta)
     number("max_relative_jitter", max_relative_jitter, at_least=0)
@@ -330,7 +332,7 @@ def _jitter_ladder(max_relative_jitter: float) -> list[float]:
 
 
 def _well_conditioned_factor(theta: Float64[np.ndarray, "n n"], jitter: float) -> Float64[np.ndarray, "n n"] | None:
-    """Returns the lower Cholesky factor of ``theta + jitter I``, or None if the matrix is singular to rounding."""
+    """Returns the lower Cholesky factor of ``theta + jitter I``; None if it is indefinite, or singular to rounding."""
     shifted = theta.copy()
     shifted[np.diag_indices_from(shifted)] += jitter
     norm = float(np.max(np.sum(np.abs(shifted), axis=0)))

@@ -65,7 +65,11 @@ class LargeKernel:
         return products.reshape(-1, *shape[1:])
 
     def preconditioner(self) -> Float[Array, "n L"]:
-        """Computes F [n, L] with ``F F'`` close to the kernel, by Nystroem's method from L = min(1000, n/2) points."""
+        """Computes F [n, L] with ``F F'`` close to the kernel, by Nystroem's method from L = min(1000, n/2) points.
+
+        Raises:
+            SingularKernelError: The kernel of these training points is singular, for example if many are equal.
+        """
         rows = spaced(len(self), min(LANDMARKS, -(-len(self) // 2)))
         lower = jittered_cholesky(self.block(rows).astype(np.float64), 1e-6).lower
         columns = jax.jit(lambda theta: theta.at[rows].get(mode="promise_in_bounds")[:, : len(self)])(self.ntk_train)
@@ -98,8 +102,9 @@ def large_kernel(
         tick: Function that is called with the number of finished tiles and the number of all tiles.
 
     Raises:
-        ValueError: Inputs that do not fit together or are not finite; a kernel not finite in float32; too little room
-            in ``folder`` (the message says how much the kernel needs); a file that was changed since it was written.
+        ValueError: Inputs that are empty, not finite, or of different shapes; a ``kernel_fn`` that is no function; a
+            kernel not finite in float32; a ``folder`` that cannot be written to or has too little room (the message
+            says how much the kernel needs); a file that was changed since it was written.
     """
     if not callable(kernel_fn):
         raise ValueError(f"kernel_fn: got {kernel_fn!r:.60}, must be a function of (x1, x2), such as model.kernel")
@@ -129,7 +134,7 @@ def large_kernel(
 
 
 def _single(name: str, x: ArrayLike) -> Float32[np.ndarray, "n ..."]:
-    """Returns examples as a contiguous float32 array; raises ``ValueError`` for numbers beyond the range of float32."""
+    """Returns examples as a contiguous float32 array; raises ``ValueError`` for numbers not finite in float32."""
     array, most = real_array(name, x), float(np.finfo(np.float32).max)
     finite(name, array)
     if array.size and np.max(np.abs(array)) > most:

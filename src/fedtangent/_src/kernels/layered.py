@@ -48,7 +48,7 @@ class _Rows(NamedTuple):
     """The forward pass of a batch of examples, with a function that computes derivatives of a network output.
 
     Attributes:
-        inputs: Input of each layer call.
+        inputs: Input of each layer call (application of a layer).
         pull: Maps k to the derivatives of output k by each call's output and by the parameters outside layers.
     """
 
@@ -166,7 +166,10 @@ def _signals(layer: _Layer, by_call: list[Array]) -> Float[Array, "n P channels"
 
 
 def _features(calls: tuple[Call, ...], layer: _Layer, inputs: list[Array]) -> Float[Array, "n P fan_in"]:
-    """Returns a layer's inputs at all P positions, with a 1 for a bias: [n, P, fan_in]."""
+    """Returns a layer's inputs at all P positions, with a 1 for a bias: [n, P, fan_in].
+
+    ``calls`` are all calls of layers in the network, and ``inputs`` the inputs of each call.
+    """
     parts = [layer_patches(calls[c], inputs[c]) for c in layer.calls]
     features = parts[0] if len(parts) == 1 else jnp.concatenate(parts, axis=1)
     if not calls[layer.calls[0]].has_bias:
@@ -263,7 +266,9 @@ def _gradient_product(
 ) -> Float[Array, "n1*K _"]:
     """Computes a layer's part of the kernel [n1 K, n2 K] as a product of gradients, a few channels at a time.
 
-    ``d1`` and ``d2`` are the derivatives of K network outputs by the layer's outputs; without ``d2`` both are ``d1``.
+    ``d1`` and ``d2`` are the derivatives of K network outputs by the layer's outputs, and ``rows1`` and ``rows2`` the
+    forward passes of the two sets of examples; without the second of each, both are the first. ``calls`` are all calls
+    of layers in the network.
     """
     rows = max(d1.shape[0], 0 if d2 is None else d2.shape[0]) * d1.shape[1]
     most = max(1, HELD // (rows * layer.fan_in))
@@ -301,7 +306,9 @@ def _position_product(
 ) -> Float[Array, "n1 K _ K"]:
     """Computes a layer's part of the kernel [n1, K, n2, K] as a sum over pairs of positions.
 
-    ``d1`` and ``d2`` are the derivatives of K network outputs by the layer's outputs; without ``d2`` both are ``d1``.
+    ``d1`` and ``d2`` are the derivatives of K network outputs by the layer's outputs, and ``rows1`` and ``rows2`` the
+    forward passes of the two sets of examples; without the second of each, both are the first. ``calls`` are all calls
+    of layers in the network.
     """
     if layer.positions == 1:
         a1 = _features(calls, layer, rows1.inputs)[:, 0]

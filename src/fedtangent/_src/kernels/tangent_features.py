@@ -43,8 +43,8 @@ def tangent_features(
         Features [n, p] in the dtype of the parameters.
 
     Raises:
-        ValueError: The model has several outputs, its parameters have another structure than ``params``, no shape
-            agrees, or ``num_features`` is more than the number of parameters.
+        ValueError: The model has several outputs or its output for an example depends on other examples, its parameters
+            have another structure than ``params``, no shape agrees, or ``num_features`` or ``seed`` is out of range.
 
     Example, a network of three outputs:
 

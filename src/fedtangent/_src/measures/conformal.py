@@ -80,6 +80,9 @@ class ConformalPredictor(NamedTuple):
         Returns:
             For a score of classes, bools [n, C] that tell which classes are in the set. For regression, an interval
             with arrays [n, C]: the set of an input is the box of its C intervals.
+
+        Raises:
+            ValueError: The score does not fit the prediction, or the prediction is not finite.
         """
         if self.score in CLASSIFICATION:
             return class_scores(prediction, self.score) <= self.threshold
@@ -92,6 +95,9 @@ class ConformalPredictor(NamedTuple):
         Args:
             prediction: Prediction at n inputs.
             targets: Labels [n], or values [n, C].
+
+        Raises:
+            ValueError: The score does not fit the prediction or the targets, or a number is not finite.
         """
         return conformal_scores(prediction, targets, self.score) <= self.threshold
 
@@ -109,6 +115,9 @@ class ConformalPredictor(NamedTuple):
             targets: Labels [n], or values [n, C].
             clients: The test examples of each client, in the order of the calibration's clients.
             level: Probability of the confidence intervals.
+
+        Raises:
+            ValueError: As for ``covers`` and ``coverage_by_client``.
         """
         return coverage_by_client(self.covers(prediction, targets), clients, self.quantile.weights, level)
 

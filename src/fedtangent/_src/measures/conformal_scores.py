@@ -29,7 +29,8 @@ def conformal_scores(prediction: Predicted, targets: Num[AnyArray, "n *C"], scor
         score: Name of the score.
 
     Raises:
-        ValueError: The score does not fit the prediction or the targets, or a standard deviation is 0.
+        ValueError: The score is unknown or does not fit the prediction or the targets, a number is not finite, or a
+            standard deviation is 0.
     """
     if choice("score", score, (*CLASSIFICATION, *REGRESSION)) in CLASSIFICATION:
         table = class_scores(prediction, score)

@@ -140,7 +140,7 @@ def surface(
         progress: Whether to show a progress bar.
 
     Raises:
-        ValueError: ``a`` or ``b`` is not a vector.
+        ValueError: ``a`` or ``b`` is not a vector of one or more numbers.
     """
     for name, values in (("a", a), ("b", b)):
         if np.ndim(values) != 1 or np.size(values) == 0:
@@ -163,7 +163,7 @@ def segment(
         arguments: Pytrees of arrays that the loss needs, such as the data.
 
     Raises:
-        ValueError: The models differ in structure or shapes, or ``shares`` is not a vector.
+        ValueError: The models differ in structure or shapes, or ``shares`` is not a vector of one or more numbers.
     """
     if _form(start) != _form(end):
         raise ValueError("end: got parameters of another structure or other shapes than start, must have the same")
@@ -198,7 +198,8 @@ def mean_loss(model: Model, loss: str, block: int = 2000) -> Loss:
         block: Number of examples that are evaluated at a time.
 
     Raises:
-        ValueError: The loss is unknown or a sum over examples, or ``block`` is below 1.
+        ValueError: The loss is unknown or a sum over examples, or ``block`` is below 1. The function that is built
+            raises it if the network's output for an example depends on other examples.
     """
     one = get_loss(loss)
     if loss != mean_form(loss):

@@ -36,7 +36,7 @@ def epsilon(
             expected number, ``rate * num_clients``.
         num_rounds: Number of rounds. If a client trains one of K models in each round, the rounds of all models count.
         noise_multiplier: Standard deviation of the noise that ``dp_fed_avg`` adds to the sum of the updates, in units
-            of ``clip_norm``; epsilon is infinite below 1e-100.
+            of ``clip_norm``; epsilon is infinite below 1e-100, and does not fall further above 1e8.
         delta: The delta of (epsilon, delta) differential privacy, in (0, 1).
         sampling: ``"poisson"`` (``schedules.poisson_sampling``; Mironov, Talwar and Zhang, 2019): neighbouring
             federations differ in the presence of a client, which changes the sum by at most ``clip_norm``.

@@ -100,7 +100,8 @@ class GramOperators(NamedTuple):
 def drift(theta: ArrayLike, theta_0: ArrayLike) -> Drift:
     """Computes the relative change of a kernel since the start, ``|theta - theta_0| / |theta_0|``, in two norms.
 
-    For networks of width l, Theorem 9.1 of FE-2021 bounds the change by O(l^-1/2).
+    For networks of width l, Theorem 9.1 of FE-2021 bounds the change by O(l^-1/2). The result is NaN if an entry is not
+    finite.
 
     Args:
         theta: The kernel now, [n, n].
@@ -124,7 +125,8 @@ def drift(theta: ArrayLike, theta_0: ArrayLike) -> Drift:
 def alignment(theta: ArrayLike, targets: ArrayLike, centred: bool = False) -> float:
     """Computes the kernel-target alignment ``<Theta, Y Y'>_F / (|Theta|_F |Y Y'|_F)``, between 0 (worst) and 1.
 
-    Source: Cristianini et al., 2001, definitions 1 and 3. The alignment is NaN if a norm is zero.
+    Source: Cristianini et al., 2001, definitions 1 and 3. The alignment is NaN if a norm is zero or ``theta`` is not
+    finite.
 
     Args:
         theta: Kernel [n, n].
@@ -134,7 +136,7 @@ def alignment(theta: ArrayLike, targets: ArrayLike, centred: bool = False) -> fl
             targets.
 
     Raises:
-        ValueError: The targets have another shape than [n, C], or are not finite.
+        ValueError: ``theta`` is not square, or the targets have another shape than [n, C] or are not finite.
     """
     kernel, y = square("theta", theta), real_array("targets", targets)
     if y.ndim != 2 or len(y) != len(kernel):
@@ -153,10 +155,11 @@ def spectrum(theta: ArrayLike) -> Spectrum:
     """Computes the eigenvalues of a positive semidefinite ``theta`` [n, n] and their summaries; see ``Spectrum``.
 
     Source of the effective rank: O. Roy and M. Vetterli, "The effective rank", EUSIPCO 2007, definition 1. If all
-    eigenvalues are 0, ``effective_rank`` and ``trace_over_largest`` are NaN, and ``condition_number`` is infinite.
+    eigenvalues are 0, ``effective_rank`` and ``trace_over_largest`` are NaN, and ``condition_number`` is infinite. If
+    ``theta`` is not finite, all numbers are NaN.
 
     Raises:
-        ValueError: An eigenvalue is below 0 by more than float32's rounding.
+        ValueError: ``theta`` is not square, or an eigenvalue is below 0 by more than float32's rounding.
     """
     kernel = square("theta", theta)
     if not np.isfinite(kernel).all():
@@ -187,11 +190,12 @@ def gram_operators(theta: ArrayLike, clients: Partition, max_pairs: int = 1000, 
     vanish if the clients hold the same examples. They are positive for different examples of one distribution; compare
     with a random partition of the same sizes.
 
-    Norms are norms of operators on the kernel's function space, where ``Pi_i`` is symmetric: with the Jacobian J_i of
-    the outputs at X_i by the weights, it acts on weights as ``J_i' J_i / n_i``. Then ``|[Pi_i, Pi_j]|^2 = 2 tr(T_ji
+    Norms are Hilbert-Schmidt norms on the kernel's function space, where ``Pi_i`` is symmetric: with the Jacobian J_i
+    of the outputs at X_i by the weights, it acts on weights as ``J_i' J_i / n_i``. Then ``|[Pi_i, Pi_j]|^2 = 2 tr(T_ji
     T_ii T_ij T_jj) - 2 |T_ij T_ji|_F^2`` over ``(n_i n_j)^2``, with ``T_ij = Theta(X_i, X_j)``. (The norm of the matrix
     that acts on the values at the n examples hardly tells clients of one distribution from clients of different ones.)
-    A pair costs ``n_i n_j (n_i + n_j)``; the variance is one product of [n, n] matrices.
+    A pair costs ``n_i n_j (n_i + n_j)``; the variance is one product of [n, n] matrices. If ``theta`` is not finite,
+    all numbers are NaN.
 
     Args:
         theta: Kernel [n, n] of all examples, symmetric positive semidefinite.
@@ -363,8 +367,9 @@ def kernel_diagnostics(
 ) -> KernelDiagnostics:
     """Builds the function that measures the tangent kernels of a run at every evaluation.
 
-    A run with ``evaluation=Evaluation(measure=kernel_diagnostics(algorithm, model, data, seed=0))`` has these metrics
-    of each of the K models, on the same training examples:
+    A run with ``evaluation=Evaluation(measure=kernel_diagnostics(algorithm, model, data, seed=0))`` has these metrics,
+    always on the same training examples. They are means over the K models; if K > 1, each model has its metrics, too,
+    such as ``drift_model_0``.
 
     - ``drift``, ``drift_operator``: relative change since the start, which Theorem 9.1 of FE-2021 bounds;
     - ``alignment``, ``alignment_centred``: alignment with the targets;

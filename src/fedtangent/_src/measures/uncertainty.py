@@ -58,6 +58,9 @@ def log_probability(members: Float[AnyArray, "K n C"]) -> Float[Array, "n C"]:
     """Computes the logarithm of the ensemble's mean probability of each class, [n, C].
 
     It is ``log(1/K sum_k softmax(f_k(x)))`` with the logits f_k(x) in ``members`` [K, n, C].
+
+    Raises:
+        ValueError: ``members`` are not a floating array [K, n, C].
     """
     return _log_mean(_checked_members(members))
 
@@ -71,6 +74,9 @@ def knowledge_variance(members: Float[AnyArray, "K n C"]) -> Float[Array, "n C"]
     """Computes the variance of the ensemble's outputs over its models, ``1/K sum_k (f_k - mean_k f_k)^2``, [n, C].
 
     It measures knowledge uncertainty (FE-2024, section V-B). ``members`` are the outputs f_k, [K, n, C].
+
+    Raises:
+        ValueError: ``members`` are not a floating array [K, n, C].
     """
     return jnp.var(_checked_members(members), axis=0)
 
@@ -79,6 +85,9 @@ def predictive_entropy(members: Float[AnyArray, "K n C"]) -> Float[Array, "n"]:
     """Computes the entropy ``-sum_c p_c log p_c`` of the ensemble's class probabilities p in nats, [n].
 
     It is the total uncertainty of Depeweg et al. (2018), section 3. ``members`` are logits [K, n, C].
+
+    Raises:
+        ValueError: ``members`` are not a floating array [K, n, C].
     """
     log_p = log_probability(members)
     return -jnp.sum(_weighed(log_p, log_p), axis=-1)
@@ -90,6 +99,9 @@ def mutual_information(members: Float[AnyArray, "K n C"]) -> Float[Array, "n"]:
     It is the entropy of the mean prediction p minus the mean entropy of the models' predictions, between 0 and log K.
     It is computed as the mean Kullback-Leibler divergence ``1/K sum_k KL(softmax(f_k) | p)``, which loses no digits if
     the models agree. Houlsby et al. (2011), equation 2; Depeweg et al. (2018).
+
+    Raises:
+        ValueError: ``members`` are not a floating array [K, n, C].
     """
     log_p = jax.nn.log_softmax(_checked_members(members), axis=-1)
     mean = log_probability(members)
@@ -100,9 +112,14 @@ def mutual_information(members: Float[AnyArray, "K n C"]) -> Float[Array, "n"]:
 def negative_log_likelihood(members: Float[AnyArray, "K n C"], labels: Int[AnyArray, "n"]) -> Float[Array, ""]:
     """Computes the mean negative log-likelihood of the labels, ``-1/n sum_j log p(y_j | x_j)``, in nats, [].
 
+    The probability p is the mean of the K models' softmax probabilities.
+
     Args:
         members: Logits [K, n, C].
         labels: Labels y [n].
+
+    Raises:
+        ValueError: An array has another shape or dtype, or a label is not among the C classes.
     """
     _check_labels(members, labels)
     return -jnp.mean(jnp.take_along_axis(log_probability(members), labels[:, None], axis=-1))
@@ -111,9 +128,14 @@ def negative_log_likelihood(members: Float[AnyArray, "K n C"], labels: Int[AnyAr
 def brier_score(members: Float[AnyArray, "K n C"], labels: Int[AnyArray, "n"]) -> Float[Array, ""]:
     """Computes the Brier score ``1/n sum_j sum_c (p(c | x_j) - [c = y_j])^2``, [], from 0 to 2 (Brier, 1950).
 
+    The probability p is the mean of the K models' softmax probabilities.
+
     Args:
         members: Logits [K, n, C].
         labels: Labels y [n].
+
+    Raises:
+        ValueError: An array has another shape or dtype, or a label is not among the C classes.
     """
     _check_labels(members, labels)
     probability = jnp.exp(log_probability(members))
@@ -124,13 +146,16 @@ def brier_score(members: Float[AnyArray, "K n C"], labels: Int[AnyArray, "n"]) -
 def accuracy(
     members: Float[AnyArray, "K n C"], labels: Int[AnyArray, "n"], loss: str | Loss = "cross_entropy"
 ) -> Float[Array, ""]:
-    """Computes the share of examples whose label the ensemble predicts, []; NaN if an output is not a number.
+    """Computes the share of examples whose label the ensemble predicts, []; NaN if a largest output is not finite.
 
     Args:
         members: Outputs [K, n, C]; logits for the cross entropy.
         labels: Labels [n].
         loss: Loss by which the models were trained: a name, or a function. For a loss of classes the ensemble averages
             probabilities, for any other loss it averages outputs (``losses.mean_prediction``).
+
+    Raises:
+        ValueError: An array has another shape or dtype, a label is not among the C classes, or the loss is unknown.
     """
     _check_labels(members, labels)
     return jnp.mean(is_right(mean_prediction(loss, _checked_members(members)), labels))
@@ -148,7 +173,7 @@ def reliability(members: Float[AnyArray, "K n C"], labels: Int[AnyArray, "n"], n
         num_bins: Number of bins B.
 
     Raises:
-        ValueError: ``num_bins`` is below 1.
+        ValueError: ``num_bins`` is below 1, an array has another shape or dtype, or a label is not among the C classes.
     """
     confidence, correct = _confidence(members, labels)
     whole("num_bins", num_bins)
@@ -186,7 +211,7 @@ def expected_calibration_error(
         num_bins: Number of bins B.
 
     Raises:
-        ValueError: ``num_bins`` is below 1.
+        ValueError: ``num_bins`` is below 1, an array has another shape or dtype, or a label is not among the C classes.
     """
     return calibration_error(reliability(members, labels, num_bins))
 
@@ -217,7 +242,7 @@ def predictive_interval(members: Predicted, level: float = 0.95, noise_variance:
             expectation itself.
 
     Raises:
-        ValueError: The level is outside (0, 1), or the noise variance is negative.
+        ValueError: The level is outside (0, 1), an array has another shape, or the noise variance is negative.
     """
     mean, variance = map(jnp.asarray, moments(members))
     variance = variance + _noise(noise_variance, mean.shape, mean.dtype)
@@ -273,10 +298,14 @@ def measure(
     output is not finite.
 
     Args:
-        predicted: Outputs of the K models, [K, n, C], and their mean.
+        predicted: Outputs of the K models, [K, n, C], and the ensemble's prediction. For a loss of classes, the latter
+            is not used: the K models count equally.
         targets: Targets [n, C]: numbers for the squared error, -1 and 1 for a loss of signs such as the logistic one.
         labels: Class labels [n]; None for regression.
         loss: Name of a loss, or a function, which is called with the labels, or in regression with the targets.
+
+    Raises:
+        ValueError: The loss is unknown, or a label is not among the C classes.
     """
     members, mean = np.asarray(predicted.members, np.float64), np.asarray(predicted.mean, np.float64)
     checked = None if labels is None else class_labels("labels", labels, members.shape[-1])
@@ -312,7 +341,8 @@ def _scores(
 ) -> tuple[dict[str, Float[Array, ""]], Int[Array, "n"]]:
     """Computes the metrics of ``measure``, except accuracies, by name; returns them and the predicted classes [n].
 
-    ``mean`` is the mean of ``members`` over the models. The other arguments are as for ``measure``.
+    ``mean`` is the ensemble's prediction, which is not used for a loss of classes. The other arguments are as for
+    ``measure``.
     """
     several, scores = members.shape[0] > 1, dict[str, Array]()
     metric = metric_of(loss)

@@ -82,7 +82,7 @@ def max_pool(x: Array, window: tuple[int, int] = (2, 2)) -> Array:
         window: Height and width of the window.
 
     Raises:
-        ValueError: ``x`` has not four axes, or the window has more than 127 entries.
+        ValueError: ``x`` does not have four axes, a side of the window is below 1, or it has more than 127 entries.
     """
     if x.ndim != 4:
         raise ValueError(f"x: got shape {x.shape}, must have the axes [B, H, W, C]")
@@ -100,8 +100,8 @@ def choose_convolution(input_shape: Sequence[int], filters: int, window: int) ->
     """Returns ``"lax"`` or ``"gemm"``, whichever is faster for a convolution and its gradients on this device.
 
     ``"lax"`` is ``jax.lax.conv_general_dilated``, and ``"gemm"`` is ``gemm_convolution``. The time is measured once on
-    each machine, for two clients with separate kernels [window, window, I, filters] and batches of 10 images. The
-    clients run one after another on a CPU, and at once on other devices, as in ``simulate``.
+    each machine and then kept in a file, for two clients with separate kernels [window, window, I, filters] and batches
+    of 10 images. The clients run one after another on a CPU, and at once on other devices, as in ``simulate``.
 
     Args:
         input_shape: (H, W, I) of an image with I channels.

@@ -191,10 +191,10 @@ def _stax(layers: tuple[_Layer, ...], activation: str, parameterization: str) ->
 
 
 class WeightScales(TypedDict, total=False):
-    """Standard deviations of the initial weights and biases of ``mlp``."""
+    """Scales of the weights and biases of ``mlp``, which explains them."""
 
-    w_std: float  # of the weights, by default sqrt(2)
-    b_std: float | None  # of the biases, by default 0.1; None: no biases
+    w_std: float  # standard deviation of weights times sqrt(fan_in), by default sqrt(2)
+    b_std: float | None  # standard deviation of biases, by default 0.1; None: no biases
     last_w_std: float | None  # replaces w_std in the last layer
 
 
@@ -241,7 +241,7 @@ class ScaleOptions(NoOptions):
     b_std: float = 0.1
     """Standard deviation of the biases."""
     last_w_std: float | None = None
-    """w_std of the last layer: small, and the network starts near zero."""
+    """w_std of the last layer, by default that of all layers; a small value starts the network near zero."""
 
 
 @network(
@@ -275,10 +275,11 @@ def mlp(
     weights have variance 1 / fan_out and the factor ``w_std sqrt(fan_out / fan_in)``, hidden weights variance 1 /
     fan_in and the factor ``w_std``, the last weights variance 1 / fan_in and the factor ``w_std / sqrt(fan_in)``. All
     biases but the last have variance 1 / fan_out and the factor ``b_std sqrt(fan_out)``. If all widths are n, the
-    network is (apart from the last biases) the ``ntk`` network with last weights divided by sqrt(n), trained at n times
-    the rate. Its tangent kernel changes in training at every width, so it has no ``kernel``. All of this holds for
-    optimizers that are linear in the gradients: momentum, weight decay and proximal terms. Adam needs a rate for each
-    layer: divided by fan_in in hidden layers, and by the root of the width in the others.
+    network is (apart from the last biases) the ``ntk`` network with its last layer's factor divided by sqrt(n), trained
+    at n times the rate. Its tangent kernel changes in training at every width, so it has no ``kernel``. All of this
+    holds for optimizers that are linear in the gradients: momentum, weight decay and proximal terms. Adam needs a rate
+    for each layer: divided by fan_in in hidden layers, and by the root of the width in the others. Without hidden
+    layers, ``maximal_update`` is the same as ``ntk``.
 
     ``apply`` takes ``x`` [n, ...], flattens each example and computes in the parameters' dtype. ``init(key)`` draws the
     same numbers whether or not 64-bit mode is on. ``kernel(x1, x2=None, get=("nngp", "ntk"))`` returns ``Kernels(nngp,
@@ -294,8 +295,8 @@ def mlp(
         **scales: ``w_std``, ``b_std`` and ``last_w_std``, see ``WeightScales``.
 
     Raises:
-        ValueError: A size is below 1, a name or a scale is unknown, a scale is negative, or ``float64`` is used without
-            64-bit mode.
+        ValueError: A size is below 1 or missing, a name or a scale is unknown, a scale is negative, or ``dtype`` is not
+            floating. ``init`` raises it for ``float64`` without 64-bit mode.
 
     Example, a network of width 64, and the kernels of infinite width:
 
@@ -364,6 +365,9 @@ def logistic(
         output_size: Number of outputs; None with a ``Dataset``.
         zero_init: Start at zero; otherwise the weights start as N(0, 1 / input_size).
         dtype: Type of the parameters.
+
+    Raises:
+        ValueError: A size is below 1 or missing, or ``dtype`` is not floating.
     """
     input_size, output_size = sizes_of(input_size, output_size)
     return mlp(

@@ -82,7 +82,7 @@ def network(
         sizes: Function that converts the shape of an example and the number of outputs to the first arguments of the
             marked function.
         more: A frozen dataclass of options that the marked function takes by ``**``, and so does not name.
-        about: Values of other fields of ``ModelEntry``.
+        about: Values of other fields of ``ModelEntry``, such as ``kinds``.
     """
 
     def mark(function: Function) -> Function:
@@ -148,8 +148,8 @@ def build(
         **options: Options of the model's entry, such as ``widths`` of ``mlp``.
 
     Raises:
-        ValueError: The model or an option is unknown (the message lists the allowed names), or the model does not read
-            this ``kind`` of input.
+        ValueError: The model or an option is unknown (the message lists the allowed names), the model does not read
+            this ``kind`` of input, or its function refuses a value.
     """
     entry: ModelEntry = choose("models", name)
     check_kind(entry, kind)
@@ -162,14 +162,16 @@ def entry_of_function(name: str, function: ModelFunction) -> ModelEntry:
     """Builds the entry of a user's function ``(input_shape, output_size, **options)``.
 
     The function returns a ``Model``, or a flax.linen module that maps floating examples [n, *input_shape] to [n,
-    output_size]. For text it must convert its module with ``from_flax``.
+    output_size]. For text it must convert its module with ``from_flax``. By default such a model is trained by cross
+    entropy if targets are classes.
 
     Args:
         name: ``package.module:function``.
         function: The function; its ``input_shape`` is a tuple, the shape of one example.
 
     Raises:
-        ValueError: A parameter of the function has no default, or a type that cannot be written on a command line.
+        ValueError: The first two parameters cannot be positional, or another one has no default, or a type that cannot
+            be written on a command line. The entry's ``build`` raises it if the function returns something else.
     """
     options = own_options("model", name, function, (), ())
 

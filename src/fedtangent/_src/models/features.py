@@ -64,7 +64,8 @@ def linear(input_size: int, output_size: int = 1, sigma: float = 0.0, dtype: DTy
         dtype: Type of the parameters.
 
     Raises:
-        ValueError: A size is below 1, or ``sigma`` is negative.
+        ValueError: A size is below 1, ``sigma`` is negative, or ``dtype`` is not floating. ``init`` raises it for
+            ``float64`` without 64-bit mode.
     """
     for name, size in (("input_size", input_size), ("output_size", output_size)):
         whole(name, size)
@@ -112,7 +113,8 @@ def rbf_linear(
         dtype: Type of the parameters.
 
     Raises:
-        ValueError: A size is below 1, ``bandwidth`` is not positive, or ``sigma`` is negative.
+        ValueError: A size is below 1, ``bandwidth`` is not positive, ``sigma`` is negative, ``seed`` is not from 0 to
+            2^32 - 1, or ``dtype`` is not floating. ``init`` raises it for ``float64`` without 64-bit mode.
     """
     for name, size in (("num_features", num_features), ("output_size", output_size)):
         whole(name, size)

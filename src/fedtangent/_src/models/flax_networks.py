@@ -65,6 +65,8 @@ def from_flax(module: object, example_input: object, output_size: int, name: str
     then nested dictionaries of its ``nnx.Param``; ``nnx.to_pure_dict(nnx.state(network, nnx.Param))`` reads them
     from an instance, for ``start=``.
 
+    The model's default loss is the squared error; ``model._replace(loss="cross_entropy")`` sets another one.
+
     Args:
         module: Module of linen; or a function of the keyword ``rngs``, an ``nnx.Rngs``, that returns a module of nnx.
             ``module(x)`` maps ``x`` [n, ...] to [n, output_size], without random numbers and without state besides its
@@ -77,7 +79,8 @@ def from_flax(module: object, example_input: object, output_size: int, name: str
     Raises:
         ValueError: The module keeps other variables (such as batch statistics or the random state of dropout), its
             output is not [n, output_size] or depends on the other examples of the batch, its call needs more than
-            inputs, or ``module`` is an instance of an nnx module or a class of linen.
+            inputs, ``module`` is an instance of an nnx module, a class of linen or no module, or ``example_input`` is
+            not an array.
     """
     if not isinstance(example_input, WithShape):
         raise ValueError(f"example_input: got {example_input!r}, must be an array or a jax.ShapeDtypeStruct")
@@ -178,7 +181,7 @@ def _in_their_dtype(params: PyTree, x: AnyArray) -> AnyArray:
 
 class _Uses(NamedTuple):
     calls: list[Call]
-    leaves: dict[Path, list[int]]  # of a layer's own weights, by the layer's path
+    leaves: dict[Path, list[int]]  # indices of a layer's weights among all parameters, by the layer's path
     inputs: list[Array]  # of each call
 
 
@@ -316,7 +319,10 @@ def _note(
 
 
 def _places_of_weights(layer: Conv | Dense, leaves: list[Array]) -> list[int] | None:
-    """Returns the indices in ``leaves`` of a layer's kernel and bias; None if one of them is not exactly one leaf."""
+    """Returns the indices in ``leaves`` of a layer's kernel and bias.
+
+    Returns None if one of them is not among ``leaves``, because the network computes it from other parameters.
+    """
     names = ("kernel", "bias") if layer.use_bias else ("kernel",)
     weights: list[Array] = [layer.get_variable("params", name) for name in names]
     places = [[i for i, leaf in enumerate(leaves) if leaf is weight] for weight in weights]
@@ -326,7 +332,8 @@ def _places_of_weights(layer: Conv | Dense, leaves: list[Array]) -> list[int] | 
 def _is_plain(layer: Conv | Dense, kernel: Array, x: Array) -> bool:
     """Returns whether a layer computes ``patch W + b`` of its input ``x``, in the dtype of its weights W, ``kernel``.
 
-    This is false if one of flax's special options is set, such as a custom product or circular padding.
+    This is false if one of flax's special options is set, such as a custom product, circular padding or groups of
+    channels.
     """
     custom = [getattr(layer, name, None) for name in _CUSTOM]
     if any(value is not None for value in custom) or layer.dtype not in (None, kernel.dtype):

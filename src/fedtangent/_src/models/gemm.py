@@ -121,7 +121,9 @@ def _shifted(x: Array, g: Geometry) -> list[Array]:
 
 
 def patches(x: Array, g: Geometry) -> Array:
-    """Gathers the inputs under the window at each output position, [B, *output, window * I], in the kernel's order.
+    """Gathers the inputs under the window at each output position, [B, *output, window * I].
+
+    The last axis has the order of the kernel's axes [*window, I].
 
     Args:
         x: Inputs [B, *spatial, I].
@@ -152,7 +154,7 @@ _Bilinear = Callable[[Array, Array, Geometry], Array]  # a convolution, or its g
 
 
 def _transposed(forward: _Bilinear, by: str) -> _Bilinear:
-    """Derives the gradient of a convolution by one operand with ``jax.linear_transpose``.
+    """Returns a function for the gradient of a convolution by one operand, derived with ``jax.linear_transpose``.
 
     ``forward`` computes the convolution, and ``by`` is "input" or "kernel".
     """
@@ -351,14 +353,16 @@ def gemm_convolution(
         rhs: Kernel ``[*window, I / groups, O]`` of the same floating type.
         window_strides: Stride along each spatial axis.
         padding: ``"SAME"``, ``"VALID"``, ``"SAME_LOWER"`` or pairs (low, high), which may be negative.
-        **options: See ``ConvolutionOptions``.
+        **options: See ``ConvolutionOptions``. ``dimension_numbers`` must be passed, because JAX's default has the
+            channels first.
 
     Returns:
         Array ``[B, *output, O]``.
 
     Raises:
-        ValueError: The channels are not the last axis, dtypes differ, numbers of channels do not fit, or ``padding`` is
-            a name although ``lhs_dilation`` dilates the input.
+        ValueError: The channels are not the last axis, the arrays have other numbers of axes, dtypes differ or are not
+            floating, numbers of channels do not fit, or ``padding`` is a name although ``lhs_dilation`` dilates the
+            input.
     """
     lhs_dilation, rhs_dilation = options.get("lhs_dilation"), options.get("rhs_dilation")
     groups = options.get("feature_group_count", 1)
@@ -393,9 +397,9 @@ def with_fast_convolutions(apply: Apply) -> Apply:
     """Returns a function with the values of ``apply``, to rounding, whose convolutions run fast inside loops on a CPU.
 
     ``apply`` is traced, and ``gemm_convolution`` takes the place of its convolutions, also in its loops, branches,
-    ``jit`` and ``checkpoint``. A convolution stays if it is not of one floating type, has more than three spatial axes,
-    divides its examples into groups, or is inside a function with custom derivatives. On other devices, and for
-    networks of this package, ``apply`` itself is returned.
+    ``jit`` and ``checkpoint``. A convolution stays if it is not of one floating type, does not have one to three
+    spatial axes, divides its examples into groups, or is inside a function with custom derivatives. If JAX's default
+    backend is not the CPU, and for networks of this package, ``apply`` itself is returned.
 
     Args:
         apply: ``(params, x [n, ...]) -> outputs [n, C]`` of a user's network.

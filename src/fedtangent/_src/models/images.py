@@ -49,7 +49,7 @@ def of_images(module: nn.Module, shape: Sequence[int], output_size: int, name: s
     """Converts a flax network of images to a model without an analytic kernel.
 
     Its ``apply`` takes ``x`` [n, ...] of any shape that holds an image's numbers, and computes in the parameters'
-    dtype; weights start as float32.
+    dtype; weights start as float32. Its default loss is the cross entropy.
 
     Args:
         module: The flax network.

@@ -106,7 +106,11 @@ class AnalyticKernel:
     prepare: Callable[[Array], Array]
 
     def __call__(self, x1: ArrayLike, x2: ArrayLike | None = None, get: str | tuple[str, ...] = KERNELS) -> Blocks:
-        """Computes the kernels that ``get`` names between ``x1`` and ``x2``, [n1, n2] each; see ``types.Kernel``."""
+        """Computes the kernels that ``get`` names between ``x1`` and ``x2``, [n1, n2] each; see ``types.Kernel``.
+
+        Raises:
+            ValueError: ``get`` names another kernel, or the memory is too small for a single pair of examples.
+        """
         return select(self.blocks(x1, x2, check_get(get)), get)
 
     def blocks(
@@ -122,7 +126,7 @@ class AnalyticKernel:
             x1: Inputs [n1, ...].
             x2: Inputs [n2, ...]; None for ``x1``.
             names: Names of the kernels to compute.
-            tick: Called with the number of finished tiles and the number of all tiles.
+            tick: Called with the number of finished tiles and the number of all tiles; never without tiles.
 
         Raises:
             ValueError: The memory is too small for a single pair of examples.
@@ -179,6 +183,9 @@ class AnalyticKernel:
 
         Args:
             x: Inputs [n, ...], as for ``side``.
+
+        Raises:
+            ValueError: The memory is too small for a single pair of examples.
         """
         side = self.side(x)
         return 0 if side == MAX_INDEX else side**2 * _pair_bytes(self, np.shape(x)[1:], self._computing(x))

@@ -47,7 +47,8 @@ def deep_linear(
         dtype: Type of the parameters.
 
     Raises:
-        ValueError: A size is below 1, or ``float64`` is used without 64-bit mode.
+        ValueError: A size is below 1 or missing, or ``dtype`` is not floating. ``init`` raises it for ``float64``
+            without 64-bit mode.
     """
     input_size, output_size = sizes_of(input_size, output_size)
     for name, size in (("input_size", input_size), ("output_size", output_size), ("width", width), ("depth", depth)):

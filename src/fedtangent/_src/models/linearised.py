@@ -15,14 +15,15 @@ from fedtangent._src.types import AnyArray, Array, Model, PyTree
 def linearised(model: Model, at: PyTree) -> Model:
     """Returns the first-order expansion of a network in its weights w, ``f(at, x) + df(at, x) (w - at)``, as a model.
 
-    Here f(w, x) is the output of the network and df its derivative by the weights.
+    Here f(w, x) is the output of the network and df its derivative by the weights. The result has the network's
+    ``init``, which does not return ``at``, and no analytic kernel.
 
     Args:
         model: The network.
         at: Parameters about which it is linearised.
 
     Raises:
-        ValueError: ``at`` has another structure or other shapes than the model's parameters.
+        ValueError: ``model`` is no ``Model``, or ``at`` has another structure or other shapes than its parameters.
     """
     check_shapes("at", at, model)
 
@@ -55,7 +56,7 @@ def check_shapes(name: str, params: PyTree, model: Model) -> None:
     Args:
         name: Name of the argument, for the error message.
         params: The parameters.
-        model: The model.
+        model: The model; another object raises the error, too.
     """
     instance("model", model, Model)
     shapes, allowed = (jax.tree.map(np.shape, tree) for tree in (params, jax.eval_shape(model.init, jax.random.key(0))))

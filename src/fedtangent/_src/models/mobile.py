@@ -117,15 +117,20 @@ def mobilenet_v2(
 ) -> Model:
     """Builds MobileNetV2, of inverted residual blocks, with group normalisation (Sandler et al., 2018, table 2).
 
-    By default it has 2,236,682 parameters for 32x32x3 images and 10 classes, 3,504,872 for 1000. Large images are
-    halved by five of the layers, small images by the last of these only (``models.images.strides``). There is no
-    dropout before the output, since a model has no random numbers. Stage s has ``blocks[s]`` blocks. GroupNorm with
-    ``groups`` groups replaces batch normalisation (see the module ``models.images``). ``apply`` takes ``x`` [n, ...] of
-    any shape that holds an example's numbers.
+    By default it has 2,236,682 parameters for 32x32x3 images and 10 classes, 3,504,872 for 1000. With all seven stages,
+    large images are halved five times: at the first convolution and in four stages. Small images are not halved at the
+    first of these places (``models.images.strides``), 32x32 images only at the last three. There is no dropout before
+    the output, since a model has no random numbers. Stage s has ``blocks[s]`` blocks. GroupNorm with ``groups`` groups
+    replaces batch normalisation (see the module ``models.images``). ``apply`` takes ``x`` [n, ...] of any shape that
+    holds an example's numbers.
 
     Args:
         width: Factor of the numbers of channels, which are rounded to multiples of 8; below 1 the last convolution
             keeps its 1,280 channels.
+
+    Raises:
+        ValueError: Images are smaller than 4x4, a size is below 1, ``width`` is not positive, ``blocks`` has no number
+            or more than seven, or ``groups`` does not divide the channels of every layer.
     """
     shape, size = image_shape(input_shape), whole("output_size", output_size)
     factor_of_all = number("width", width, above=0)
@@ -210,18 +215,20 @@ def shufflenet_v2(
 ) -> Model:
     """Builds ShuffleNetV2, of units that shuffle channels, with group normalisation (Ma et al., 2018, table 5).
 
-    Half of a unit's channels pass unchanged, then all channels are shuffled. By default it has 1,263,854 parameters for
-    32x32x3 images and 10 classes, 2,278,604 for 1000. Large images are halved by five of the layers, small images by
-    the last of these only (``models.images.strides``). GroupNorm with ``groups`` groups replaces batch normalisation
-    (see the module ``models.images``). ``apply`` takes ``x`` [n, ...] of any shape that holds an example's numbers.
+    Half of a unit's channels pass unchanged, then all channels are shuffled; the first unit of a stage changes both
+    halves. By default it has 1,263,854 parameters for 32x32x3 images and 10 classes, 2,278,604 for 1000. With three
+    stages, large images are halved five times: at the first two layers and at the start of each stage. Small images are
+    not halved at the first of these places (``models.images.strides``), 32x32 images only by the three stages.
+    GroupNorm with ``groups`` groups replaces batch normalisation (see the module ``models.images``). ``apply`` takes
+    ``x`` [n, ...] of any shape that holds an example's numbers.
 
     Args:
         width: Factor of the channels: 0.5, 1, 1.5 or 2, as published.
-        blocks: Units of each stage; fewer numbers, fewer stages.
+        blocks: Units of each stage, for one to three stages.
 
     Raises:
-        ValueError: Images are smaller than 4x4, ``width`` is not one of the four numbers, a size is below 1, or
-            ``groups`` does not divide the channels.
+        ValueError: Images are smaller than 4x4, ``width`` is not one of the four numbers, ``blocks`` has no number or
+            more than three, a size is below 1, or ``groups`` does not divide the channels of every layer.
     """
     shape, size = image_shape(input_shape), whole("output_size", output_size)
     if number("width", width, above=0) not in SHUFFLED:

@@ -172,7 +172,9 @@ def ntk_cnn(
         layer_norm: Whether each activation follows a normalisation over channels.
 
     Raises:
-        ValueError: A size is below 1, a name is unknown, or the image is too small for the readout.
+        ValueError: A size is below 1 or missing, a name is unknown, ``layer_norm`` is no bool, or the image is too
+            small for the readout.
+        ImportError: neural-tangents is not installed, or has another version.
 
     Example, a network of 16 channels, and the kernels of infinite width:
 
@@ -211,9 +213,9 @@ def ntk_resnet(
 ) -> Model:
     """Builds a residual network in the NTK parameterization, with the kernels of its infinite width.
 
-    It is a convolution and stages of residual blocks ``h + conv(activation(conv(activation(h))))``. The first block of
-    each stage but the first halves the image, with a 1x1 convolution as its shortcut. All convolutions have ``width``
-    channels, and there is no normalisation unless ``layer_norm``.
+    It is a convolution, stages of residual blocks ``h + conv(activation(conv(activation(h))))``, an activation and a
+    linear readout. The first block of each stage but the first halves the image, with a 1x1 convolution as its
+    shortcut. All convolutions have ``width`` channels, and there is no normalisation unless ``layer_norm``.
 
     Args:
         input_shape: (height, width, channels), or a ``Dataset``.
@@ -227,8 +229,9 @@ def ntk_resnet(
         layer_norm: Whether each activation follows a normalisation over channels.
 
     Raises:
-        ValueError: A size is below 1, a name is unknown, there are no stages or too many, or the image is too small for
-            the readout.
+        ValueError: A size is below 1 or missing, a name is unknown, ``layer_norm`` is no bool, there are no stages or
+            too many, or the image is too small for the readout.
+        ImportError: neural-tangents is not installed, or has another version.
     """
     shape, outputs = _sizes_of(input_shape, output_size)
     stages = check_blocks(blocks, STAGES)
@@ -269,7 +272,8 @@ def ntk_transformer(
 
     A block is ``h + attention(norm(h))``, then ``h + dense(activation(dense(norm(h))))``, with layer normalisation and
     one head of self-attention whose keys are its queries, scaled by 1 / width (Hron et al., 2020): attention with
-    separate keys, scaled by the root of the width, has no known kernel. There are no positional encodings.
+    separate keys, scaled by the root of the width, has no known kernel. There are no positional encodings; patches are
+    embedded linearly, and a layer normalisation precedes the linear readout.
 
     Args:
         input_shape: (height, width, channels), or a ``Dataset``.
@@ -281,8 +285,9 @@ def ntk_transformer(
         activation: relu, leaky_relu, abs, erf, gelu, sin or cos.
 
     Raises:
-        ValueError: A size is below 1, a name is unknown, or patches do not divide the image or are too few for the
-            readout.
+        ValueError: A size is below 1 or missing, a name is unknown, or patches do not divide the image or are too few
+            for the readout.
+        ImportError: neural-tangents is not installed, or has another version.
     """
     shape, outputs = _sizes_of(input_shape, output_size)
     whole("patch", patch)

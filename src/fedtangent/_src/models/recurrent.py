@@ -247,7 +247,8 @@ def lstm(
         dtype: Type of the parameters.
 
     Raises:
-        ValueError: A size is below 1, or a name is unknown.
+        ValueError: A size is below 1, a name is unknown, or ``dtype`` is not floating. ``init`` raises it for
+            ``float64`` without 64-bit mode.
     """
     sizes = (vocabulary, embedding, units, layers, vocabulary if output_size is None else output_size)
     for name, size in zip(("vocabulary", "embedding", "units", "layers", "output_size"), sizes, strict=True):

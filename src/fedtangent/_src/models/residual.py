@@ -75,6 +75,10 @@ def resnet18(
 
     Args:
         width: Channels of the first stage, which double from stage to stage.
+
+    Raises:
+        ValueError: Images are smaller than 4x4, a size is below 1, ``blocks`` has no number or more than four,
+            ``groups`` does not divide ``width``, or the name of the convolution is unknown.
     """
     return _resnet("resnet18", input_shape, output_size, width, blocks, groups, convolution)
 
@@ -94,6 +98,9 @@ def resnet34(
 
     Args:
         width: Channels of the first stage, which double from stage to stage.
+
+    Raises:
+        ValueError: An argument is out of range, as for ``resnet18``.
     """
     return _resnet("resnet34", input_shape, output_size, width, blocks, groups, convolution)
 

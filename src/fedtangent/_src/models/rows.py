@@ -57,7 +57,8 @@ def change_by_others(model: Model, shape: tuple[int, ...], dtype: np.dtype) -> t
 
     Returns the largest change divided by the largest output, and the epsilon of the outputs' dtype. Other examples are
     positive and of three sizes, or absent. Noise is added to the parameters of ``init``, so that weights that start at
-    0 hide nothing. An output that is always NaN does not count.
+    0 hide nothing. An output that is always NaN does not count; one that is NaN only at times makes the change
+    infinite.
 
     Args:
         model: The network.

@@ -39,8 +39,8 @@ def from_stax(
     Raises:
         ValueError: ``network`` is something else; a layer has no kernel, or needs further arguments such as random
             numbers; the output is not [n, C], depends on the other examples of the batch, or is not Gaussian at
-            infinite width (the last layer must be linear, such as ``stax.Dense``); ``width`` without a function, or a
-            function without a width.
+            infinite width (the last layer must be linear, such as ``stax.Dense``); a size is below 1; ``width`` without
+            a function, or a function without a width.
 
     Example, a network of two convolutions for ``compare``, which trains it at several widths:
 
@@ -75,7 +75,10 @@ def from_stax(
 
 
 def _measured(model: Model, shape: tuple[int, ...]) -> Model:
-    """Returns ``model``, marked as a user's; raises ``ValueError`` if an example's output depends on other examples."""
+    """Returns ``model``, marked as a user's network, so that checks do not skip it as one of this package.
+
+    Raises ``ValueError`` if an example's output depends on other examples of the batch.
+    """
     model.apply.__module__ = "stax"
     check_independent_rows(model, shape, jnp.dtype(jnp.float32), "network")
     return model

@@ -42,7 +42,8 @@ def trainable(model: Model, params: PyTree, select: Select) -> Model:
         The model, whose parameters are a tree like ``params`` with None for those that are frozen.
 
     Raises:
-        ValueError: ``params`` do not fit the model, or ``select`` selects no parameter (the message lists all paths).
+        ValueError: ``params`` do not fit the model, ``select`` has another form or does not say True or False for each
+            parameter, or it selects none (the message lists all paths).
 
     Example, the last layer of a dense network:
 
@@ -98,8 +99,8 @@ def lora(model: Model, params: PyTree, rank: int, select: Select = "", alpha: fl
         The model, whose parameters are a tree like ``params`` with a ``LowRank`` for each selected matrix, else None.
 
     Raises:
-        ValueError: ``params`` do not fit the model, ``select`` selects no matrix (the message lists all of them), or a
-            number is out of range.
+        ValueError: ``params`` do not fit the model, ``select`` has another form, it selects no matrix (the message
+            lists all of them), ``rank`` is below 1, or ``alpha`` is not positive.
 
     Example:
 
@@ -170,8 +171,8 @@ def selection(name: str, model: Model, select: Select, are_matrices: bool = Fals
         are_matrices: Whether only weight matrices can be selected.
 
     Raises:
-        ValueError: The expression is invalid, no parameter is selected, or a tree of bools has another structure than
-            the parameters or values that are not bools.
+        ValueError: The expression is invalid, no parameter is selected, a tree of bools has another structure than the
+            parameters, or a value of the tree or the function is not a bool.
     """
     instance("model", model, Model)
     params = jax.eval_shape(model.init, jax.random.key(0))

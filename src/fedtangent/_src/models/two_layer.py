@@ -46,7 +46,8 @@ def two_layer_relu(
 
     Raises:
         ValueError: A size is below 1, ``alpha`` is not positive, the covariance is not [input_size, input_size],
-            symmetric and positive definite, or there is a covariance and ``alpha`` is not 1.
+            symmetric and positive definite, there is a covariance and ``alpha`` is not 1, ``seed`` is not from 0 to
+            2^32 - 1, or ``dtype`` is not floating. ``init`` raises it for ``float64`` without 64-bit mode.
     """
     for name, size in (("input_size", input_size), ("width", width)):
         whole(name, size)
@@ -87,7 +88,7 @@ def output_signs(width: int, seed: int = 0) -> Float64[np.ndarray, "width"]:
 
     Args:
         width: Number n of neurons.
-        seed: Seed of the draw.
+        seed: Seed of the draw, from 0 to 2^32 - 1.
     """
     return np.random.default_rng(checks.seed(seed)).choice(np.array([-1.0, 1.0]), width)
 

@@ -77,7 +77,8 @@ def draw_each(result: Compared, figures: Figures) -> list[Path]:
 def draw_together(results: Sequence[Compared], figures: Figures) -> list[Path]:
     """Draws the figures that have a panel for each comparison; returns the paths of the files.
 
-    They show the distance of networks to their prediction by width, and the residual by round.
+    They show the distance of networks to their prediction by width, and the residual by round. The first leaves out
+    linear models and comparisons that start from given parameters.
 
     Args:
         results: The comparisons.

@@ -66,8 +66,8 @@ def explore(data: Dataset | str = "sine", num_clients: int = 20, num_rounds: int
     browser. Predictions are made in float64 (``fedtangent.enable_x64()``).
 
     Args:
-        data: A ``Dataset``, or the name of a data set. If it has the options ``num_train`` and ``num_test``, at most
-            500 training and 200 test examples are loaded.
+        data: A ``Dataset``, or the name of a data set. Of the options ``num_train=500`` (at most), ``num_test=200`` (at
+            most) and ``gap=True``, it is loaded with those that it has.
         num_clients: Clients N.
         num_rounds: Communication rounds R.
         seed: Seed of data, clients, schedule and initial functions.

@@ -32,9 +32,9 @@ def learning_curves(forecasts: Sequence[Forecast], path: Path) -> Path:
     """Draws predicted loss and main metric against the round, with bands from the 5th to the 95th percentile.
 
     The main metric is the accuracy, or the loss if the targets are not classes. Percentiles are over initial functions.
-    One forecast has training and test curves at its learning rate, and the test curve at the best rate. Of several
-    forecasts, each has one test curve, at its best rate. Runs of more than eight rounds get a further panel, in which
-    the vertical axis fits the main metric of the last half of the rounds.
+    One forecast has training and test curves at its learning rate, and the test curve at the best rate if rates were
+    searched. Of several forecasts, each has one test curve, at its best rate. Runs of more than eight rounds get a
+    further panel, in which the vertical axis fits the main metric of the last half of the rounds.
 
     Args:
         forecasts: The forecasts.
@@ -91,7 +91,7 @@ def _lines(forecasts: Sequence[Forecast]) -> list[tuple[Curve, str, str, str]]:
 def loss_against_rate(forecasts: Sequence[Forecast], path: Path) -> Path:
     """Draws the predicted test loss at the last round against the clients' learning rate.
 
-    The best and the largest stable rate are marked.
+    The best and the largest stable rate are marked; for a single forecast also the rate of its run.
 
     Args:
         forecasts: The forecasts, a line each; one whose learning rates were not searched has no line.

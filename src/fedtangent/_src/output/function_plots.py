@@ -102,8 +102,8 @@ def curves_by_user(users: Sequence[UserCurve], names: tuple[str, str], title: st
 def posterior_samples(rows: Sequence[PosteriorRow], num_rounds: int, path: Path) -> Path:
     """Draws three panels of functions over mean and 95 % band of a Gaussian process, a row for each family of models.
 
-    The panels have draws of the process, trained models, and untrained models. The panels of a row share axes that fit
-    the band and the data, so that untrained models may be cut.
+    The panels have draws of the process, trained models, and untrained models, at most five of each. The panels of a
+    row share axes that fit the band and the data, so that untrained models may be cut.
 
     Args:
         rows: The families of models.
@@ -147,7 +147,7 @@ def bands_side_by_side(
     Args:
         panels: The methods' predictions.
         points: Inputs and targets of the training data.
-        truth: Inputs at which the functions are drawn, and the true function there.
+        truth: Inputs at which the functions are drawn, and the true function there, called sin(2 pi x) in the legend.
         edge: Half the width of the interval around 0 without data, which is shaded.
         height: The vertical axis shows [-height, height].
         title: Title of the figure.

@@ -28,7 +28,7 @@ def history_figure(history: History, metrics: Sequence[str] = ()) -> Figure:
 
     Args:
         history: History of a simulated run, of a forecast or of a comparison.
-        metrics: Names such as "accuracy"; empty for accuracy and loss.
+        metrics: Names such as "accuracy"; empty for accuracy and loss, or if there are neither, the first two metrics.
 
     Raises:
         ValueError: The history has no metrics, or lacks one of ``metrics``.
@@ -64,7 +64,8 @@ def history_figure(history: History, metrics: Sequence[str] = ()) -> Figure:
 def history_html(history: History) -> str:
     """Returns HTML that shows a history in a notebook: a figure, and a table of up to 8 evaluations.
 
-    The last evaluation is always in the table. A history without metrics is shown as its ``repr`` only.
+    The last evaluation is always in the table; of the metrics, accuracy and loss are, or all if there are neither. A
+    history without metrics is shown as its ``repr`` only.
     """
     curves = history.curves()
     if not curves:

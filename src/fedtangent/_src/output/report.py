@@ -257,7 +257,7 @@ def _is_table(value: object) -> bool:
 
 
 def _rows(value: Sequence[object]) -> list[Row]:
-    """Converts a list to the rows of a table; in rows that are verdicts, True and False become words."""
+    """Converts a list to the rows of a table; verdicts get words for True and False, and lose the entry "passed"."""
     return [_in_words(row) if isinstance(row, dict) else {"value": row} for row in value]
 
 

@@ -272,7 +272,10 @@ def _banded(ax: Axes, values: Mapping[int, Sequence[float]], colour: str, label:
 
 
 def _spectra(ax: Axes, spectra: Sequence[tuple[str, Sequence[np.ndarray]]]) -> None:
-    """Draws eigenvalues against their number, for each label a thin line for each model and their geometric mean."""
+    """Draws eigenvalues against their number: for each label their geometric mean over models.
+
+    Several models have thin lines, too. Eigenvalues of 0 are left out.
+    """
     for (label, values), colour in zip(spectra, (NEUTRAL, SIMULATED), strict=True):
         every = np.array(values)
         positive = np.where(every > 0, every, np.nan)  # zeros are rounding: a logarithmic axis leaves them out

@@ -58,7 +58,7 @@ def dress(ax: Axes, x: str = "", y: str = "", title: str = "", log: str = "", wh
         ax: The panel.
         x: Name of the horizontal axis; "" keeps the present name.
         y: Name of the vertical axis; "" keeps the present name.
-        title: Title of the panel.
+        title: Title of the panel; "" removes the present one.
         log: Axes that become logarithmic: "x", "y", "xy" or "".
         whole: Whether the horizontal ticks are whole numbers only.
     """
@@ -114,9 +114,10 @@ def save(figure: Figure, path: Path, title: str = "") -> Path:
 
 
 def finish(figure: Figure, title: str = "") -> None:
-    """Adds the title, the legends and the ticks of logarithmic axes to a drawn figure.
+    """Adds the title, the legends and the ticks of logarithmic axes to a drawn figure, and hides ticks that overlap.
 
-    If matplotlib's style has a dark background (``plt.style.use("dark_background")``), dark lines become light.
+    Legends are below the panels, and make the figure higher. If matplotlib's style has a dark background
+    (``plt.style.use("dark_background")``), dark lines become light.
 
     Args:
         figure: The figure.
@@ -234,7 +235,7 @@ def shades(count: int) -> list[str]:
 
 
 def in_words(metric: str) -> str:
-    """Returns the name of a metric in words for an axis, such as "mean squared error" for "mse"."""
+    """Returns the name of a metric for an axis: "mse" and "nll" in words, any other name unchanged."""
     return METRICS.get(metric, metric)
 
 
