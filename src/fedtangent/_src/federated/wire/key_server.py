@@ -163,7 +163,7 @@ def with_key_exchange(algorithm: Algorithm, num_clients: int) -> Algorithm:
 
 
 def open_key_file(path: str | os.PathLike[str]) -> KeyFile:
-    """Reads the key file at ``path``; makes a missing file, with a new random seed and readable only by its owner.
+    """Reads the key file at ``path``; makes a missing file, with a new random seed and readable by its owner only.
 
     In a ``written_at_the_end`` block a missing file is made only at the end of the block.
 
@@ -171,7 +171,7 @@ def open_key_file(path: str | os.PathLike[str]) -> KeyFile:
         path: Path of the file.
 
     Raises:
-        ValueError: A file that others can read, that is not a key file, or that cannot be made.
+        ValueError: A file that others can read, that is not a key file, or that cannot be read or made.
     """
     place = Path(path)
     try:
