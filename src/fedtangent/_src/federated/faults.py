@@ -222,8 +222,8 @@ def _depth(state: PyTree) -> int:
 def num_contacted(schedule: Schedule, cohort: Cohort, state: PyTree) -> Int[Array, ""]:
     """Returns how many models the server sent to clients in a round, [] int32.
 
-    A client that trains several models counts once for each. Without faults the number is that of the cohort's filled
-    slots; a schedule with faults counts those before the fault.
+    A client that trains several models counts once for each. Models for clients that then drop out or are late count
+    too.
 
     Args:
         schedule: The schedule that drew the round.

@@ -79,8 +79,8 @@ def ring(num_nodes: int) -> Graph:
 def torus(rows: int, cols: int) -> Graph:
     """Returns a grid of ``rows`` x ``cols`` nodes whose edges wrap around.
 
-    Node ``r * cols + c`` neighbours the four nodes around it; with fewer than three rows or columns some of these are
-    the same node, or the node itself, so that there are fewer neighbours.
+    Node ``r * cols + c`` neighbours the four nodes around it. With fewer than three rows or columns a node has fewer
+    neighbours: some of the four coincide, or are the node itself.
 
     Args:
         rows: Number of rows.

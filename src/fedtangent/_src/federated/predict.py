@@ -126,7 +126,7 @@ def weighted_models(loss: str, gamma: float) -> Personal:
 def fine_tuned(loss: str, learning_rate: Rate, work: Work, seed: int = 0) -> Personal:
     """Builds a personal prediction by fine-tuning: local SGD from each global model on the client's examples.
 
-    The prediction is that of ``mean_of_models`` for the fine-tuned models. Nothing is kept: every prediction trains
+    The prediction averages the fine-tuned models, as ``mean_of_models`` does. Nothing is kept: every prediction trains
     again from the current global models. Source: Wang et al., 2019, "Federated evaluation of on-device
     personalization".
 

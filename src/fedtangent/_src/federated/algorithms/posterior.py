@@ -54,7 +54,7 @@ def clients_of(params: PyTree, sent: Stacked) -> Clients:
 
     Args:
         params: The broadcast parameters of the global model.
-        sent: The clients' messages ``server - client``, [M, ...].
+        sent: The clients' messages ``server - client``, at most M of them, [M, ...].
     """
     filled = sent.weight > 0
     order = jnp.argsort(jnp.where(filled, sent.client, jnp.iinfo(jnp.int32).max), stable=True)
@@ -74,7 +74,7 @@ def no_clients(params: PyTree, places: int) -> Clients:
 
 
 def _combined(clients: Clients, share: Array) -> PyTree:
-    """Returns the sum of the clients' models, each times its entry in ``share`` [M]; rows of weight 0 do not count."""
+    """Returns the sum of the M clients' models, each times its entry in ``share`` [M]; those of weight 0 are 0."""
 
     def leaf(models: Array) -> Array:
         present_models = jnp.where((clients.weight > 0).reshape((-1,) + (1,) * (models.ndim - 1)), models, 0)
@@ -139,7 +139,8 @@ def dirichlet(clients: Clients, concentration: float) -> Callable[[Key], PyTree]
 def check_teacher(teacher: Teacher) -> None:
     """Raises ``ValueError`` for an unknown distribution, or a concentration that is not positive and finite.
 
-    It also raises unless the kinds of members are one or more of ``MEMBERS``, each once.
+    It also raises unless the kinds of members are one or more of ``MEMBERS``, each once. ``num_samples`` is not
+    checked.
     """
     choice("posterior", teacher.posterior, POSTERIORS)
     unknown = [name for name in teacher.members if name not in MEMBERS]

@@ -94,7 +94,7 @@ def extrapolated(nodes: Nodes, time: Array) -> Array:
     columns are C if all outputs have one kernel, else 1.
 
     Args:
-        nodes: The nodes, of which the first ``nodes.number`` are used.
+        nodes: The nodes; the first ``nodes.number`` are used.
         time: Number of steps t.
     """
     counts = jnp.arange(NODES) < nodes.number
@@ -144,9 +144,10 @@ def multirate_dual(
 
     Args:
         product: ``g -> K g`` for g [n, C].
-        force: Minus the derivative of the loss by the outputs, as a function of their change (``dual.descend_dual``).
+        force: Function from the change of the outputs [n, C] to minus the derivative of the loss there, up to the
+            constant in ``step``.
         like: An array with the shape and dtype of the dual.
-        step: s, the step in function space.
+        step: Step size in function space: the learning rate over the number of terms in the loss's mean.
         times: The Psi numbers of steps, increasing.
         factor: F (``leading_factor``), [n, r] if all outputs have one kernel, else [n C, r].
         active: If False, no step is taken, and the result is zero.

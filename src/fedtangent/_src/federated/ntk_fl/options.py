@@ -219,7 +219,8 @@ def held_out(validation: object, loss: str, model: Model, x: Array | None = None
         x: Pooled inputs, whose examples must have the same shape; None to skip this check.
 
     Raises:
-        ValueError: ``validation`` is not a pair, has no example, or has another shape.
+        ValueError: ``validation`` is not a pair, has no example, or has another shape; or, with the cross entropy, its
+            targets are neither class labels nor probabilities.
     """
     if validation is None:
         return None

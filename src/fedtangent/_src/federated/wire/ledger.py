@@ -73,7 +73,7 @@ def _place_bits(numbers: int, places: int) -> int:
 
 
 def message_bytes(message: PyTree, codes: Iterable[Callable[[Code], Code]] = ()) -> int:
-    """Returns the bytes of a message after the stages of a channel, each of which leaves out or rounds numbers.
+    """Returns the bytes of a message after the stages of a channel, which leave out or round its numbers.
 
     Args:
         message: Shapes of the message.
