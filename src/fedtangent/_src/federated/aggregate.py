@@ -22,7 +22,10 @@ class _Sum(NamedTuple):
 def _add_weighted(
     total: Float[Array, "K *shape"], rows: Slots, messages: Num[Array, "B *shape"]
 ) -> Float[Array, "K *shape"]:
-    """Adds each slot's message, times its weight, to its model's row of ``total``; ``rows`` are the B slots."""
+    """Adds each message, times its weight, to its model's row of ``total``; a message of weight 0 never counts.
+
+    ``rows`` are the B slots (one client with one model each) from which the messages come.
+    """
     weight = rows.weight.astype(total.dtype)
     shape = (-1,) + (1,) * (messages.ndim - 1)
     # A slot of weight 0 must not count even when its message is not finite.

@@ -385,8 +385,8 @@ def _draw(
 ) -> tuple[Cohort, PyTree, dict[str, Array]]:
     """Draws the cohort of a round, with its weights, after polling clients if the schedule does so.
 
-    Returns the cohort, the schedule's next state and, after a poll, the number of candidates with examples as
-    ``polled``.
+    Returns the cohort, the schedule's next state and a dictionary: after a poll, ``polled`` is the number of the polled
+    clients that have examples; without a poll it is empty.
     """
     import chex  # here: it is heavy, and needed only when a round is traced
 

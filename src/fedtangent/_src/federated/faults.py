@@ -186,7 +186,7 @@ def round_times(schedule: Schedule, key: Key, num_rounds: int) -> Float[Array, "
 def _wrapped(
     schedule: Schedule, num_slots: int, stream: int, pick: Callable[[Key, Cohort, Array], tuple[Cohort, Array]]
 ) -> Schedule:
-    """Returns ``schedule`` with a fault applied to every cohort that it draws; cohorts then have ``num_slots`` slots.
+    """Returns ``schedule`` with a fault applied to every cohort that it draws, which then has the length ``num_slots``.
 
     ``pick(key, cohort, waited) -> (cohort, waited)`` applies the fault, with a new key in every round; ``waited`` is
     how long the server waits in this round, 0 before the first fault. ``stream`` separates the random

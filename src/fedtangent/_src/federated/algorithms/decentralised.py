@@ -94,7 +94,10 @@ def _walks(schedule: Schedule, same_client: bool = False) -> bool:
 
 
 def _first_round(schedule: Schedule) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the clients and the models of the cohort of the schedule's first round, [S] each, also of weight 0."""
+    """Returns the clients of the schedule's first round and the models that they train, [S] each for S pairs.
+
+    Pairs of weight 0, which do not train, are included.
+    """
     instance("schedule", schedule, Schedule)
     with jax.ensure_compile_time_eval():
         key = jax.random.key(0)

@@ -85,7 +85,7 @@ class FinishedRun(NamedTuple):
     Attributes:
         schedule: The run's schedule.
         schedule_name: Name of the schedule.
-        clients_per_round: Number of clients in a round.
+        clients_per_round: Number of clients in a round; the expected number if the schedule draws it.
         only_first: Whether rounds were closed before all clients had answered.
         num_rounds: Number of rounds R.
     """

@@ -89,7 +89,7 @@ def _shares(clients: Clients) -> Array:
 
 
 def gaussian(clients: Clients) -> Callable[[Key], PyTree]:
-    """Fits ``N(mean, diag(variance))`` to the clients' models w_i; returns the function from a key to one draw.
+    """Fits ``N(mean, diag(variance))`` to the clients' models w_i; returns the function that draws a model with a key.
 
     ``mean = sum_i p_i w_i`` and ``variance = sum_i p_i (w_i - mean)^2``, elementwise, where ``p_i = n_i / n`` is client
     i's share of the weight (Chen and Chao, 2021, section 3.2).
@@ -108,7 +108,7 @@ def gaussian(clients: Clients) -> Callable[[Key], PyTree]:
 
 
 def dirichlet(clients: Clients, concentration: float) -> Callable[[Key], PyTree]:
-    """Builds the distribution of random convex combinations; returns the function from a key to one draw.
+    """Builds the distribution of the models' random convex combinations; returns the function that draws with a key.
 
     A draw is ``sum_i g_i n_i w_i / sum_i g_i n_i``, where w_i is client i's model, n_i its weight and ``g`` is drawn
     from a symmetric Dirichlet distribution (Chen and Chao, 2021, section 3.2). g_i is drawn with the key ``fold_in(key,

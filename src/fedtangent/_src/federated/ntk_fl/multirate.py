@@ -34,7 +34,7 @@ Product = Callable[[Array], Array]  # g -> K g, [n, C]
 
 
 def rank_of(rows: int) -> int:
-    """Returns the rank, before it is rounded up, of the ``leading_factor`` of a kernel with ``rows`` rows."""
+    """Returns the rank, before it is rounded up, of the factor (``leading_factor``) of a kernel [rows, rows]."""
     return max(1, min(LARGEST_RANK, rows // ROWS_OF_RANK))
 
 
@@ -139,8 +139,8 @@ def multirate_dual(
 
     R_t follows gradient descent on the linearised network, ``R_{t+1} = R_t + step force(K R_t)`` from R_0 = 0. Steps
     are taken in stretches, in which ``(K - F F') R_t`` is extrapolated by a polynomial in t. If the polynomial's error
-    at the end exceeds ``SLOW_TOLERANCE``, the stretch is repeated in shorter ones. A stretch of one step is exact, so a
-    useless factor costs a product in every step, but no accuracy.
+    at the end exceeds ``SLOW_TOLERANCE`` (1e-7), the stretch is repeated in shorter ones. A stretch of one step is
+    exact, so a useless factor costs a product in every step, but no accuracy.
 
     Args:
         product: ``g -> K g`` for g [n, C].

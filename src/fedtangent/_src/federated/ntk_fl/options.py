@@ -45,7 +45,7 @@ class OutputLoss(NamedTuple):
     def divisor(self, num_examples: Array | float, num_outputs: int) -> Array | float:
         """Returns the number by which the sum of the examples' losses is divided to give their mean.
 
-        A learning rate is divided by it too, to give the step in function space.
+        A learning rate is divided by it too, to give the step size in function space, by which the outputs move.
 
         Args:
             num_examples: Number of real examples.

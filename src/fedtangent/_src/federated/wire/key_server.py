@@ -59,7 +59,7 @@ class KeyPair(NamedTuple):
 
 
 class KeyFile(NamedTuple):
-    """The contents of a key file: the secret seed and a salt."""
+    """The contents of a key file: the secret seed, and a salt (random bytes) for ``digest``."""
 
     seed: Secret
     salt: bytes
@@ -91,7 +91,7 @@ def draw_seed() -> Secret:
 
 
 def seal_seed(seed: Secret, public_key: bytes) -> bytes:
-    """Returns the key server's message to one client: ``seed`` in a box for that client's public key, [80] bytes.
+    """Returns the key server's message to one client: ``seed`` in a box for that client's public key, 80 bytes.
 
     Args:
         seed: The seed, 32 bytes.
@@ -116,7 +116,7 @@ def open_seed(sealed: bytes, keys: KeyPair) -> Secret:
     """Opens a client's sealed box and returns the seed in it.
 
     Args:
-        sealed: The box, [80] bytes.
+        sealed: The box, 80 bytes.
         keys: The client's keys.
 
     Raises:
@@ -141,6 +141,9 @@ def hand_out(seed: Secret, clients: Iterable[KeyPair]) -> list[Secret]:
     Args:
         seed: The seed.
         clients: The clients' keys.
+
+    Raises:
+        ValueError: A seed of another length than 32 bytes, or invalid keys.
     """
     return [open_seed(seal_seed(seed, keys.public), keys) for keys in clients]
 
