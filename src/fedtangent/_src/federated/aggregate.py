@@ -22,7 +22,10 @@ class _Sum(NamedTuple):
 def _add_weighted(
     total: Float[Array, "K *shape"], rows: Slots, messages: Num[Array, "B *shape"]
 ) -> Float[Array, "K *shape"]:
-    """Adds each slot's message, times its weight, to its model's row of ``total``; ``rows`` are the B slots."""
+    """Adds each message, times its weight, to its model's row of ``total``; a message of weight 0 never counts.
+
+    ``rows`` are the B slots (one client with one model each) from which the messages come.
+    """
     weight = rows.weight.astype(total.dtype)
     shape = (-1,) + (1,) * (messages.ndim - 1)
     # A slot of weight 0 must not count even when its message is not finite.
@@ -62,7 +65,8 @@ def weighted_mean() -> Aggregate:
 def slots_of(cohort: Cohort, num_models: int, offsets: Int[Array, "offsets"]) -> Slots:
     """Returns a cohort as ``Slots``: with each client's number of examples, and each slot's rank within its model.
 
-    The rank of a filled slot counts, from 0, the filled slots of the same model before it. An empty slot has size 0.
+    A slot is a place of the cohort, in which one client trains one model. The rank of a filled slot counts, from 0, the
+    filled slots of the same model before it. An empty slot, of weight 0, has size 0 and no meaningful rank.
 
     Args:
         cohort: The cohort.
@@ -96,8 +100,8 @@ class Stacked(NamedTuple):
 def stack(slots_per_model: int) -> Aggregate:
     """Builds the aggregate that keeps every message, in cohort order, for servers that need the single messages.
 
-    It keeps up to ``slots_per_model`` (M) messages of each model, and counts and drops further ones. A message that the
-    server rejects leaves zeros.
+    The result is a ``Stacked``, with room for ``slots_per_model`` (M) messages of each model. Further ones are counted
+    and dropped. A message that the server rejects leaves a row of zeros.
     """
 
     def init(message: PyTree, num_models: int) -> Stacked:
@@ -143,7 +147,7 @@ def with_params(init: OfParameters, update: ServerUpdate) -> Server:
 
     Args:
         init: Makes the state from parameters.
-        update: Updates the state with the aggregate of the messages.
+        update: Updates the state of one model with the aggregate of the messages.
     """
     return Server(init, _params, _params, update)
 

@@ -85,11 +85,11 @@ class Parts(NamedTuple):
         common_start: Whether all K models start with the parameters of the first one; otherwise each is initialised
             separately.
         predict: ``(model, state, x) -> Prediction``; None for the mean of the networks ``server.params``. With another
-            prediction, the algorithm has no ``params``.
+            prediction, the algorithm has no ``params``, and its schedule cannot poll clients.
         personal: Predicts for one client; None to predict with the global models.
-        check: Raises ``ValueError`` for data that the algorithm cannot run on.
-        ledger: ``(cost, data) -> cost``: corrects the counted bytes. None for an algorithm that sends one model down
-            and one message up for each slot, and nothing before the first round.
+        check: Raises ``ValueError`` for data that the algorithm cannot run on; None for no further check.
+        ledger: ``(cost, data) -> cost``: corrects the counted bytes. None for an algorithm that sends one broadcast
+            down and one message up for each client and model, and nothing before the first round.
     """
 
     aggregate: Aggregate | None = None
@@ -124,7 +124,9 @@ class _Composed(NamedTuple):
 
 
 class TrainedSlots(NamedTuple):
-    """The results of local training in each slot of a cohort, with leading axis S, apart from the messages.
+    """The results of local training in each of the S slots of a cohort, [S, ...], apart from the messages.
+
+    A slot is a place of the cohort, in which one client trains one model.
 
     Attributes:
         kept: The client's new state, and the channel's memory of the client.
@@ -159,8 +161,8 @@ def compose(
             follow.
 
     Raises:
-        ValueError: A model, schedule or ``parts`` of another type, an unknown ``weighting``, or a schedule that polls
-            clients although the algorithm has no global models or does not average by the polled weights.
+        ValueError: A model, schedule or ``parts`` of another type, an unknown ``weighting`` or loss, or a schedule that
+            polls clients although the algorithm has no global models or does not average by the polled weights.
     """
     instance("model", model, Model)
     instance("schedule", schedule, Schedule)
@@ -359,7 +361,7 @@ def _check_examples(model: Model, data: FederatedData) -> None:
 
 
 def _step(composed: _Composed, state: State, data: FederatedData, engine: Engine) -> tuple[State, dict[str, PyTree]]:
-    """Computes one round: draws the cohort, trains its slots, and updates the clients' and the server's states.
+    """Computes one round: draws the cohort, trains its clients, and updates the clients' and the server's states.
 
     Returns the state after the round, and its numbers for the history by name.
     """
@@ -383,8 +385,8 @@ def _draw(
 ) -> tuple[Cohort, PyTree, dict[str, Array]]:
     """Draws the cohort of a round, with its weights, after polling clients if the schedule does so.
 
-    Returns the cohort, the schedule's next state and, after a poll, the number of candidates with examples as
-    ``polled``.
+    Returns the cohort, the schedule's next state and a dictionary: after a poll, ``polled`` is the number of the polled
+    clients that have examples; without a poll it is empty.
     """
     import chex  # here: it is heavy, and needed only when a round is traced
 
@@ -407,7 +409,10 @@ def _draw(
 def _train(
     composed: _Composed, state: State, data: FederatedData, engine: Engine, cohort: Cohort
 ) -> tuple[PyTree, TrainedSlots]:
-    """Trains every slot of the cohort; returns the accumulator of the ``Aggregate`` and each slot's results."""
+    """Trains every slot of the cohort, which is one client with one model.
+
+    Returns the accumulator of ``composed.aggregate`` after all messages, and the results of each slot.
+    """
     message, broadcast = composed.shapes(data, largest=engine.max_client_size)
     broadcasts = pytrees.cast_like(jax.vmap(composed.server.broadcast)(state.server), broadcast)
     acc = composed.aggregate.init(message, composed.schedule.num_models)
@@ -422,8 +427,8 @@ def _train_slot(
 ) -> Callable[[PyTree, Slots], tuple[Slots, PyTree, TrainedSlots]]:
     """Builds the function ``((data, state, broadcasts), slot) -> (slot, message, results)``, which trains one slot.
 
-    The engine maps it over the cohort. If the server rejects the message, the slot's weight becomes 0. ``expected`` is
-    the shape of a message.
+    A slot is one client with one model. The engine maps the function over the cohort. If the server rejects the
+    message, the slot's weight becomes 0. ``expected`` is the shape of a message.
     """
     import chex
 
@@ -451,7 +456,7 @@ def _train_slot(
 
 
 def _fetched(data: FederatedData, cohort: Cohort, max_client_size: int) -> tuple[Array, Array] | None:
-    """Copies the inputs and targets of every slot's client, [S, max_client_size, ...], once for the whole round.
+    """Copies the inputs and targets of the clients of all S slots, [S, max_client_size, ...], once for the whole round.
 
     Returns None if the copy costs more than it saves: for a large cohort, or clients of very uneven sizes.
     """
@@ -510,7 +515,7 @@ def _heard(composed: _Composed, state: State, cohort: Cohort, trained: TrainedSl
     """Returns the facts for each model's server about the round, and for each slot whether its message was rejected.
 
     The facts are a ``RoundInfo`` with arrays [K]: round, total weight, number of accepted messages, key. The rejections
-    are [S] int32.
+    are 1 or 0, [S] int32, for the cohort's S slots.
     """
     num_models = composed.schedule.num_models
     weight = jnp.zeros((num_models,), cohort.weight.dtype).at[cohort.model].add(trained.weight)

@@ -33,7 +33,8 @@ class Contacted(NamedTuple):
 
     Attributes:
         inner: State of the schedule to which the fault was added.
-        contacted: Number of clients that the server contacted in the last round.
+        contacted: Number of models that the server sent to clients in the last round, before any fault: one for each
+            client and each model that it was to train.
         waited: How long the server waited for answers in the last round, in the unit of ``mean_time``; 0 if no
             completion times are drawn.
     """
@@ -53,7 +54,7 @@ def dropout(schedule: Schedule, probability: float | Num[np.ndarray, "N"]) -> Sc
         probability: Probability of dropping out, one for all clients or [N].
 
     Raises:
-        ValueError: A probability outside [0, 1) (1 would leave no client) or another shape.
+        ValueError: A probability outside [0, 1) (1 would leave no client), or probabilities of another shape.
     """
     chance = np.asarray(probability, np.float32)
     if chance.shape not in ((), (schedule.num_clients,)):
@@ -80,19 +81,20 @@ def stragglers(
     """Returns ``schedule`` with a server that closes a round after the first ``keep`` answers of the contacted clients.
 
     With ``uniform_sampling(N, 130)`` and ``keep=100`` the server contacts 130 clients and averages the first 100. The
-    work of the other 30 is lost and not sent. The cohort has ``keep`` slots, in order of completion.
+    work of the other 30 is lost and not sent. The cohort has ``keep`` slots (places for one client and one model each),
+    in order of completion. If fewer clients are contacted, the server waits for all of them, and slots stay empty.
 
     Args:
         schedule: The schedule that says which clients are contacted.
-        keep: Number of answers after which the server closes the round.
+        keep: Number of answers after which the server closes the round; a client answers once for each of its models.
         mean_time: Expected completion time, one for all clients or [N] (for instance in proportion to their examples).
         distribution: "lognormal", ``mean_time * exp(spread z - spread^2 / 2)`` with z standard normal, or "exponential"
             with mean ``mean_time``. A client draws one time in a round, the same for all models.
         spread: Standard deviation of the log of a lognormal time.
 
     Raises:
-        ValueError: ``keep`` below 1 or above the schedule's number of slots, times or a spread that are not positive,
-            or an unknown distribution.
+        ValueError: ``keep`` below 1 or above the schedule's number of slots, times or a spread that are not positive
+            and finite, times of another shape, or an unknown distribution.
     """
     if not 1 <= keep <= schedule.num_slots:
         raise ValueError(f"keep: got {keep}, must be between 1 and {schedule.num_slots}, the schedule's slots")
@@ -140,7 +142,8 @@ def delay_probabilities(
         Probabilities of the delays 0 to D, [D + 1] or [N, D + 1], for ``Staleness``.
 
     Raises:
-        ValueError: An unknown distribution, times or a spread that are not positive, or D outside 0 .. 1000.
+        ValueError: An unknown distribution, times or a spread that are not positive and finite, times of another shape,
+            or D outside 0 .. 1000.
     """
     choice("distribution", distribution, DISTRIBUTIONS)
     number("spread", spread, above=0)
@@ -158,13 +161,15 @@ def delay_probabilities(
 def round_times(schedule: Schedule, key: Key, num_rounds: int) -> Float[Array, "num_rounds"]:
     """Simulates how long the server waits in each of the first R rounds, [R] float32, in the unit of ``mean_time``.
 
+    Under a schedule with ``dropout`` only, all times are 0.
+
     Args:
-        schedule: A schedule made by ``stragglers``.
+        schedule: A schedule made by ``stragglers``, perhaps with ``dropout`` around it.
         key: Key of the schedule, ``streams.keys(seed).schedule``.
         num_rounds: Rounds R.
 
     Raises:
-        ValueError: A schedule without completion times.
+        ValueError: A schedule without ``stragglers`` or ``dropout``, or one that polls clients.
     """
     init_key, sample_key = streams.schedule_keys(key)
     start = schedule.init(init_key)
@@ -181,7 +186,7 @@ def round_times(schedule: Schedule, key: Key, num_rounds: int) -> Float[Array, "
 def _wrapped(
     schedule: Schedule, num_slots: int, stream: int, pick: Callable[[Key, Cohort, Array], tuple[Cohort, Array]]
 ) -> Schedule:
-    """Returns ``schedule`` with a fault applied to every cohort that it draws; cohorts then have ``num_slots`` slots.
+    """Returns ``schedule`` with a fault applied to every cohort that it draws, which then has the length ``num_slots``.
 
     ``pick(key, cohort, waited) -> (cohort, waited)`` applies the fault, with a new key in every round; ``waited`` is
     how long the server waits in this round, 0 before the first fault. ``stream`` separates the random
@@ -215,7 +220,10 @@ def _depth(state: PyTree) -> int:
 
 
 def num_contacted(schedule: Schedule, cohort: Cohort, state: PyTree) -> Int[Array, ""]:
-    """Returns the number of clients that received a model in a round, [] int32.
+    """Returns how many models the server sent to clients in a round, [] int32.
+
+    A client that trains several models counts once for each. Models for clients that then drop out or are late count
+    too.
 
     Args:
         schedule: The schedule that drew the round.
@@ -231,7 +239,8 @@ def finite(max_norm: float = math.inf) -> Accept:
     """Builds a test of messages, which accepts those whose numbers are finite and whose norm is at most ``max_norm``.
 
     Args:
-        max_norm: Largest Euclidean norm of a whole message; by default any finite message is accepted.
+        max_norm: Largest Euclidean norm of a message, over all its floating numbers; by default any finite message is
+            accepted.
 
     Raises:
         ValueError: ``max_norm`` is not positive.

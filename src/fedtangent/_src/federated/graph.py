@@ -39,12 +39,12 @@ def from_adjacency(matrix: Shaped[np.ndarray, "N N"], name: str = "graph") -> Gr
     """Builds the graph with an edge between i and j wherever ``matrix[i, j]`` is not 0.
 
     Args:
-        matrix: Adjacency matrix [N, N].
+        matrix: Adjacency matrix [N, N]; its nonzero entries may have any values.
         name: Name of the graph.
 
     Raises:
-        ValueError: The matrix is not square, symmetric and finite, has a nonzero diagonal entry, or the graph is not
-            connected.
+        ValueError: The matrix is empty, not square or not finite, is nonzero at (i, j) but zero at (j, i), or has a
+            nonzero diagonal entry; or the graph is not connected.
     """
     entries = np.asarray(matrix)
     if entries.ndim != 2 or entries.shape[0] != entries.shape[1] or entries.shape[0] < 1:
@@ -65,18 +65,29 @@ def from_adjacency(matrix: Shaped[np.ndarray, "N N"], name: str = "graph") -> Gr
 
 
 def ring(num_nodes: int) -> Graph:
-    """Returns a circle, in which node i neighbours the nodes i - 1 and i + 1 (paper FE-2024, figure 5)."""
+    """Returns a circle, in which node i neighbours the nodes i - 1 and i + 1 modulo N (paper FE-2024, figure 5).
+
+    Args:
+        num_nodes: Nodes N.
+
+    Raises:
+        ValueError: ``num_nodes`` is not a whole number of at least 1.
+    """
     return torus(1, whole("num_nodes", num_nodes))._replace(name=f"ring({num_nodes})")
 
 
 def torus(rows: int, cols: int) -> Graph:
     """Returns a grid of ``rows`` x ``cols`` nodes whose edges wrap around.
 
-    Node ``r * cols + c`` neighbours the four nodes around it.
+    Node ``r * cols + c`` neighbours the four nodes around it. With fewer than three rows or columns a node has fewer
+    neighbours: some of the four coincide, or are the node itself.
 
     Args:
         rows: Number of rows.
         cols: Number of columns.
+
+    Raises:
+        ValueError: A number that is not a whole number of at least 1.
     """
     rows, cols = whole("rows", rows), whole("cols", cols)
     node = np.arange(rows * cols).reshape(rows, cols)
@@ -89,7 +100,14 @@ def torus(rows: int, cols: int) -> Graph:
 
 
 def complete(num_nodes: int) -> Graph:
-    """Returns the graph in which every node neighbours every other."""
+    """Returns the graph in which every node neighbours every other.
+
+    Args:
+        num_nodes: Nodes N.
+
+    Raises:
+        ValueError: ``num_nodes`` is not a whole number of at least 1.
+    """
     number = whole("num_nodes", num_nodes)
     return from_adjacency(~np.eye(number, dtype=bool), f"complete({number})")
 
@@ -103,8 +121,8 @@ def erdos_renyi(num_nodes: int, probability: float, seed: int) -> Graph:
         seed: Seed of the draw.
 
     Raises:
-        ValueError: A probability outside [0, 1], or a drawn graph that is not connected. (Drawing again until it is
-            connected would change the distribution of the graph.)
+        ValueError: A probability outside [0, 1], ``num_nodes`` below 1, an invalid seed, or a drawn graph that is not
+            connected. (Drawing again until it is connected would change the distribution of the graph.)
     """
     number = whole("num_nodes", num_nodes)
     if not 0 <= probability <= 1:
@@ -140,8 +158,9 @@ def metropolis_weights(graph: Graph) -> Float64[np.ndarray, "N N"]:
 def spectral_gap(matrix: Float[np.ndarray, "N N"]) -> float:
     """Returns ``1 - max(|lambda_2|, |lambda_N|)`` of a symmetric stochastic matrix, a number in [0, 1].
 
-    The larger the gap, the faster walks or models mix. It is 0 if they never mix (bipartite graphs with a zero
-    diagonal), and 1 for a single node.
+    lambda_2 and lambda_N are the second largest and the smallest eigenvalue. The larger the gap, the faster a random
+    walk forgets its start, and the faster neighbours' models come to agree. It is 0 if they never do (a graph that is
+    not connected, or a bipartite one with a zero diagonal), and 1 for a single node.
 
     Raises:
         ValueError: The matrix is not symmetric and doubly stochastic.
@@ -198,13 +217,15 @@ def _from_edges(graph: Graph, denominator: Num[np.ndarray, "N N"]) -> Float[np.n
 def named_graph(text: str, num_nodes: int, seed: int) -> Graph:
     """Returns the graph that a text describes: "ring", "torus", "complete" or, say, "erdos_renyi:0.3".
 
+    The torus is as square as N allows: a circle if N is prime.
+
     Args:
         text: Name of a graph, with a colon and the probability of an edge for ``erdos_renyi``.
         num_nodes: Nodes N.
         seed: Seed of a random graph.
 
     Raises:
-        ValueError: ``text`` does not describe a graph.
+        ValueError: ``text`` does not describe a graph, a number is out of range, or the drawn graph is not connected.
     """
     graph: Graph = build_written("graphs", text, num_nodes, seed)
     return graph

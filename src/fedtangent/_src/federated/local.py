@@ -26,8 +26,9 @@ from fedtangent._src.types import Array, Client, Descend, FederatedData, Key, Lo
 class Work(NamedTuple):
     """The amount of a client's local training, and its minibatches.
 
-    Exactly one of ``steps`` and ``epochs`` is set. A client's last, partial batch is masked: its gradient is the mean
-    over its real examples.
+    Exactly one of ``steps`` and ``epochs`` is set. Minibatches are cut from the client's examples, in a new random
+    order in every epoch. The last, partial batch of an epoch is masked: its gradient is the mean over its real
+    examples.
 
     Loops have dynamic trip counts, so that a small client takes little time, and ``steps`` may be traced. Reverse-mode
     differentiation needs static trip counts, which ``differentiable`` gives: every client then loops as often as the
@@ -138,7 +139,8 @@ def _of_batch(
 ) -> tuple[Int[Array, "batch"], Bool[Array, "batch"]]:
     """Returns the rows of minibatch number ``t`` of an epoch, [batch], and whether each is real, [batch] bool.
 
-    ``order`` has the rows of the client's examples in the order of this epoch, padding last; ``size`` of them are real.
+    A minibatch has ``batch`` rows. ``order`` has the rows of the client's examples in the order of this epoch, padding
+    last; ``size`` of them are real.
     """
     position = t * batch + jnp.arange(batch)
     return order[jnp.minimum(position, order.shape[0] - 1)], position < size
@@ -249,16 +251,16 @@ def minimise(
         key: Key from which the minibatches are drawn.
         model: The network.
         loss: The loss.
-        optimizer: An optax optimiser.
+        optimizer: An optax optimiser, whose state starts anew.
         work: Local steps and minibatches.
         problem: Start, anchor, tilt and proximal strength of the objective.
         client: The client's examples.
 
     Returns:
-        The parameters after the last step, and a dictionary with ``loss`` (mean of the batches' losses, float) and
-        ``steps`` (number of steps, int32). With an optimiser that accumulates gradients (``optax.MultiSteps``) it also
-        has ``unapplied``, the number of gradients not yet applied, int32. A client of size 0 returns ``start``
-        unchanged.
+        The parameters after the last step, and a dictionary with ``loss`` (mean of the batches' losses, each before its
+        step and without the problem's further terms, float) and ``steps`` (number of steps, int32). With an optimiser
+        that accumulates gradients (``optax.MultiSteps``) it also has ``unapplied``, the number of gradients not yet
+        applied, int32. A client of size 0 returns ``start`` unchanged.
     """
     full_batch = work.batch_size is None or work.batch_size >= client.rows.shape[0]
     if full_batch and model.descend and isinstance(optimizer, Sgd) and _is_plain(work, problem):
@@ -309,7 +311,7 @@ def _descended(
 
 
 def no_state(params: PyTree) -> tuple[()]:
-    """Returns an empty state, for algorithms whose clients keep nothing between rounds."""
+    """Returns an empty tuple, as the state of a client that keeps nothing between rounds or as an empty message."""
     return ()
 
 

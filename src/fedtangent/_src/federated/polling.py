@@ -34,7 +34,8 @@ def answers(
 ) -> Float[Array, "K D"]:
     """Computes the loss, or the gradient norm, of each of the K models on the examples of each of D clients.
 
-    A value that is not finite is replaced by infinity. Clients and models are mapped onto the devices as in training.
+    A value that is not finite is replaced by infinity. Without examples a built-in loss is 0. Clients and models are
+    mapped onto the devices as in training.
 
     Args:
         measure: "loss", or "gradient_norm" for the Euclidean norm of the gradient of the loss.

@@ -51,7 +51,8 @@ class Personal(Protocol):
 def mean_of_models(model: Model, params: PyTree, x: Shaped[AnyArray, "n ..."]) -> Prediction:
     """Returns the uniform average of the K models' predictions (paper FE-2024, eq. 2), and each model's outputs.
 
-    If ``model.loss`` is a loss of class labels, probabilities are averaged, else outputs (``losses.mean_prediction``).
+    If ``model.loss`` is a loss of class labels and K > 1, the mean is the logarithm of the mean softmax probabilities,
+    else it is the mean of the outputs (``losses.mean_prediction``).
 
     Args:
         model: The network, whose ``loss`` is the one by which it was trained.
@@ -65,10 +66,12 @@ def mean_of_models(model: Model, params: PyTree, x: Shaped[AnyArray, "n ..."]) -
 def own_models(
     model: Model, params: PyTree, client_states: PyTree, client: Client, x: Shaped[AnyArray, "n ..."]
 ) -> Prediction:
-    """Returns the mean prediction of the K models that a client keeps, as a personal prediction (``Personal``).
+    """Returns the mean prediction of the K models that a client keeps; a personal prediction (``Personal``).
+
+    If ``model.loss`` is a loss of class labels, probabilities are averaged, else outputs, as in ``mean_of_models``.
 
     Args:
-        model: The network.
+        model: The network, whose ``loss`` is the one by which it was trained.
         params: Not used.
         client_states: Parameters of the client's models, [K, ...].
         client: Not used.
@@ -80,8 +83,8 @@ def own_models(
 def model_weights(losses: Float[Array, "K"], gamma: float) -> Float[Array, "K"]:
     """Computes weights of K models from their losses, ``alpha_k = exp(-loss_k / gamma) / sum_j exp(-loss_j / gamma)``.
 
-    They minimise ``sum_k alpha_k loss_k - gamma H(alpha)`` over the simplex, with the entropy H. This is eq. (4) of the
-    paper FE-2024, with the signs of its text (erratum `fe2024.4`).
+    They minimise ``sum_k alpha_k loss_k - gamma H(alpha)`` over weights of sum 1, with the entropy H. This is eq. (4)
+    of the paper FE-2024, with the signs of its text (erratum `fe2024.4`).
 
     Args:
         losses: Losses of the models, [K].
@@ -95,8 +98,9 @@ def weighted_models(loss: str, gamma: float) -> Personal:
     """Builds Fed-ensemble's personal prediction: the global models, weighted by loss (paper FE-2024, eq. 3 and 4).
 
     A client computes the mean ``loss`` of each of the K global models on all of its examples, and from these losses the
-    weights alpha_k (``model_weights``). It predicts ``sum_k alpha_k f_k(x)``, where ``f_k`` are outputs, or
-    probabilities as in ``mean_of_models``. A client without examples weighs the models equally.
+    weights alpha_k (``model_weights``). It predicts ``sum_k alpha_k f_k(x)``, where ``f_k`` are outputs; for a model
+    whose loss takes class labels, they are probabilities, and it predicts the logarithm of the sum, as in
+    ``mean_of_models``. A client without examples weighs the models equally.
 
     Args:
         loss: Name of a loss.
@@ -122,8 +126,9 @@ def weighted_models(loss: str, gamma: float) -> Personal:
 def fine_tuned(loss: str, learning_rate: Rate, work: Work, seed: int = 0) -> Personal:
     """Builds a personal prediction by fine-tuning: local SGD from each global model on the client's examples.
 
-    The prediction is the mean over the fine-tuned models. Nothing is kept: every prediction starts from the current
-    global models. Source: Wang et al., 2019, "Federated evaluation of on-device personalization".
+    The prediction averages the fine-tuned models, as ``mean_of_models`` does. Nothing is kept: every prediction trains
+    again from the current global models. Source: Wang et al., 2019, "Federated evaluation of on-device
+    personalization".
 
     Args:
         loss: Name of a loss.
@@ -132,7 +137,8 @@ def fine_tuned(loss: str, learning_rate: Rate, work: Work, seed: int = 0) -> Per
         seed: Seed of the minibatches, which also depend on the round and the client; they are the same for all models.
 
     Raises:
-        ValueError: An unknown loss, a rate that is not positive, or a ``work`` without exactly one of steps and epochs.
+        ValueError: An unknown loss, a rate that is not positive, an invalid seed, or a ``work`` without exactly one of
+            steps and epochs.
     """
     value, optimizer = get_loss(loss), sgd(learning_rate)
     check_rate("learning_rate", learning_rate)
@@ -214,8 +220,9 @@ def evaluate_clients(
             C], targets [m, ...], mask [m]) -> scalar``.
 
     Raises:
-        ValueError: An unknown measure; a measure of labels for targets that are numbers, or the reverse; different
-            numbers of clients in ``data`` and ``test``; no test example at all.
+        ValueError: An unknown measure; a measure of labels for targets that are numbers, or the reverse; targets other
+            than -1 and 1 for a loss that takes signs; different numbers of clients in ``data`` and ``test``; no test
+            example at all.
     """
     name, value = (measure, MEASURES.get(measure)) if isinstance(measure, str) else ("", measure)
     if value is None:

@@ -32,7 +32,10 @@ FITS = ("worst", "best")
 
 
 def _memoryless(num_models: int, num_clients: int, num_slots: int, draw: Callable[[Key, Array], Cohort]) -> Schedule:
-    """Builds a schedule without a state, whose cohort ``draw(key, round)`` depends only on the key and the round."""
+    """Builds a schedule without a state, whose cohort ``draw(key, round)`` depends only on the key and the round.
+
+    ``num_slots`` is the length S of a cohort. Raises ``ValueError`` for numbers of clients or models below 1.
+    """
     whole("num_clients", num_clients)
     whole("num_models", num_models)
 
@@ -70,12 +73,15 @@ def _distinct(key: Key, num_clients: int, number: int) -> Int32[Array, "number"]
 def all_clients(num_clients: int, num_models: int = 1) -> Schedule:
     """Builds the schedule under which every client trains every model in every round.
 
-    There are S = K N slots, ordered by model. A client draws the same minibatches for all models, so models differ only
-    by their start.
+    A cohort has S = K N slots (places for one client and one model each), ordered by model. A client draws the same
+    minibatches for all models, so models differ only by their start.
 
     Args:
         num_clients: Clients N.
         num_models: Models K.
+
+    Raises:
+        ValueError: A number below 1.
     """
 
     def draw(key: Key, round_: Int[Array, ""]) -> Cohort:
@@ -89,7 +95,10 @@ def uniform_sampling(num_clients: int, clients_per_round: int) -> Schedule:
 
     Args:
         num_clients: Clients N.
-        clients_per_round: Clients of a round, which is the number S of slots.
+        clients_per_round: Clients of a round, which is the length S of a cohort.
+
+    Raises:
+        ValueError: ``num_clients`` below 1, or ``clients_per_round`` outside 1 .. N.
     """
     whole("clients_per_round", clients_per_round, 1, whole("num_clients", num_clients))
 
@@ -103,15 +112,15 @@ def uniform_sampling(num_clients: int, clients_per_round: int) -> Schedule:
 def poisson_sampling(num_clients: int, rate: float) -> Schedule:
     """Builds the schedule under which each client trains the single model with probability ``rate`` in each round.
 
-    Clients are drawn independently. A round has S = N slots, one for each client; any number of them may be filled,
-    even none. The bounds of differential privacy are for this sampling.
+    Clients are drawn independently. A cohort has S = N slots (places), one for each client; any number of them may be
+    filled, even none. ``measures.epsilon`` bounds the privacy loss with ``sampling="poisson"``.
 
     Args:
         num_clients: Clients N.
         rate: Probability that a client takes part in a round.
 
     Raises:
-        ValueError: A rate outside (0, 1].
+        ValueError: A rate outside (0, 1], or ``num_clients`` below 1.
     """
     number("rate", rate, above=0, at_most=1)
 
@@ -126,11 +135,14 @@ def per_client_permutations(num_clients: int, num_models: int) -> Schedule:
     """Builds the schedule of the paper FE-2024: each client trains the K models in a random order, one a round.
 
     This is algorithm 1 of the paper. Orders are independent, and drawn again every K rounds. All clients take part in
-    every round: S = N.
+    every round, so a cohort has the length S = N.
 
     Args:
         num_clients: Clients N.
         num_models: Models K.
+
+    Raises:
+        ValueError: A number below 1.
     """
 
     def draw(key: Key, round_: Int[Array, ""]) -> Cohort:
@@ -144,11 +156,14 @@ def per_client_permutations(num_clients: int, num_models: int) -> Schedule:
 def random_models(num_clients: int, num_models: int) -> Schedule:
     """Builds the schedule under which each client trains a uniformly drawn model each round (paper FE-2024, table VII).
 
-    All clients take part in every round: S = N.
+    All clients take part in every round, so a cohort has the length S = N.
 
     Args:
         num_clients: Clients N.
         num_models: Models K.
+
+    Raises:
+        ValueError: A number below 1.
     """
 
     def draw(key: Key, round_: Int[Array, ""]) -> Cohort:
@@ -163,15 +178,15 @@ def mixed_permutations(num_clients: int, num_models: int) -> Schedule:
 
     Clients 0 .. K - 1 train the K models in random orders; every other client trains a model drawn uniformly, as in
     ``random_models``. Orders are drawn again after the rounds 0, K, 2K, ..., so the first order serves only round 0.
-    All clients take part in every round: S = N. The schedule that the paper describes is ``per_client_permutations``
-    (erratum `fe2024.code`).
+    All clients take part in every round, so a cohort has the length S = N. The schedule that the paper describes is
+    ``per_client_permutations`` (erratum `fe2024.code`).
 
     Args:
         num_clients: Clients N.
         num_models: Models K.
 
     Raises:
-        ValueError: More models than clients, which the published code does not allow.
+        ValueError: More models than clients, which the published code does not allow, or a number below 1.
     """
     if num_models > num_clients:
         raise ValueError(f"num_models: got K = {num_models}, must be at most num_clients = {num_clients}")
@@ -201,6 +216,9 @@ def strata(num_clients: int, num_models: int, num_strata: int, clients_per_strat
         num_models: Models K.
         num_strata: Strata Q.
         clients_per_stratum: Clients drawn from each stratum in a round, at most N // Q; None for all of them.
+
+    Raises:
+        ValueError: A number below 1, more strata than clients, or ``clients_per_stratum`` above N // Q.
     """
     whole("num_models", num_models)
     whole("num_strata", num_strata, 1, whole("num_clients", num_clients))
@@ -239,11 +257,12 @@ def drawn_cohorts(
 ) -> Cohort:
     """Returns the cohorts that a run of this seed draws, as NumPy arrays [R, S]; no network is trained.
 
-    Theory follows these cohorts. Weights are computed independently of the simulator, so that a simulator that weighs
-    clients wrongly disagrees with theory. The weight of a filled slot is its client's number of examples (as in FedAvg;
-    eq. 1 of the paper FE-2021). With ``weighting="uniform"`` it is 1, or 0 for a client without examples. Either is
-    multiplied by the weight that the schedule gave to the slot. An empty slot has weight 0. Weights do not sum to 1: a
-    model's messages are averaged in proportion to them.
+    An entry [r, s] is a slot: one client that trains one model in round r, or an empty place of weight 0. Theory
+    follows these cohorts. Weights are computed independently of the simulator, so that a simulator that weighs clients
+    wrongly disagrees with theory. The weight of a filled slot is its client's number of examples (as in FedAvg; eq. 1
+    of the paper FE-2021). With ``weighting="uniform"`` it is 1, or 0 for a client without examples. Either is
+    multiplied by the weight that the schedule gave to the slot. Weights do not sum to 1: a model's messages are
+    averaged in proportion to them.
 
     Args:
         schedule: The schedule.
@@ -253,8 +272,9 @@ def drawn_cohorts(
         weighting: The algorithm's weighting, "examples" or "uniform"; None for the schedule's weights.
 
     Raises:
-        ValueError: ``num_rounds`` is not a whole number of at least 1, the weighting is unknown, the schedule polls
-            clients, or the partition and the schedule have different numbers of clients.
+        ValueError: ``num_rounds`` is not a whole number of at least 1, the seed is invalid, the weighting is unknown,
+            it needs a partition and got none, the schedule polls clients, or the partition and the schedule have
+            different numbers of clients.
     """
     whole("num_rounds", num_rounds)
     counts = None if weighting is None else _client_weights(schedule.num_clients, partition, weighting)
@@ -290,10 +310,10 @@ def random_walk(graph: Graph, num_models: int = 1, transition: Float[np.ndarray,
     """Builds the schedule of Fed-ensemble Random Walk (paper FE-2024, section V-H): K models walk over a client graph.
 
     In every round each model is trained by the client at which it is. It then walks along an edge to another client, or
-    stays if ``transition`` allows it. So there are S = K slots. Each model starts at a client drawn uniformly and walks
-    independently of the others (the paper only says "independently"). Models may meet at one client, which then trains
-    each of them, and K may exceed N. With the default transition a model is at each client with probability 1/N in
-    every round. The schedule's state is the client at which each model is, [K] int32.
+    stays if ``transition`` allows it. So a cohort has the length S = K. Each model starts at a client drawn uniformly
+    and walks independently of the others (the paper only says "independently"). Models may meet at one client, which
+    then trains each of them, and K may exceed N. With the default transition a model is at each client with probability
+    1/N in every round. The schedule's state is the client at which each model is, [K] int32.
 
     Args:
         graph: Graph of the clients.
@@ -303,7 +323,8 @@ def random_walk(graph: Graph, num_models: int = 1, transition: Float[np.ndarray,
             distribution is uniform.
 
     Raises:
-        ValueError: ``transition`` has another shape, is not stochastic, or is positive for a pair that is no edge.
+        ValueError: ``num_models`` is below 1, ``graph`` is no ``Graph``, or ``transition`` has another shape, is not
+            stochastic, or is positive for a pair that is no edge.
     """
     instance("graph", graph, Graph)
     nodes = graph.num_nodes
@@ -351,12 +372,13 @@ def by_poll(
     Args:
         num_models: Models K.
         num_clients: Clients N.
-        num_slots: Slots S of a round's cohort.
+        num_slots: Slots S of a round's cohort, each for one client that trains one model.
         poll: Which clients are asked, for the loss or the gradient norm, and the function that chooses the cohort.
         init: Draws the schedule's first state from a key; by default the schedule has no state.
 
     Raises:
         ValueError: A number below 1, more candidates than clients, or a measure other than "loss" and "gradient_norm".
+            When cohorts are drawn without a run (``drawn_cohorts``): always.
     """
     whole("num_clients", num_clients)
     whole("num_models", num_models)
@@ -379,13 +401,17 @@ def power_of_choice(num_clients: int, candidates: int, clients_per_round: int) -
     """Builds power-of-choice (Cho et al., 2020, section 4): of D sampled clients, those with the largest losses train.
 
     The D candidates are drawn one after another without replacement, in proportion to their numbers of examples. Of
-    equal losses the candidate that was drawn first counts as larger. The paper averages the chosen clients uniformly:
+    equal losses the candidate that was drawn first counts as larger. Clients without examples never train, even if
+    fewer than ``clients_per_round`` others exist. The paper averages the chosen clients uniformly:
     ``Averaging(weighting="uniform")``.
 
     Args:
         num_clients: Clients N.
         candidates: Clients D that are asked for their losses in a round.
-        clients_per_round: Clients that train in a round, which is the number S of slots; at most ``candidates``.
+        clients_per_round: Clients that train in a round, which is the length S of a cohort; at most ``candidates``.
+
+    Raises:
+        ValueError: A number below 1, more candidates than clients, or ``clients_per_round`` above ``candidates``.
     """
     whole("candidates", candidates, 1, whole("num_clients", num_clients))
     whole("clients_per_round", clients_per_round, 1, candidates)
@@ -409,14 +435,17 @@ def gradient_norm_sampling(num_clients: int, clients_per_round: int) -> Schedule
 
     Each client reports the norm ``|g_i|`` of the gradient g_i of its loss at the current model. It then trains with
     probability ``min(1, c w_i |g_i|)``, independently, where w_i is its weight and c makes the expected number of
-    clients ``clients_per_round``. Messages are divided by these probabilities and by the weight of all clients, so that
-    their sum estimates the mean over all clients without bias, and with the least variance where updates are gradients
-    (``fed_sgd``). The paper's FedAvg uses norms of whole updates, which clients know only after training. If all
-    gradients are 0, no client trains.
+    clients ``clients_per_round`` (fewer, if fewer gradients are nonzero). Messages are divided by these probabilities
+    and by the weight of all clients, so that their sum estimates the mean over all clients without bias, and with the
+    least variance where updates are gradients (``fed_sgd``). The paper's FedAvg uses norms of whole updates, which
+    clients know only after training. If all gradients are 0, no client trains.
 
     Args:
-        num_clients: Clients N, which is also the number S of slots.
+        num_clients: Clients N, which is also the length S of a cohort; clients that do not train have weight 0 in it.
         clients_per_round: Expected number of clients that train in a round.
+
+    Raises:
+        ValueError: ``num_clients`` below 1, or ``clients_per_round`` outside 1 .. N.
     """
     expected = whole("clients_per_round", clients_per_round, 1, whole("num_clients", num_clients))
 
@@ -443,7 +472,7 @@ def _some_of(num_clients: int, number: int) -> Callable[[Key, Array, Array], Arr
 
 
 def _chances(norms: Float[Array, "N"], expected: int) -> Float[Array, "N"]:
-    """Computes probabilities proportional to ``norms``, cut at 1, whose sum is ``expected`` (Chen et al., 2022).
+    """Computes probabilities proportional to ``norms`` and at most 1, whose sum is ``expected`` (Chen et al., 2022).
 
     If fewer than ``expected`` norms are above 0, the sum is their number.
     """
@@ -457,7 +486,7 @@ def _chances(norms: Float[Array, "N"], expected: int) -> Float[Array, "N"]:
 
 
 def _slots_of(num_clients: int, clients_per_round: int | None) -> int:
-    """Returns ``clients_per_round``, by default ``num_clients``; raises ``ValueError`` if it is out of range."""
+    """Returns ``clients_per_round``, by default ``num_clients``; raises ``ValueError`` if it is outside 1 .. N."""
     slots = whole("num_clients", num_clients) if clients_per_round is None else clients_per_round
     return whole("clients_per_round", slots, 1, num_clients)
 
@@ -473,7 +502,10 @@ def best_fitting(num_clients: int, num_models: int, clients_per_round: int | Non
     Args:
         num_clients: Clients N.
         num_models: Models K, the clusters of the paper.
-        clients_per_round: Clients of a round, which is the number S of slots; None for all of them.
+        clients_per_round: Clients of a round, which is the length S of a cohort; None for all of them.
+
+    Raises:
+        ValueError: A number below 1, or ``clients_per_round`` above N.
     """
     slots = _slots_of(num_clients, clients_per_round)
 
@@ -497,7 +529,7 @@ def assigned_by_loss(
     Args:
         num_clients: Clients N.
         num_models: Models K.
-        clients_per_round: Clients of a round, which is the number S of slots; None for all of them.
+        clients_per_round: Clients of a round, which is the length S of a cohort; None for all of them.
         fit: "worst" or "best": which client a model picks.
 
     Raises:
@@ -526,12 +558,15 @@ def assigned_by_loss(
 def neighbourhoods(graph: Graph, dynamic: bool = False) -> Schedule:
     """Builds the schedule of NTK-DFL: in every round client i and its neighbours train model i, so K = N.
 
-    A round has one slot for each client and two for each edge of the graph.
+    A cohort has an entry for each client with its own model, and two for each edge of the graph.
 
     Args:
         graph: Graph of the clients.
         dynamic: Whether the clients are assigned anew to the nodes of the graph in every round, uniformly at random;
             otherwise client i is always node i.
+
+    Raises:
+        ValueError: ``graph`` is no ``Graph``, or ``dynamic`` is no bool.
     """
     instance("graph", graph, Graph)
     flag("dynamic", dynamic)
@@ -563,7 +598,10 @@ def cumulative(matrix: Float[np.ndarray, "rows columns"]) -> Float32[np.ndarray,
 
 @dataclasses.dataclass(frozen=True)
 class SampledOptions:
-    """The number of clients in a round: the option of schedules in which only some of the clients take part."""
+    """The number of clients in a round: the option of schedules in which only some of the clients take part.
+
+    If clients are drawn independently (``poisson``, ``gradient_norm``), it is the expected number.
+    """
 
     clients_per_round: int | None = None
     """Clients of a round (default: everyone)."""

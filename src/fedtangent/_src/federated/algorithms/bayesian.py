@@ -63,9 +63,9 @@ class EnsembleOfClients:
         return teacher
 
     def places(self, schedule: Schedule) -> int:
-        """Returns how many clients' messages the server keeps for a model in a round: by default one for each slot.
+        """Returns how many clients' messages the server keeps for a model in a round: by default all.
 
-        Raises ``ValueError`` if ``slots_per_model`` is below 1 or above the number of slots of ``schedule``.
+        Raises ``ValueError`` if ``slots_per_model`` is below 1 or above ``schedule.num_slots``, the default.
         """
         instance("schedule", schedule, Schedule)
         most = schedule.num_slots
@@ -120,7 +120,7 @@ def fed_be(
 
     The server fits a distribution to the clients' models and draws models from it. The mean prediction of this ensemble
     on the server's data gives soft labels. A student that starts at the clients' weighted mean is trained on them and
-    is the next global model. ``info["distillation_loss"]`` is the student's mean loss.
+    is the next global model. ``info["distillation_loss"]`` is the student's mean loss over its steps.
 
     Args:
         ensemble: Members of the ensemble, the server's data, and how the student learns.

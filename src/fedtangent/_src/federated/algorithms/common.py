@@ -132,8 +132,8 @@ def trained(
         name: Prefix of the two arguments' names in error messages; empty for ``learning_rate`` and ``optimizer``.
 
     Raises:
-        ValueError: Not exactly one of rate and optimiser, a rate that is not positive, a ``work`` that is no ``Work``,
-            or an unknown loss.
+        ValueError: Not exactly one of rate and optimiser, a rate that is not positive, an unknown loss, or a model,
+            optimiser or ``work`` of another type.
     """
     instance("model", model, Model)
     rate, optimizer = (f"{name}_learning_rate", f"{name}_optimizer") if name else ("learning_rate", "optimizer")
@@ -158,7 +158,7 @@ class AveragingParts(NamedTuple):
     Attributes:
         server: The algorithm's special server, or a function that builds it from the server's learning rate; None for a
             server that steps with an optimiser.
-        local: The clients' local problem and message.
+        local: The functions in which the clients' local problem, message or state differ; by default none.
         around: Wraps local training in further work of the client, such as training a second model.
         parts: Further parts of the composition, such as a channel.
     """
@@ -189,7 +189,8 @@ def train_and_average(
 
     Raises:
         ValueError: A server rate or optimiser that the algorithm's special server would ignore, a ``work`` without
-            exactly one of steps and epochs, or options that exclude each other.
+            exactly one of steps and epochs, an unknown loss, options that exclude each other, or a schedule that this
+            server cannot use.
     """
     instance("averaging", averaging, Averaging)
     instance("schedule", schedule, Schedule)

@@ -63,8 +63,9 @@ def random_walk(model: Model, schedule: Schedule, *, base: Recipe = fed_avg, **o
         schedule: A schedule under which at most one client trains each model in a round.
 
     Raises:
-        ValueError: A schedule under which several clients train one model in a round, ``averaging`` with ``shuffle`` or
-            ``secure_aggregation``, which need a server, and as ``base`` raises.
+        ValueError: A schedule under which several clients train one model in the first round (others are not checked)
+            or whose clients are polled, ``averaging`` with ``shuffle`` or ``secure_aggregation``, which need a server,
+            and as ``base`` raises.
     """
     check_base(base)
     _no_server("random_walk", options.get("averaging"))
@@ -93,7 +94,10 @@ def _walks(schedule: Schedule, same_client: bool = False) -> bool:
 
 
 def _first_round(schedule: Schedule) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the client and the model of each slot of the schedule's first round, [S] each, also of empty slots."""
+    """Returns the clients of the schedule's first round and the models that they train, [S] each for S pairs.
+
+    Pairs of weight 0, which do not train, are included.
+    """
     instance("schedule", schedule, Schedule)
     with jax.ensure_compile_time_eval():
         key = jax.random.key(0)
@@ -151,9 +155,9 @@ def gossip(
         mixing: Graph or matrix, order of mixing and training, and how models start.
 
     Raises:
-        ValueError: A matrix that is not symmetric and doubly stochastic, or has no spectral gap; an unknown order;
-            another schedule than ``schedules.own_models(N)``; before a run, data that leave a client without examples;
-            and as ``fed_avg`` raises.
+        ValueError: A matrix that is not symmetric and doubly stochastic, or has no spectral gap; an unknown graph or
+            order; another schedule than ``schedules.own_models(N)``; before a run, data that leave a client without
+            examples; and as ``fed_avg`` raises.
     """
     if not _walks(schedule, same_client=True):
         raise ValueError("schedule: must train model k on client k, and on no other, as schedules.own_models does")
@@ -346,6 +350,9 @@ def _mix(matrix: Array, present: Array, params: PyTree) -> PyTree:
 
 
 def _between_clients(cost: Cost, messages: float) -> Cost:
-    """Returns ``cost`` without a server: on average a slot sends ``messages`` messages, and nothing is broadcast."""
+    """Returns ``cost`` without a server: nothing is broadcast, and a client sends ``messages`` messages on average.
+
+    A client that trains several models sends as many for each of them.
+    """
     uplink, per_example = (int(np.ceil(messages * num_bytes)) for num_bytes in cost[:2])
     return cost._replace(uplink=uplink, uplink_per_example=per_example, downlink=0)

@@ -142,7 +142,7 @@ def distil(
 ) -> tuple[PyTree, Array]:
     """Trains ``student`` to predict ``targets``; returns its weights, and the mean loss over all steps.
 
-    The weights are the mean over the ends of the learning rate's cycles or, if ``how.cycle`` is None, the last weights.
+    The weights are the mean over the ends of the learning rate's cycles or, without cycles, the last weights.
 
     Args:
         key: Key from which the order of the examples is drawn in every epoch.

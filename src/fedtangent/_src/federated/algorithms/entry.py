@@ -85,7 +85,7 @@ class FinishedRun(NamedTuple):
     Attributes:
         schedule: The run's schedule.
         schedule_name: Name of the schedule.
-        clients_per_round: Number of clients in a round.
+        clients_per_round: Number of clients in a round; the expected number if the schedule draws it.
         only_first: Whether rounds were closed before all clients had answered.
         num_rounds: Number of rounds R.
     """
@@ -112,7 +112,10 @@ class RateOptions:
     """Rounds between decays."""
 
     def value(self) -> Rate:
-        """Returns the learning rate: a number, or a learning-rate schedule if it decays."""
+        """Returns the learning rate: a number, or a learning-rate schedule if it decays.
+
+        Raises ``ValueError`` for a rate, a decay or a number of rounds out of range.
+        """
         checks.number("client_learning_rate", self.client_learning_rate, above=0)
         checks.number("decay", self.decay, above=0, at_most=1)
         checks.whole("decay_every", self.decay_every)
@@ -140,7 +143,10 @@ class WorkOptions:
     """Minibatch size; 0 for full batches."""
 
     def value(self) -> Work:
-        """Returns the ``Work`` that the options describe; raises ``ValueError`` for both steps and epochs."""
+        """Returns the ``Work`` that the options describe.
+
+        Raises ``ValueError`` for both steps and epochs, or a number out of range.
+        """
         if self.local_steps is not None and self.local_epochs is not None:
             raise ValueError(
                 f"local_steps: got {self.local_steps} and local_epochs {self.local_epochs}, must be only one of the two"
@@ -167,7 +173,8 @@ class ChannelOptions:
     def value(self) -> Channel | None:
         """Returns the channel, or None for a lossless one.
 
-        Raises ``ValueError`` if both a sparsity and a channel are set.
+        Raises ``ValueError`` if both a sparsity and a channel are set, if one of them is unknown or out of range, or
+        for error feedback of a lossless channel.
         """
         check_sparsity(self.sparsity)
         if self.sparsity > 0 and self.channel != "lossless":
@@ -304,7 +311,7 @@ class AlgorithmEntry(Entry):
 
     @property
     def needs(self) -> tuple[str, ...]:
-        """Names of the recipe's parameters that a run must supply, such as ``server_data``."""
+        """Names of the recipe's parameters, and its records' fields, that a run supplies, such as ``server_data``."""
         if self.recipe is None:
             return ()
         parameters, unused = (
@@ -336,6 +343,9 @@ def recipe(
         python_only: Parameters, or fields of records, that are no options of the command line.
         options: A frozen dataclass, with a ``check()``, of further options of the command line.
         about: Fields of ``AlgorithmEntry``, such as ``papers``.
+
+    Returns:
+        A function with the same arguments, whose algorithm can be built again.
 
     Raises:
         ValueError: When the function is called: an unused option, or a result that is no ``Algorithm``.
@@ -430,7 +440,15 @@ class _Layout:
         return [name for name in names if name not in OF_RUN]
 
     def arguments(self, function: Recipe, chosen: object, supplied: Supplied) -> dict[str, object]:
-        """Returns the recipe's arguments by name, made of the chosen options and the run's ``supplied`` arguments."""
+        """Returns a recipe's arguments by name, except the model, the schedule and ``base``.
+
+        Parameters for Python users only are left out, too.
+
+        Args:
+            function: The recipe.
+            chosen: The command-line options that the user chose, as attributes.
+            supplied: The arguments that the run supplies, such as its seed.
+        """
         arguments: dict[str, object] = {}
         for name, record in self._parameters(function):
             if record is not None:
@@ -625,12 +643,12 @@ def _take_optimizer(name: str, arguments: dict[str, Any]) -> None:
 
 
 def _pool_size(chosen: object, supplied: Supplied) -> int | None:
-    """Returns the largest number of examples that the clients of one round can send the server.
+    """Returns the largest number of examples that the clients of one model can send the server in a round.
 
     Args:
         chosen: The algorithm's command-line options; its ``beta``, 1 if it has none, is the share of its examples that
             a client sends.
-        supplied: Arguments of the run; the result is None if their ``clients`` is None.
+        supplied: Arguments of the run; without ``clients`` the result is None.
     """
     if supplied.clients is None:
         return None

@@ -98,7 +98,7 @@ def fed_nova(
 
     Raises:
         ValueError: A ``client_optimizer`` that is not linear in the gradients (``optax.adam``), a negative mu, a ``mu *
-            client_learning_rate`` of 1 or more, and as ``fed_avg`` raises.
+            client_learning_rate`` of 1 or more in the first round, and as ``fed_avg`` raises.
     """
     mu, tau_eff = normalisation.mu, normalisation.tau_eff
     training = common.trained(model, client_learning_rate, client_optimizer, work, loss)

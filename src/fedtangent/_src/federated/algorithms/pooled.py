@@ -61,8 +61,8 @@ def centralised(
         learning_rate: Step size of the server, a number or a schedule of the round.
         work: Steps, or epochs over the pool, and minibatches (of all pooled rows) of a round.
         optimizer: An optax optimiser, in place of gradient descent; its state does not outlive a round.
-        slots_per_model: The most clients that one model pools in a round (default: all slots); ``info["dropped"]``
-            counts the others, per model.
+        slots_per_model: The most clients that one model pools in a round (default: all); ``info["dropped"]`` counts the
+            others, per model.
         accept: Test of a message, such as ``faults.finite()``; messages that fail are ignored (default: all count).
 
     Raises:
@@ -157,8 +157,9 @@ def data_sharing(
             alpha.
 
     Raises:
-        ValueError: A ``shared`` that is empty, repeats an index or is no list of whole numbers, a fraction outside (0,
-            1], and, before a run, a client with examples but without its shared ones.
+        ValueError: A ``shared`` that is empty, repeats an index or is no list of whole numbers from 0, a fraction
+            outside (0, 1], as ``base`` raises, and, before a run, an index beyond the data, or a client with examples
+            but without its shared ones.
 
     Example:
         >>> import fedtangent as ft

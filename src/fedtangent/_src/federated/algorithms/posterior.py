@@ -54,7 +54,7 @@ def clients_of(params: PyTree, sent: Stacked) -> Clients:
 
     Args:
         params: The broadcast parameters of the global model.
-        sent: The clients' messages ``server - client``, [M, ...].
+        sent: The clients' messages ``server - client``, at most M of them, [M, ...].
     """
     filled = sent.weight > 0
     order = jnp.argsort(jnp.where(filled, sent.client, jnp.iinfo(jnp.int32).max), stable=True)
@@ -74,7 +74,7 @@ def no_clients(params: PyTree, places: int) -> Clients:
 
 
 def _combined(clients: Clients, share: Array) -> PyTree:
-    """Returns the sum of the clients' models, each times its entry in ``share`` [M]; rows of weight 0 do not count."""
+    """Returns the sum of the M clients' models, each times its entry in ``share`` [M]; those of weight 0 are 0."""
 
     def leaf(models: Array) -> Array:
         present_models = jnp.where((clients.weight > 0).reshape((-1,) + (1,) * (models.ndim - 1)), models, 0)
@@ -89,7 +89,7 @@ def _shares(clients: Clients) -> Array:
 
 
 def gaussian(clients: Clients) -> Callable[[Key], PyTree]:
-    """Fits ``N(mean, diag(variance))`` to the clients' models w_i; returns the function from a key to one draw.
+    """Fits ``N(mean, diag(variance))`` to the clients' models w_i; returns the function that draws a model with a key.
 
     ``mean = sum_i p_i w_i`` and ``variance = sum_i p_i (w_i - mean)^2``, elementwise, where ``p_i = n_i / n`` is client
     i's share of the weight (Chen and Chao, 2021, section 3.2).
@@ -108,7 +108,7 @@ def gaussian(clients: Clients) -> Callable[[Key], PyTree]:
 
 
 def dirichlet(clients: Clients, concentration: float) -> Callable[[Key], PyTree]:
-    """Builds the distribution of random convex combinations; returns the function from a key to one draw.
+    """Builds the distribution of the models' random convex combinations; returns the function that draws with a key.
 
     A draw is ``sum_i g_i n_i w_i / sum_i g_i n_i``, where w_i is client i's model, n_i its weight and ``g`` is drawn
     from a symmetric Dirichlet distribution (Chen and Chao, 2021, section 3.2). g_i is drawn with the key ``fold_in(key,
@@ -139,7 +139,8 @@ def dirichlet(clients: Clients, concentration: float) -> Callable[[Key], PyTree]
 def check_teacher(teacher: Teacher) -> None:
     """Raises ``ValueError`` for an unknown distribution, or a concentration that is not positive and finite.
 
-    It also raises unless the kinds of members are one or more of ``MEMBERS``, each once.
+    It also raises unless the kinds of members are one or more of ``MEMBERS``, each once. ``num_samples`` is not
+    checked.
     """
     choice("posterior", teacher.posterior, POSTERIORS)
     unknown = [name for name in teacher.members if name not in MEMBERS]

@@ -100,8 +100,8 @@ def dp_fed_avg(
 
     Each client's whole update is clipped to length ``clip_norm``; the server moves by ``(sum of the updates) / m`` plus
     Gaussian noise of standard deviation ``noise_multiplier * clip_norm / m`` in every coordinate (flat clipping, the
-    fixed-denominator estimator). All clients have the same weight. The server draws noise for every model in every
-    round, also if no client took part.
+    fixed-denominator estimator), times ``server_learning_rate``. All clients have the same weight. The server draws
+    noise for every model in every round, also if no client took part.
 
     ``m`` is a fixed number of clients. Clients that drop out, are late or are rejected make the sum smaller and change
     neither ``m`` nor the noise, so the guarantee that ``measures.epsilon`` computes for the scheduled cohort holds. The
@@ -109,9 +109,10 @@ def dp_fed_avg(
     compression can lengthen them.
 
     Args:
-        privacy: Clipping bound, noise and m. By default m is the schedule's number of slots per model: S for
-            ``schedules.uniform_sampling``. Under ``schedules.poisson_sampling`` that is all N clients, so pass the
-            expected number, ``expected_clients=rate * num_clients``. (The command line does this for you.)
+        privacy: Clipping bound, noise and m. By default m is ``schedule.num_slots`` over the number of models: the
+            clients of a round for ``schedules.uniform_sampling``. Under ``schedules.poisson_sampling`` that is all N
+            clients, so pass the expected number, ``expected_clients=rate * num_clients``. (The command line does this
+            for you.)
 
     Raises:
         ValueError: A ``clip_norm`` that is not positive, a ``noise_multiplier`` below 0, ``expected_clients`` that are

@@ -58,7 +58,7 @@ class Staleness:
     """Strength of the proximal term, rho of FedAsync."""
 
     def __post_init__(self) -> None:
-        """Raises ``ValueError`` for an unknown discount, negative numbers, or delays that are not whole numbers."""
+        """Raises ``ValueError`` for an unknown discount, negative numbers, or delays other than 0, 1, .., 1000."""
         choice("discount", self.discount, ("constant", "polynomial", "hinge"))
         flag("buffered", self.buffered)
         for name in ("discount_rate", "grace", "mu"):

@@ -43,7 +43,8 @@ class Pooling:
     """
 
     validation: tuple[Shaped[AnyArray, "m ..."], Num[AnyArray, "m ..."]] | None = None
-    """Examples x [m, ...] and y [m, C] at the server by whose loss the time is chosen; charged once, as sent up."""
+    """Examples x [m, ...] and y [m, C] at the server by whose loss the number of gradient steps is chosen (default: by
+    the loss on the pooled examples); charged once, as sent up."""
     pool_size: int | None = None
     """The most examples that one model pools in a round, which is the size of the kernel (default: no bound).
     ``info["examples_dropped"]`` counts the others."""
@@ -85,9 +86,9 @@ def ntk_fl(
 
     From the Jacobians the server computes the tangent kernel of the pooled examples, and by it the weights that
     gradient descent of the linearised network reaches after several numbers of steps; it keeps the best
-    (``ntk_fl.ntk_evolve``). If a round's learning rate is above the largest stable one, the model stays unchanged, and
-    ``info["status"]`` says so (``Evolution.unstable``). ``subsample.largest_sample`` of the partition is a pool size
-    that drops no example.
+    (``ntk_fl.ntk_evolve``). If a round's learning rate is above the largest stable one, by default the model stays
+    unchanged, and ``info["status"]`` says so (``Evolution.unstable``). ``subsample.largest_sample`` of the partition is
+    a pool size that drops no example.
 
     Args:
         model: Network whose kernel is evolved.
@@ -99,7 +100,8 @@ def ntk_fl(
         pooling: Sizes of the pool, and the examples by whose loss the number of gradient steps is chosen.
 
     Raises:
-        ValueError: No rate, or an argument of the wrong type or range.
+        ValueError: No rate, or an argument of the wrong type or range. In a run: JAX is not in 64-bit mode
+            (``enable_x64``).
     """
     return evolving("ntk_fl", model, schedule, learning_rate, of_loss(evolution, loss), pooling)
 
@@ -137,8 +139,8 @@ def cp_ntk_fl(
         compression: Share of examples, sparsity, bits and shuffling.
 
     Raises:
-        ValueError: A beta outside (0, 1], a sparsity outside [0, 1), value_bits outside 10 .. 32, an ``evolution`` with
-            a ``linearise``, and as ``ntk_fl`` raises.
+        ValueError: A beta outside (0, 1], a sparsity outside [0, 1), value_bits outside 10 .. 32, a sparsity or
+            value_bits for a model in half precision, an ``evolution`` with a ``linearise``, and as ``ntk_fl`` raises.
     """
     if evolution.linearise is not None:
         raise ValueError("linearise: got a function, must be None for cp_ntk_fl, whose sparsity decides it")
@@ -151,6 +153,9 @@ def of_loss(evolution: Evolution, loss: str | None) -> Evolution:
     Args:
         evolution: Options of the evolution.
         loss: Name of the loss; None to keep the loss of ``evolution``.
+
+    Raises:
+        ValueError: An unknown loss, or one that the method of ``evolution`` cannot compute.
     """
     return evolution if loss is None else dataclasses.replace(evolution, loss=loss)
 
@@ -175,12 +180,15 @@ def evolving(
         name: Name of the algorithm.
         model: Network whose kernel is evolved.
         schedule: Which client sends its Jacobians to which model in which round.
-        learning_rate: Step size of gradient descent, a number or a schedule of the round; None raises ``ValueError``.
+        learning_rate: Step size of gradient descent, a number or a schedule of the round, not None.
         evolution: Options of the evolution.
         pooling: Sizes of the pool, and the examples by whose loss the number of gradient steps is chosen.
         compression: Share of examples, sparsity, bits and shuffling (``cp_ntk_fl``); by default all off.
         changed: ``(server, parts) -> (server, parts)``: changes the server, which updates one model at a time, and the
             further parts; by default nothing.
+
+    Raises:
+        ValueError: No learning rate, or an argument of the wrong type or range.
     """
     instance("model", model, Model)
     instance("schedule", schedule, Schedule)

@@ -59,14 +59,14 @@ def spectral_dual(
     """Computes the dual R_t [Psi, m, C] for each of Psi numbers of steps t, from the kernel's eigendecomposition.
 
     The weights after t steps of gradient descent are ``w_0 + J' R_t``, with the Jacobian J. Eigenvalues below zero are
-    rounding errors and count as zero. A step beyond ``2 / lambda_max`` diverges, as the descent does.
+    rounding errors and count as zero. A step size beyond 2 over the largest eigenvalue diverges, as the descent does.
 
     Args:
         eigenvalues: Eigenvalues of the kernel, [m]; m is its number of rows.
         vectors: Its eigenvectors, [m, m].
         residual: Targets minus outputs before the first step, [m, C]; every column evolves under the same kernel.
-        step: s, the step in function space: ``learning_rate / (N C)`` for the loss ``1/(2 N C) sum |f - y|^2`` of N
-            examples with C outputs.
+        step: Step size in function space: ``learning_rate / (N C)`` for the loss ``1/(2 N C) sum |f - y|^2`` of N
+            examples with C outputs f and targets y.
         times: The Psi numbers of steps.
     """
     coefficients = vectors.T @ residual
@@ -115,7 +115,7 @@ def descend_dual(
         force: Function from the change of the outputs [n, C] to minus the derivative of the loss there, up to the
             constant in ``step``; for the squared error ``moved -> residual - moved``.
         like: An array with the shape and dtype of the dual.
-        step: s, the step in function space.
+        step: Step size in function space: the learning rate over the number of terms in the loss's mean.
         times: The Psi numbers of steps, increasing.
         active: If False, no step is taken, and the result is zero.
     """
@@ -182,7 +182,7 @@ def chebyshev_dual(
     Args:
         product: ``g -> K g`` for g [n, C].
         residual: Targets minus outputs before the first step, [n, C] float64.
-        step: s, the step in function space; may be traced.
+        step: Step size in function space: ``learning_rate / (N C)`` for N examples with C outputs; may be traced.
         times: The Psi numbers of steps.
         largest: Upper bound of the eigenvalues of K that matter to the residual; ``step * largest`` is at most 2.
         active: If False, nothing is computed, and the result is zero.
@@ -252,8 +252,9 @@ def largest_eigenvalue(product: Product, start: Array) -> Array:
 
 
 def method_seconds(evolution: Evolution, params: int, examples: int, outputs: int) -> dict[str, float]:
-    """Estimates the seconds that each method allowed by the loss would take, by the method's name, from measured costs.
+    """Estimates how many seconds each method of gradient descent would take, by its name, from measured costs.
 
+    The methods are those allowed by ``evolution.loss``, such as "eigh", "chebyshev" and "iterate".
     The time to compute a kernel [n, n] or [n C, n C] in memory is not counted. "eigh" is left out if its kernel is too
     large to be in memory.
 
@@ -397,7 +398,7 @@ def by_products(
         lambda_max: Largest eigenvalue of K, [].
         times: The Psi numbers of steps.
         method: "chebyshev", or "iterate" to take the steps in any case.
-        step: s, the step in function space, [].
+        step: Step size in function space, [], as for ``chebyshev_dual``.
         active: If False, the result is zero, [] bool.
     """
 

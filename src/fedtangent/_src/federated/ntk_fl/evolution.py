@@ -69,7 +69,8 @@ def ntk_evolve(
     """Computes one round of NTK-FL at the server (Yue et al., ICML 2022, section 4.1, eq. 9-11).
 
     The network linearised at ``params`` takes t steps of full-batch gradient descent on the pooled examples, in
-    float64, for every t in ``evolution.times``. The weights at which the real network has the smallest loss are kept.
+    float64, for every t in ``evolution.times``. The weights at which the real network has the smallest loss are kept;
+    with the criterion "accuracy" the loss is the share of wrong examples, here and in ``info``.
 
     Args:
         model: The network.
@@ -77,7 +78,7 @@ def ntk_evolve(
         examples: Pooled examples; rows of padding have no effect. With the cross entropy, targets are class labels [n],
             or probabilities [n, C].
         learning_rate: eta of the descent, positive; may be traced.
-        evolution: Times, kernel, method and loss of the evolution.
+        evolution: Candidate numbers of steps, kernel, method and loss of the evolution.
         validation: Examples x [m, ...] and y [m, C] (or labels as above) at the server, by whose loss t is chosen;
             None: by the loss on the pooled examples (eq. 11a).
 
@@ -329,7 +330,7 @@ def ntk_server(
     Args:
         model: The network.
         learning_rate: Step size eta of gradient descent, a number or a schedule of the round.
-        evolution: Times, kernel, method and loss of the evolution.
+        evolution: Candidate numbers of steps, kernel, method and loss of the evolution.
         validation: Examples x, y by whose loss the number of steps is chosen; None: by the loss on the pooled examples.
         pool_size: The most examples that are pooled, which is the size of the kernel; ``info["examples_dropped"]``
             counts the others. None: all, padding included. ``subsample.largest_sample`` is a size that drops none.

@@ -34,7 +34,7 @@ Product = Callable[[Array], Array]  # g -> K g, [n, C]
 
 
 def rank_of(rows: int) -> int:
-    """Returns the rank, before it is rounded up, of the ``leading_factor`` of a kernel with ``rows`` rows."""
+    """Returns the rank, before it is rounded up, of the factor (``leading_factor``) of a kernel [rows, rows]."""
     return max(1, min(LARGEST_RANK, rows // ROWS_OF_RANK))
 
 
@@ -94,7 +94,7 @@ def extrapolated(nodes: Nodes, time: Array) -> Array:
     columns are C if all outputs have one kernel, else 1.
 
     Args:
-        nodes: The nodes, of which the first ``nodes.number`` are used.
+        nodes: The nodes; the first ``nodes.number`` are used.
         time: Number of steps t.
     """
     counts = jnp.arange(NODES) < nodes.number
@@ -139,14 +139,15 @@ def multirate_dual(
 
     R_t follows gradient descent on the linearised network, ``R_{t+1} = R_t + step force(K R_t)`` from R_0 = 0. Steps
     are taken in stretches, in which ``(K - F F') R_t`` is extrapolated by a polynomial in t. If the polynomial's error
-    at the end exceeds ``SLOW_TOLERANCE``, the stretch is repeated in shorter ones. A stretch of one step is exact, so a
-    useless factor costs a product in every step, but no accuracy.
+    at the end exceeds ``SLOW_TOLERANCE`` (1e-7), the stretch is repeated in shorter ones. A stretch of one step is
+    exact, so a useless factor costs a product in every step, but no accuracy.
 
     Args:
         product: ``g -> K g`` for g [n, C].
-        force: Minus the derivative of the loss by the outputs, as a function of their change (``dual.descend_dual``).
+        force: Function from the change of the outputs [n, C] to minus the derivative of the loss there, up to the
+            constant in ``step``.
         like: An array with the shape and dtype of the dual.
-        step: s, the step in function space.
+        step: Step size in function space: the learning rate over the number of terms in the loss's mean.
         times: The Psi numbers of steps, increasing.
         factor: F (``leading_factor``), [n, r] if all outputs have one kernel, else [n C, r].
         active: If False, no step is taken, and the result is zero.

@@ -45,7 +45,7 @@ class OutputLoss(NamedTuple):
     def divisor(self, num_examples: Array | float, num_outputs: int) -> Array | float:
         """Returns the number by which the sum of the examples' losses is divided to give their mean.
 
-        A learning rate is divided by it too, to give the step in function space.
+        A learning rate is divided by it too, to give the step size in function space, by which the outputs move.
 
         Args:
             num_examples: Number of real examples.
@@ -219,7 +219,8 @@ def held_out(validation: object, loss: str, model: Model, x: Array | None = None
         x: Pooled inputs, whose examples must have the same shape; None to skip this check.
 
     Raises:
-        ValueError: ``validation`` is not a pair, has no example, or has another shape.
+        ValueError: ``validation`` is not a pair, has no example, or has another shape; or, with the cross entropy, its
+            targets are neither class labels nor probabilities.
     """
     if validation is None:
         return None

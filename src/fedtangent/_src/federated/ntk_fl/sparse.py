@@ -38,7 +38,7 @@ SYMMETRIC_BLOCKS = 8  # of the rows of a kernel; one half of the blocks is compu
 
 
 def sparse_linearise(sparsity: float, *, value_bits: int | None = None, dtype: DTypeLike = jnp.float32) -> Linearise:
-    """Builds a function that linearises a network with sparsified Jacobians [C, P] of its examples.
+    """Builds ``(model, weights, pool) -> Tangent``, a function that linearises a network with sparsified Jacobians.
 
     For dense networks a kernel costs at most ``2 n^2 C P`` operations (the last layer's part C^2 times fewer), and the
     thresholds of the sparsification are computed without the Jacobian; other models form Jacobians of blocks of
@@ -98,7 +98,11 @@ class Keep(NamedTuple):
 
 
 class _DensePart(NamedTuple):
-    """The factors of the Jacobian by the parameters of one layer, for n examples (see the module)."""
+    """The factors of the Jacobian by the parameters of one layer of U inputs and V units, for n examples.
+
+    The derivative of output k by the layer's weights [U, V] is the outer product of ``inputs`` and ``signals`` at k,
+    the derivatives of this output by the inputs of the layer's units.
+    """
 
     inputs: Float[Array, "n U"]  # scaled
     signals: Float[Array, "n C V"] | None  # None at the last layer: the identity
@@ -154,7 +158,7 @@ def _dense_tangent(layers: list[_DensePart], outputs: Array, keep: Keep) -> Tang
 
 
 class _Hidden(NamedTuple):
-    """The sparsified Jacobian by the weights [U, V] of a hidden layer, never in memory as a whole.
+    """The sparsified Jacobian by the weights [U, V] of a hidden layer (U inputs, V units), never in memory as a whole.
 
     Attributes:
         inputs: Scaled inputs of the layer, [n, U].
@@ -171,7 +175,8 @@ class _Hidden(NamedTuple):
     def entries(self, signals: Array) -> Array:
         """Computes the Jacobian's entries by the weights of one group of units, [n, C, U, g]; 0 where not kept.
 
-        ``signals`` [n, C, g] are back-propagated: derivatives of each output by the inputs of the group's g units.
+        ``signals`` [n, C, g] are back-propagated: derivatives of each output by the inputs of the group's g units. A
+        unit has U weights.
         """
         return self.kept(self.inputs[:, None, :, None] * signals[:, :, None, :])
 
@@ -198,7 +203,10 @@ class _Hidden(NamedTuple):
         return self._sum(lambda signals: self.entries(signals).reshape((rows, inputs)), rows)
 
     def push(self, change: Array) -> Array:
-        """Multiplies by the Jacobian: returns the change of the outputs [n, C] for a change of the weights [U, V]."""
+        """Multiplies by the Jacobian: returns the change of the outputs [n, C] for a change of this layer's weights.
+
+        ``change`` is [U, V], for a layer of U inputs and V units.
+        """
         groups, _, _, size = self.signals.shape
         padded = jnp.pad(change, ((0, 0), (0, groups * size - self.units)))
         parts = padded.reshape((-1, groups, size)).transpose(1, 0, 2)
@@ -210,7 +218,10 @@ class _Hidden(NamedTuple):
         return jax.lax.scan(add, start, (self.signals, parts))[0]
 
     def pull(self, residual: Array) -> Array:
-        """Multiplies by the transposed Jacobian: returns a change of the weights [U, V] for a residual [n, C]."""
+        """Multiplies by the transposed Jacobian: returns a change of this layer's weights for a ``residual`` [n, C].
+
+        The change is [U, V], for a layer of U inputs and V units.
+        """
         groups = jax.lax.map(
             lambda signals: jnp.einsum("nkug,nk->ug", _wide(self.entries(signals)), residual), self.signals
         )
@@ -254,7 +265,8 @@ def _units(layer: _DensePart) -> tuple[Array, int]:
 def _thresholds(layers: list[_DensePart], num_outputs: int, sparsity: float) -> Array:
     """Computes for each example the threshold of its Jacobian, [n]: entries of at least this magnitude are kept.
 
-    The share ``sparsity`` of the entries is below it, less if entries are equal. ``layers`` are the Jacobian's factors.
+    The share ``sparsity`` of the entries is below the threshold, less if entries are equal. The threshold is 0 if there
+    are no more nonzero entries than are kept. ``layers`` are the Jacobian's factors.
     """
     n = layers[0].inputs.shape[0]
     k = sparsify.num_kept(sparsity, num_outputs * sum(_num_weights(layer, num_outputs) for layer in layers))
@@ -265,7 +277,7 @@ def _thresholds(layers: list[_DensePart], num_outputs: int, sparsity: float) -> 
 def _num_weights(layer: _DensePart, num_outputs: int) -> int:
     """Returns the number of weights and biases of a layer.
 
-    The last layer has ``num_outputs`` units; a hidden layer has one for each of its signals.
+    The last layer has ``num_outputs`` units; a hidden layer has V, the last axis of its signals [n, C, V].
     """
     units = num_outputs if layer.signals is None else layer.signals.shape[2]
     return units * (layer.inputs.shape[1] + (layer.bias is not None))

@@ -38,12 +38,12 @@ class Unsent(NamedTuple):
 
 
 class Stage(NamedTuple):
-    """A stage of a channel, which leaves out or rounds some of a message's numbers.
+    """A stage of a channel, which leaves out, rounds or scales some of a message's numbers.
 
     Attributes:
-        apply: Leaves out or rounds some of the numbers, ``(key, Unsent) -> Unsent``.
+        apply: Leaves out, rounds or scales some of the numbers, ``(key, Unsent) -> Unsent``.
         code: Function from the size of the encoded message before the stage to the size after it.
-        clips: Function from an ``Unsent`` to whether the stage scales its numbers down; None if the stage never does.
+        clips: Function from an ``Unsent`` to whether the stage scales its numbers down; None if the stage never clips.
     """
 
     apply: Callable[[Key, Unsent], Unsent]
@@ -197,7 +197,7 @@ def with_error_feedback(channel: Channel) -> Channel:
 def clip(norm: float | Array) -> Channel:
     """Builds the channel that scales a message longer than ``norm`` down to that Euclidean length.
 
-    ``info["clipped"]`` says which messages were longer.
+    ``info["clipped"]`` says which messages were longer. A message with numbers that are not finite stays unchanged.
 
     Source: McMahan et al., 2018, FlatClip.
 
@@ -237,15 +237,16 @@ def _in_units(values: Array) -> tuple[Array, Array, Array]:
 def top_k(k: int | None = None, *, fraction: float | None = None) -> Channel:
     """Builds the channel that sends the k numbers of largest magnitude, the others as 0 (Stich et al., 2018, def. 2.1).
 
-    The k numbers are chosen among all P numbers of the message; if magnitudes are equal, the first ones are chosen.
+    The k numbers are chosen among all P numbers of the message; if magnitudes are equal, the first ones are chosen. In
+    a ``chain``, P counts the numbers that earlier channels left.
 
     Args:
         k: How many numbers to send; give either ``k`` or ``fraction``.
         fraction: Share of the P numbers to send, rounded to at least one number.
 
     Raises:
-        ValueError: Both or neither of ``k`` and ``fraction``, or a fraction outside (0, 1]. When a message is sent: k
-            outside 1 .. P.
+        ValueError: Both or neither of ``k`` and ``fraction``, k below 1, or a fraction outside (0, 1]. When a message
+            is sent: k above P.
     """
     _check_share(k, fraction)
 
@@ -261,7 +262,8 @@ def random_k(
 ) -> Channel:
     """Builds the channel that sends k of a message's P numbers, drawn at random, multiplied by P / k; the others are 0.
 
-    The factor P / k makes the received message unbiased.
+    The factor P / k makes the received message unbiased. In a ``chain``, P counts the numbers that earlier channels
+    left.
 
     Args:
         k: How many numbers to send; give either ``k`` or ``fraction``.
@@ -269,10 +271,11 @@ def random_k(
         rescale: Whether to multiply by P / k; without it the message shrinks (Stich et al., 2018, definition 2.1), as
             error feedback needs.
         shared_seed: Whether the server draws the same positions from the client's seed, so that no positions are sent.
+            It has no effect after a channel whose positions are sent, such as ``top_k``.
 
     Raises:
-        ValueError: Both or neither of ``k`` and ``fraction``, or a fraction outside (0, 1]. When a message is sent: k
-            outside 1 .. P.
+        ValueError: Both or neither of ``k`` and ``fraction``, k below 1, or a fraction outside (0, 1]. When a message
+            is sent: k above P.
     """
     _check_share(k, fraction)
 
@@ -330,7 +333,8 @@ def qsgd(bits: int, *, bucket_size: int | None = None) -> Channel:
 
     Args:
         bits: Bits of a number; each bucket also sends one norm.
-        bucket_size: Numbers of a bucket; by default all numbers of the message are one bucket.
+        bucket_size: Numbers of a bucket; by default all numbers of the message are one bucket. The last bucket may have
+            fewer.
 
     Raises:
         ValueError: Bits outside 2 .. 16, or a ``bucket_size`` below 1.

@@ -59,7 +59,7 @@ class KeyPair(NamedTuple):
 
 
 class KeyFile(NamedTuple):
-    """The contents of a key file: the secret seed and a salt."""
+    """The contents of a key file: the secret seed, and a salt (random bytes) for ``digest``."""
 
     seed: Secret
     salt: bytes
@@ -91,7 +91,7 @@ def draw_seed() -> Secret:
 
 
 def seal_seed(seed: Secret, public_key: bytes) -> bytes:
-    """Returns the key server's message to one client: ``seed`` in a box for that client's public key, [80] bytes.
+    """Returns the key server's message to one client: ``seed`` in a box for that client's public key, 80 bytes.
 
     Args:
         seed: The seed, 32 bytes.
@@ -116,7 +116,7 @@ def open_seed(sealed: bytes, keys: KeyPair) -> Secret:
     """Opens a client's sealed box and returns the seed in it.
 
     Args:
-        sealed: The box, [80] bytes.
+        sealed: The box, 80 bytes.
         keys: The client's keys.
 
     Raises:
@@ -141,6 +141,9 @@ def hand_out(seed: Secret, clients: Iterable[KeyPair]) -> list[Secret]:
     Args:
         seed: The seed.
         clients: The clients' keys.
+
+    Raises:
+        ValueError: A seed of another length than 32 bytes, or invalid keys.
     """
     return [open_seed(seal_seed(seed, keys.public), keys) for keys in clients]
 
@@ -163,7 +166,7 @@ def with_key_exchange(algorithm: Algorithm, num_clients: int) -> Algorithm:
 
 
 def open_key_file(path: str | os.PathLike[str]) -> KeyFile:
-    """Reads the key file at ``path``; makes a missing file, with a new random seed and readable only by its owner.
+    """Reads the key file at ``path``; makes a missing file, with a new random seed and readable by its owner only.
 
     In a ``written_at_the_end`` block a missing file is made only at the end of the block.
 
@@ -171,7 +174,7 @@ def open_key_file(path: str | os.PathLike[str]) -> KeyFile:
         path: Path of the file.
 
     Raises:
-        ValueError: A file that others can read, that is not a key file, or that cannot be made.
+        ValueError: A file that others can read, that is not a key file, or that cannot be read or made.
     """
     place = Path(path)
     try:

@@ -65,7 +65,7 @@ def dtypes(message: PyTree) -> tuple[np.dtype, np.dtype]:
 
 
 def _place_bits(numbers: int, places: int) -> int:
-    """Returns the bits that say which k = ``numbers`` of P = ``places`` numbers are sent; 0 if all are sent.
+    """Returns how many bits say which k = ``numbers`` of P = ``places`` numbers are sent; 0 if all are sent.
 
     The positions are sent as indices or as a bitmap, whichever is smaller.
     """
@@ -73,7 +73,7 @@ def _place_bits(numbers: int, places: int) -> int:
 
 
 def message_bytes(message: PyTree, codes: Iterable[Callable[[Code], Code]] = ()) -> int:
-    """Returns the bytes of a message after the stages of a channel.
+    """Returns the bytes of a message after the stages of a channel, which leave out or round its numbers.
 
     Args:
         message: Shapes of the message.

@@ -42,7 +42,8 @@ def secured(server: Server, slots_per_model: int, *, bits: int = 32) -> tuple[Ag
 
     Args:
         server: The server's part of an algorithm.
-        slots_per_model: The most messages of a model in a round, M.
+        slots_per_model: The most messages of a model in a round, M; further ones are dropped, and no number in the
+            history says so. The schedule's ``num_slots`` always suffices.
         bits: Bits of a number on the wire, 32, or 64 (in JAX's 64-bit mode).
 
     Raises:
@@ -82,7 +83,8 @@ def fraction_bits(num_messages: int, bits: int) -> int:
         bits: Bits of a whole number, 32 or 64.
 
     Raises:
-        ValueError: Other bits, or so many messages that fewer than 8 fractional bits are left.
+        ValueError: Other bits, 64 bits without JAX's 64-bit mode, or so many messages that fewer than 8 fractional bits
+            are left.
     """
     _check_bits(bits)
     # without the sign, and a bit for numbers that are rounded up
@@ -140,7 +142,7 @@ def mask_messages(key: Key, numbers: Array, active: Array, client: Array) -> Arr
 
     Args:
         key: Key of the masks.
-        numbers: Whole numbers [M, P], uint32 or uint64.
+        numbers: P whole numbers of each of M clients, [M, P], uint32 or uint64 (32 or 64 bits).
         active: Whether a client's message arrives, [M]; other rows are 0 and share no masks.
         client: Ids [M]. The mask of a pair depends only on the two ids and the key; the client with the smaller id adds
             it, the other one subtracts it.

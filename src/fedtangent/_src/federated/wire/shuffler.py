@@ -34,8 +34,8 @@ def shuffled(aggregate: Aggregate, server: Server, slots_per_model: int) -> tupl
     Args:
         aggregate: Reduction of a round's messages.
         server: The server's part of an algorithm.
-        slots_per_model: Capacity for the messages of one model in a round; further ones are dropped and counted. The
-            schedule's number of slots always suffices.
+        slots_per_model: The most messages of one model in a round; further ones are dropped, and no number in the
+            history says so. The schedule's ``num_slots`` always suffices.
     """
 
     def update(state: PyTree, received: Stacked, info: RoundInfo) -> tuple[PyTree, dict[str, Array]]:
