@@ -78,13 +78,14 @@ def _cohort_size(options: Any, num_clients: int) -> int:
 def build(described: Description) -> Built:
     """Loads the data, divides them among clients, and builds the algorithm of a run.
 
-    Writes no file except the key file of a projection, if it does not exist yet.
+    It may write two things: the key file of a projection, if it does not exist yet, and the cache of a data set that it
+    downloads.
 
     Args:
         described: Description of the run, from ``describe``.
 
     Raises:
-        ValueError: A bad option; the message begins with its name.
+        ValueError: A bad option (the message begins with its name), or data files that are missing or damaged.
     """
     run, how = described.run, described.algorithm
     checks.seed(run.seed)
@@ -124,7 +125,8 @@ def small_model(described: Description) -> Model:
 def preview(described: Description) -> Algorithm:
     """Builds a run's algorithm for a small network and eight clients, without data.
 
-    It serves to read the algorithm's rule, by which theory follows it.
+    It serves to read the algorithm's rule, by which theory follows it. The schedule is the algorithm's default one, not
+    the run's.
     """
     entry = described.algorithm.entry
     schedule = choose("schedules", entry.schedule)
