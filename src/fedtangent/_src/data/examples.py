@@ -270,7 +270,7 @@ def _read(
     """Loads or builds the data set that the user's argument ``data`` describes; also returns its class names or None.
 
     ``data_dir`` and ``seed`` are for a data set that is loaded by name. ``as_tokens`` tells whether whole numbers in
-    arrays are tokens.
+    arrays are tokens. Raises ``ValueError`` for data of any other form.
     """
     if isinstance(data, Dataset):
         check_dataset(data)

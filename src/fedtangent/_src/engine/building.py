@@ -70,7 +70,7 @@ class Built(NamedTuple):
 
 
 def _cohort_size(options: Any, num_clients: int) -> int:
-    """Returns the number of clients in a round: the option ``clients_per_round`` or, without it, all clients."""
+    """Returns the number of clients in a round: ``clients_per_round`` of a schedule's ``options``, else all clients."""
     number = getattr(options, "clients_per_round", None)
     return num_clients if number is None else int(number)
 
@@ -168,7 +168,8 @@ def _check(described: Description) -> None:
 def _apart(run: CommonOptions, clients: Partition) -> tuple[Partition, Partition | None]:
     """Splits the examples of every client: returns the partition to train on, and the one to test on.
 
-    The option ``client_test`` is the share of the examples to test on; for share 0 there is no second partition (None).
+    The option ``client_test`` in ``run`` is the share of the examples to test on; for share 0 there is no second
+    partition (None).
     """
     if run.client_test == 0:
         return clients, None
@@ -178,9 +179,10 @@ def _apart(run: CommonOptions, clients: Partition) -> tuple[Partition, Partition
 def _at_server(described: Description, loaded: data.Dataset, clients: Partition) -> tuple[Partition, dict[str, Any]]:
     """Takes the examples that the algorithm needs at the server, if any, from the clients' partition ``clients``.
 
-    Returns the new partition, and the examples by the name under which the algorithm takes them: "server_data"
-    (inputs), "validation" (indices) or "shared" (indices). Shared examples are not taken away: every client with
-    examples gets all of them.
+    ``loaded`` is the data set. Returns the new partition, and the examples by the name under which the algorithm takes
+    them: "server_data" (inputs), "validation" (indices) or "shared" (indices). Shared examples are not taken away:
+    every client with examples gets all of them. Raises ``ValueError`` for a bad option, and for shared examples of a
+    data set without classes.
     """
     run, how = described.run, described.algorithm
     if "server_data" in how.entry.needs:

@@ -128,9 +128,10 @@ class Devices:
     """The mapping of clients and of runs onto the devices, which does not change a result beyond rounding.
 
     Attributes:
-        mapping: Mapping of a round's clients: ``scan`` (one after another), ``vmap`` (all at once), ``chunked:<n>`` (n
-            at a time, of like size), ``sharded`` or ``sharded:<one of these>`` (divided over all devices), or ``auto``
-            (for ``simulate`` the fastest that fits into memory; for a sweep scan on a CPU and vmap on an accelerator).
+        mapping: Mapping of a round's clients: ``scan`` (one after another), ``vmap`` (all at once; on a CPU at most as
+            many as suit its cache), ``chunked:<n>`` (n at a time, of like size), ``sharded`` or ``sharded:<one of
+            these>`` (divided over all devices), or ``auto``: for a short run or a sweep scan on a CPU and vmap on an
+            accelerator, for a long run of ``simulate`` the fastest that fits into memory.
         runs: Mapping of the runs of a sweep: ``map`` (one after another), ``vmap`` (all at once, which needs the memory
             of all runs, and every client takes as long as the largest), or ``auto`` (map on a CPU, vmap on an
             accelerator).

@@ -183,7 +183,9 @@ LOST = {
 
 
 def lost(rounds: Mapping[str, PyTree]) -> list[str]:
-    """Returns sentences with the counts of ``LOST`` that are not 0, and the number of models that no client trained.
+    """Returns a sentence for each kind of discarded or changed numbers (``LOST``), and for models that nobody trained.
+
+    A count of 0 has no sentence.
 
     Args:
         rounds: Numbers that each round reported, arrays [R, ...] by name: "rejected" counts rejected messages.

@@ -76,8 +76,8 @@ def start(coordinator: str | None = None, num_processes: int | None = None, proc
         process_id: Number of this process, from 0; None to read JAX_PROCESS_ID.
 
     Raises:
-        ValueError: A bad argument, neither the arguments nor the environment name the other processes, a device is
-            already in use, or the first process cannot be reached.
+        ValueError: A bad argument, neither the arguments nor the environment name the other processes, or JAX cannot
+            start them, for instance because a device is already in use.
     """
     arguments = settings(coordinator, num_processes, process_id, os.environ)
     # Used only if the devices are CPUs; other platforms have collectives.

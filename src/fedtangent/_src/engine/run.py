@@ -87,8 +87,8 @@ def resolve_mapping(
     """Chooses the mapping of a round's clients onto devices that ``simulate`` uses, and predicts the memory of the run.
 
     With "auto", a resumed run keeps its mapping if it was on the same kind of device. Otherwise a short run takes the
-    first mapping that fits into memory (by default scan on a CPU, vmap on an accelerator), and a long one the fastest
-    that fits, by a measurement that is stored on this machine.
+    first mapping that fits into memory (usually scan on a CPU, vmap on an accelerator), and a long one the fastest that
+    fits, by a measurement that is stored on this machine.
 
     Args:
         algorithm: The algorithm.

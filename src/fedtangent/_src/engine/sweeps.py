@@ -128,7 +128,7 @@ def sweep(
         build: Function that builds the algorithm of a configuration, called with the grid's names as keyword arguments;
             floats arrive as traced scalars. It is first called with each configuration's plain numbers, which it
             checks.
-        data: Training examples of all clients; only ``FederatedData`` are taken.
+        data: Training examples of all clients, as ``FederatedData``.
         clients: None; or several partitions of the same examples over equally many clients, as a further axis of the
             product. A mapping holds the axis's name and the partitions by label: ``{"alpha": {0.1: partition, 1.0:
             another}}``. They are padded to a common size; ``build`` does not receive them.
@@ -264,7 +264,7 @@ Program = Callable[[Array, Values, Array | None, FederatedData, PyTree], PyTree]
 
 
 def _program(over: str, run_member: Callable[[Key, Values, FederatedData], PyTree]) -> Program:
-    """Builds the compiled program that runs ``run_member`` for every seed and every configuration of one ``_Alike``.
+    """Builds the compiled program that runs ``run_member`` for every seed, and every configuration that shares it.
 
     Its result is a tree of metrics [seeds, configurations, ...]. With ``over`` "map" the runs follow one another; with
     "vmap" they run all at once.

@@ -425,6 +425,8 @@ class Partitioner(Protocol):
 def _entry(function: Partitioner, summary: str, options: type[ClientsOptions], *papers: str) -> Entry:
     """Builds the catalogue entry of a partitioner such as ``iid``.
 
+    The entry's ``build`` raises ``ValueError`` if the partitioner takes labels and the data set has no classes.
+
     Args:
         function: The partitioner, whose first argument is ``labels`` or ``num_examples``.
         summary: Description in one line.
