@@ -287,15 +287,15 @@ def symmetric(name: str, matrix: object) -> np.ndarray:
 
 
 def class_labels(name: str, labels: object, num_classes: int | None = None) -> np.ndarray:
-    """Returns class labels as a non-empty array [n] in the integer dtype of ``labels``.
+    """Returns class labels as an array [n] in the integer dtype of ``labels``.
 
     Args:
         name: Name of the argument, for the error message.
-        labels: Whole numbers [n].
-        num_classes: Number of classes; labels must be below it. None: labels must be at least 0 and fit into int32.
+        labels: Whole numbers [n], n >= 1, at least 0.
+        num_classes: Number of classes, which every label must be below; None: labels must fit into int32.
 
     Raises:
-        ValueError: The labels have another shape or dtype, or one is out of range.
+        ValueError: The labels are empty or have another shape or dtype, or one is out of range.
     """
     array = np.asarray(labels)
     if array.ndim != 1 or not np.issubdtype(array.dtype, np.integer) or array.size == 0:

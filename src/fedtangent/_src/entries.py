@@ -172,11 +172,12 @@ def choose(kind: str, name: str) -> Any:
     Args:
         kind: One of ``KINDS``, such as "algorithms".
         name: Name of an entry. For models and algorithms it may also be a user's function, ``package.module:function``.
-            Its module is imported only here, and its options are its parameters (``own_options``).
+            The function's module is imported only here, and its parameters become the entry's options
+            (``own_options``).
 
     Raises:
-        ValueError: No entry has that name (the message lists the allowed names), or the user's function cannot be
-            imported, or its parameters cannot be options.
+        ValueError: ``kind`` is not one of ``KINDS``, no entry has that name (the message lists the allowed names), the
+            user's function cannot be imported, or its parameters cannot be options.
     """
     entries, noun = catalogue(kind), kind.removesuffix("s")
     if isinstance(name, str) and ":" in name and kind in OWN:
@@ -347,7 +348,7 @@ def prefixed(message: str, names: Sequence[str], prefix: str) -> str:
 
 
 def _first_sentence(text: str) -> str:
-    """Returns the first sentence of a text, in one line."""
+    """Returns the first sentence of a text, in one line; a semicolon before a capital letter ends a sentence, too."""
     line = " ".join(text.split())
     end = re.search(r"[.;](?= [A-Z`\"])|\.$", line)
     return line if end is None else line[: end.start()] + "."

@@ -1,4 +1,4 @@
-"""Errata of five papers: their formulas and statements of which this package computes a corrected form.
+"""Errata of five papers: formulas and statements that this package corrects.
 
 The papers are FE-2021 and FE-2024 (on Fed-ensemble), NTK-FL, Local-GD and DeepLin. The file ``errata.toml`` has a row
 for each erratum. Docstrings name a row by its key, as in "erratum `fe2021.18`", and the page ``docs/errata.md`` shows

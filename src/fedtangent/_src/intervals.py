@@ -35,8 +35,8 @@ class Interval(NamedTuple):
     def within(self, low: float, high: float) -> bool | None:
         """Returns whether the interval lies in [low, high]: True if all of it does, False if none of it does, or None.
 
-        None means that the interval is too wide to tell whether the estimated quantity is in the range. An estimate
-        that is NaN, as after divergence, gives False.
+        None means that the interval is too wide to tell whether the estimated quantity is in the range. If one of the
+        interval's three numbers is NaN, as after divergence, the result is False. The ends must not be arrays.
 
         Args:
             low: Lower end of the range.
@@ -53,7 +53,8 @@ class Interval(NamedTuple):
     def outside(self, low: float, high: float) -> bool | None:
         """Returns whether the interval lies outside [low, high]: True if none is inside, False if all is, else None.
 
-        It tests whether a wrong theory is rejected. An estimate that is NaN proves nothing and gives None.
+        It tests whether a wrong theory is rejected. An interval with a NaN proves nothing and gives None. The
+        ends must not be arrays.
 
         Args:
             low: Lower end of the range.

@@ -226,7 +226,7 @@ def words(name: str | Loss) -> str:
 def check_targets(name: str | Loss, values: AnyArray, argument: str = "targets") -> None:
     """Raises ``ValueError`` if targets are bools, or if they are not -1 and 1 for a loss that takes signs.
 
-    The values of traced targets, and all targets of a user's own loss, are not checked.
+    The values of traced targets are not checked, nor are targets of a user's own loss.
 
     Args:
         name: Name of the loss, or the user's loss function.

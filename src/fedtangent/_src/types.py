@@ -134,7 +134,7 @@ class Client(NamedTuple):
 
     Attributes:
         id: Id of the client.
-        size: Number of its examples; 0 marks an empty slot, in which no client trains.
+        size: Number of its examples; 0 marks an empty slot (place of the cohort), in which no client trains.
         rows: ``rows[j]`` for ``j < size`` is the row in ``data.x`` of the client's example j; the rest is padding.
         data: Training examples of all clients.
         round: Number of the round, from 0.
@@ -478,7 +478,7 @@ class Schedule(NamedTuple):
     Attributes:
         num_models: Models K.
         num_clients: Clients N.
-        num_slots: Slots S of a round's cohort.
+        num_slots: Slots S of a round's cohort; in each slot one client trains one model.
         init: Draws the first state from a key.
         sample: Draws a round's cohort.
         contacted: Counts, from the state after the cohort was drawn, the clients that received a model, including
@@ -564,7 +564,7 @@ class Channel(NamedTuple):
 
     Attributes:
         send: Turns the client's message into the message that the server receives.
-        uplink: Counts the bytes of a message.
+        uplink: Counts the bytes of a message, and the additional bytes for each example of its client.
         init: Makes the memory that a client keeps for each model from a tree with the shapes of a message. With error
             feedback, the memory is added to the next message. By default the memory is empty.
         report: Returns numbers for the history by name, such as ``clipped``, from the arguments of ``send``.
@@ -847,11 +847,12 @@ def wrapped(algorithm: Algorithm, name: str, ledger: Callable[[Cost, FederatedDa
 
 
 class Gaussian(NamedTuple):
-    """Normal distributions of the C outputs at m points; the outputs are independent and share the covariance.
+    """Normal distributions of the C outputs at m points; unless ``cov`` is [m C, m C], outputs are independent.
 
     Attributes:
         mean: Mean of each output at each point, [m, C].
-        cov: Covariance between the points, [m, m].
+        cov: Covariance between the points, [m, m], which outputs share. ``theory.gp_limit`` returns [m C, m C] with
+            ``outputs="full"``, and None for a ``LargeKernel``.
         jitter: Number that was added to the diagonal of the training points' kernel so that it could be factorised.
     """
 

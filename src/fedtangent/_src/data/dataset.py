@@ -212,7 +212,7 @@ def classification_targets(labels: ArrayLike, num_classes: int, centred: bool = 
         centred: Whether to subtract ``1 / C``, so that each row sums to zero, as a network of mean zero expects.
 
     Raises:
-        ValueError: The labels are not a 1-D integer array, or out of range.
+        ValueError: The labels are not a 1-D integer array, are empty, or are not from 0 to C - 1.
     """
     num_classes = checks.whole("num_classes", num_classes)
     array = checks.class_labels("labels", labels, num_classes)
@@ -229,7 +229,7 @@ def sign_targets(labels: ArrayLike, num_classes: int) -> Float64[np.ndarray, "n 
         num_classes: Number of classes C.
 
     Raises:
-        ValueError: The labels are not a 1-D integer array, or out of range.
+        ValueError: The labels are not a 1-D integer array, are empty, or are not from 0 to C - 1.
     """
     return 2 * classification_targets(labels, num_classes) - 1
 
@@ -270,8 +270,8 @@ def projected(dataset: Dataset, dimension: int, seed: int | bytes, scale: str = 
     """Returns ``dataset`` with every example flattened and projected to ``dimension`` numbers, training and test alike.
 
     In CP-NTK-FL (Yue et al., ICML 2022, section 4.2) clients compute on the projected inputs ``Z = X P`` only. They
-    share the seed of P, which the server does not know. Inputs keep their dtype; the products are computed in float64.
-    The result has the kind "vector".
+    share the seed of P, which the server does not know. The products are computed in float64. Inputs keep their dtype,
+    in which products of whole numbers lose their fractions. The result has the kind "vector".
 
     Args:
         dataset: Data with inputs of any shape.

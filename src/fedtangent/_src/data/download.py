@@ -100,6 +100,7 @@ def _receive(url: str, part: Path, size: int) -> bool:
     """Downloads the rest of ``url`` to ``part`` over one connection, or all of it if the server cannot resume.
 
     Returns whether ``part`` then has all bytes: as many as the server announces, or ``size`` if it announces none.
+    Raises ``OSError`` if the disk has too little space for them.
     """
     begun = _size(part)
     if begun > size:  # left from another file

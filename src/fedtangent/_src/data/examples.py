@@ -192,9 +192,9 @@ def run_examples(
         seed: Seed of the random part of loading a data set by its name.
 
     Raises:
-        ValueError: Arrays do not fit together, values are NaN or infinite, the loss does not take these labels or
-            numbers, a client repeats an example, no client holds one, or the model does not fit the data; before
-            anything goes to the device.
+        ValueError: A data set cannot be loaded, arrays do not fit together, values are NaN, infinite or too large for
+            float32, the loss does not take these labels or numbers, a client repeats an example, no client holds one,
+            or the model does not fit the data; before anything goes to the device.
 
     Warns:
         UserWarning: ``data`` are arrays with class numbers that no training example has.
@@ -270,7 +270,7 @@ def _read(
     """Loads or builds the data set that the user's argument ``data`` describes; also returns its class names or None.
 
     ``data_dir`` and ``seed`` are for a data set that is loaded by name. ``as_tokens`` tells whether whole numbers in
-    arrays are tokens.
+    arrays are tokens. Raises ``ValueError`` for data of any other form.
     """
     if isinstance(data, Dataset):
         check_dataset(data)

@@ -35,8 +35,9 @@ def federated_data(
         num_classes: Number that integer labels must lie below; None for no limit.
 
     Raises:
-        ValueError: There are no examples, x and y have different lengths, values are NaN or infinite, targets have
-            another shape or kind, labels are out of range, or the partition or the dtype is invalid.
+        ValueError: There are no examples, x and y have different lengths, values are NaN or infinite, or too large or
+            too close together for the dtype, targets have another shape or kind, labels are out of range, or the
+            partition or the dtype is invalid.
 
     Example, three examples of two clients, where the second client holds two:
 

@@ -20,7 +20,8 @@ def chosen(name: str, input_kind: str | None = None, target_kind: str | None = N
         target_kind: Option of a user's file: "classes" or "numbers"; None to find out from its arrays.
 
     Raises:
-        ValueError: There is no such data set (the message lists the names), or the file cannot be read.
+        ValueError: There is no such data set (the message lists the names), or the file cannot be read or its arrays
+            cannot be of the chosen kinds.
     """
     is_own = str(name).endswith(own.SUFFIX)
     entry: DatasetEntry = own.entry(name, input_kind, target_kind) if is_own else choose("datasets", name)

@@ -300,6 +300,8 @@ def _as_asked(name: str, y: np.ndarray, options: OwnOptions) -> np.ndarray:
 def inputs(name: str, x: object, kind: str, scale: float | None = None) -> Num[np.ndarray, "n ..."]:
     """Checks inputs and converts them: tokens to int32, other whole numbers to float32, and uint8 to [0, 1].
 
+    Floating numbers keep their dtype.
+
     Args:
         name: Name of the inputs in error messages.
         x: Numbers [n, ...].

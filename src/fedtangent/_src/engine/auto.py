@@ -23,7 +23,11 @@ Probe = Callable[[Mapping], float]
 
 
 def candidates(num_slots: int) -> list[Mapping]:
-    """Returns the mappings worth trying on this platform for S slots (clients of a round), the default one first."""
+    """Returns the mappings of clients onto devices that are worth trying on this platform, the default one first.
+
+    Args:
+        num_slots: Number S of slots, the clients that train in a round; larger chunks than this are left out.
+    """
     inner = (
         ["scan", "chunked:4", "chunked:16", "chunked:64"]
         if jax.default_backend() == "cpu"
@@ -35,7 +39,7 @@ def candidates(num_slots: int) -> list[Mapping]:
 
 
 def that_fit(algorithm: Algorithm, data: FederatedData, max_client_size: int, rounds: int) -> list[Mapping]:
-    """Returns the mappings of clients worth trying that fit into memory, the default one first.
+    """Returns the mappings of clients onto devices that are worth trying and fit into memory, the default one first.
 
     If none of them fits, returns a single other mapping: ``chunked:<n>`` with the largest number n of clients at a time
     that is estimated to fit, or ``scan`` if n is below 2. It uses as many devices as the default mapping.
@@ -89,12 +93,13 @@ def seconds_a_round(run: Callable[[PyTree, int], PyTree], start: Callable[[], Py
 def choose(
     algorithm: Algorithm, data: FederatedData, max_client_size: int, num_rounds: int, rounds: int, probe: Probe
 ) -> tuple[Mapping, dict[str, float]]:
-    """Chooses the mapping of clients for a run; also returns the measured seconds of a round by the mapping's name.
+    """Chooses a run's mapping of clients onto devices; also returns the measured seconds of a round by mapping.
 
-    Of the mappings that fit into memory, the fastest is chosen. The default one is chosen without a measurement if only
-    one fits, if the run has few rounds, or if there are several processes, whose measurements could differ. The others
-    are measured only if the whole run would take ``WORTH_SECONDS`` seconds or more with the default one. Measurements
-    are stored on this machine, and are not repeated for the same round, mapping and sizes of clients.
+    Of the mappings from ``that_fit`` the fastest is chosen. The first of them is chosen without a measurement if it is
+    the only one, if the run has fewer than ``WORTH_ROUNDS`` rounds, or if there are several processes, whose
+    measurements could differ; {} is then returned with it. The others are measured only if the whole run would take
+    ``WORTH_SECONDS`` seconds or more with the first one. Measurements are stored on this machine, and are not repeated
+    for the same round, mapping and sizes of clients.
 
     Args:
         algorithm: The algorithm.

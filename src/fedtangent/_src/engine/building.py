@@ -70,7 +70,7 @@ class Built(NamedTuple):
 
 
 def _cohort_size(options: Any, num_clients: int) -> int:
-    """Returns the number of clients in a round: the option ``clients_per_round`` or, without it, all clients."""
+    """Returns the number of clients in a round: ``clients_per_round`` of a schedule's ``options``, else all clients."""
     number = getattr(options, "clients_per_round", None)
     return num_clients if number is None else int(number)
 
@@ -78,13 +78,14 @@ def _cohort_size(options: Any, num_clients: int) -> int:
 def build(described: Description) -> Built:
     """Loads the data, divides them among clients, and builds the algorithm of a run.
 
-    Writes no file except the key file of a projection, if it does not exist yet.
+    It may write two things: the key file of a projection, if it does not exist yet, and the cache of a data set that it
+    downloads.
 
     Args:
         described: Description of the run, from ``describe``.
 
     Raises:
-        ValueError: A bad option; the message begins with its name.
+        ValueError: A bad option (the message begins with its name), or data files that are missing or damaged.
     """
     run, how = described.run, described.algorithm
     checks.seed(run.seed)
@@ -124,7 +125,8 @@ def small_model(described: Description) -> Model:
 def preview(described: Description) -> Algorithm:
     """Builds a run's algorithm for a small network and eight clients, without data.
 
-    It serves to read the algorithm's rule, by which theory follows it.
+    It serves to read the algorithm's rule, by which theory follows it. The schedule is the algorithm's default one, not
+    the run's.
     """
     entry = described.algorithm.entry
     schedule = choose("schedules", entry.schedule)
@@ -166,7 +168,8 @@ def _check(described: Description) -> None:
 def _apart(run: CommonOptions, clients: Partition) -> tuple[Partition, Partition | None]:
     """Splits the examples of every client: returns the partition to train on, and the one to test on.
 
-    The option ``client_test`` is the share of the examples to test on; for share 0 there is no second partition (None).
+    The option ``client_test`` in ``run`` is the share of the examples to test on; for share 0 there is no second
+    partition (None).
     """
     if run.client_test == 0:
         return clients, None
@@ -176,9 +179,10 @@ def _apart(run: CommonOptions, clients: Partition) -> tuple[Partition, Partition
 def _at_server(described: Description, loaded: data.Dataset, clients: Partition) -> tuple[Partition, dict[str, Any]]:
     """Takes the examples that the algorithm needs at the server, if any, from the clients' partition ``clients``.
 
-    Returns the new partition, and the examples by the name under which the algorithm takes them: "server_data"
-    (inputs), "validation" (indices) or "shared" (indices). Shared examples are not taken away: every client with
-    examples gets all of them.
+    ``loaded`` is the data set. Returns the new partition, and the examples by the name under which the algorithm takes
+    them: "server_data" (inputs), "validation" (indices) or "shared" (indices). Shared examples are not taken away:
+    every client with examples gets all of them. Raises ``ValueError`` for a bad option, and for shared examples of a
+    data set without classes.
     """
     run, how = described.run, described.algorithm
     if "server_data" in how.entry.needs:

@@ -37,7 +37,7 @@ def scan_clients(
         train: ``(shared, slot) -> (slot, message, info)``: trains one slot, a client with its model.
         shared: Tree that every slot reads, such as the data.
         aggregate: Reduction that adds up the messages.
-        acc: An empty accumulator.
+        acc: Accumulator that the messages are added to, empty at the beginning of a round.
         slots: The round's slots, [S] each.
 
     Returns:
@@ -57,7 +57,8 @@ def vmap_clients(
 ) -> tuple[PyTree, PyTree]:
     """Trains a round's clients in parallel, as one batched program in which each takes as long as the largest client.
 
-    On a CPU a batch has as many clients as fit into the caches; the batches are trained one after another.
+    On a CPU a batch has as many clients as fit into the cache, and the batches are trained one after another; if fewer
+    than 16 (``WORTH``) fit, single clients are.
 
     Args:
         train, shared, aggregate, acc, slots: As in ``scan_clients``.
@@ -127,8 +128,10 @@ class Devices:
     """The mapping of clients and of runs onto the devices, which does not change a result beyond rounding.
 
     Attributes:
-        mapping: Mapping of a round's clients: ``scan`` (one after another), ``vmap`` (all at once), ``chunked:<n>`` (n
-            at a time, of like size), ``sharded`` or ``sharded:<one of these>`` (divided over all devices), or ``auto``.
+        mapping: Mapping of a round's clients: ``scan`` (one after another), ``vmap`` (all at once; on a CPU at most as
+            many as suit its cache), ``chunked:<n>`` (n at a time, of like size), ``sharded`` or ``sharded:<one of
+            these>`` (divided over all devices), or ``auto``: for a short run or a sweep scan on a CPU and vmap on an
+            accelerator, for a long run of ``simulate`` the fastest that fits into memory.
         runs: Mapping of the runs of a sweep: ``map`` (one after another), ``vmap`` (all at once, which needs the memory
             of all runs, and every client takes as long as the largest), or ``auto`` (map on a CPU, vmap on an
             accelerator).
@@ -148,7 +151,7 @@ def parse(name: str, devices: int | None = None) -> Mapping:
         devices: Number of devices of a sharded mapping; None for all.
 
     Raises:
-        ValueError: ``name`` is not the name of a mapping.
+        ValueError: ``name`` is not the name of a mapping; here "auto" is not one.
     """
     kind, colon, rest = name.partition(":")
     over = (jax.device_count() if devices is None else devices) if kind == "sharded" else 1
@@ -203,17 +206,23 @@ AXIS = "clients"
 
 
 def _by_size(slots: Slots) -> Array:
-    """Returns the slots' indices from the largest client to the smallest, [S] int32; ties keep their order."""
+    """Returns the indices of slots (clients of a round) from the largest client to the smallest, [S] int32.
+
+    Ties keep their order.
+    """
     return jnp.argsort(slots.size, stable=True, descending=True).astype(jnp.int32)
 
 
 def _arrange(slots: Slots, order: Array) -> Slots:
-    """Returns the slots with the indices ``order`` [...]; an index beyond the last slot gives an empty slot."""
+    """Returns the slots (clients of a round) with the indices ``order`` [...].
+
+    An index beyond the last slot gives an empty slot.
+    """
     return jax.tree.map(lambda leaf: leaf.at[order].get(mode="fill", fill_value=0), slots)
 
 
 def _restore(outs: PyTree, order: Array, num_slots: int) -> PyTree:
-    """Returns the slots' results in the order of the cohort again, without the empty slots that only pad a batch.
+    """Returns the clients' results in the order of the cohort again, without empty slots, which only pad a batch.
 
     It undoes ``_arrange``: row j of ``outs`` belongs to slot ``order[j]``, where ``num_slots`` marks an empty slot.
     """
@@ -225,7 +234,8 @@ def _restore(outs: PyTree, order: Array, num_slots: int) -> PyTree:
 def chunked(size: int, batch: MapClients) -> MapClients:
     """Builds the mapping that trains ``size`` clients at a time by another mapping, one such chunk after another.
 
-    A chunk takes as long as its largest client, and the memory of ``size`` clients.
+    Clients are first sorted by size, so that a chunk has clients of like size. Trained as one batch, a chunk takes as
+    long as its largest client, and the memory of ``size`` clients.
 
     Args:
         size: Slots (clients with their models) of a chunk.
@@ -248,10 +258,10 @@ def chunked(size: int, batch: MapClients) -> MapClients:
 
 
 def _deal(num_slots: int, devices: int) -> np.ndarray:
-    """Divides S slots over D devices so that each device has small and large clients.
+    """Divides S slots (clients of a round) over D devices so that each device has small and large clients.
 
-    Returns the ranks by size of each device's slots, [D, ceil(S / D)]. Rank 0 is the slot of the largest
-    client; a rank of S or more is no slot.
+    Returns the ranks by size of each device's clients, [D, ceil(S / D)]. Rank 0 is the largest client; a rank of S or
+    more is no client.
     """
     rows = -(-num_slots // devices)
     hands = np.arange(rows * devices).reshape(rows, devices)
@@ -260,7 +270,7 @@ def _deal(num_slots: int, devices: int) -> np.ndarray:
 
 
 def _gathered(outs: PyTree) -> PyTree:
-    """Collects the slots' results of all devices on each device.
+    """Collects the results of the clients of all devices on each device.
 
     Arrays of one dtype travel together, because every collective operation waits for all processes.
     """

@@ -84,14 +84,17 @@ class CommonOptions:
 
 
 class Chosen(NamedTuple):
-    """A chosen entry, such as the algorithm ``fed_avg``, with an instance of its options."""
+    """A chosen entry of a catalogue, such as the algorithm ``fed_avg``, with an instance of its options."""
 
     entry: Any
     options: Any
 
 
 class Description(NamedTuple):
-    """Everything that the user chose for a run: the entries by name, and the values of all options."""
+    """Everything that the user chose for a run: an entry for each choice, with its options.
+
+    ``run`` has the options that every run has, such as the number of rounds.
+    """
 
     algorithm: Chosen
     dataset: Chosen
@@ -130,7 +133,11 @@ class Descriptions(NamedTuple):
     varied: Mapping[str, Sequence[object]] = MappingProxyType({})
 
     def values(self) -> Values:
-        """Returns the options that all runs share, and lists of the values that differ, as in a config.json."""
+        """Returns the choices and options of all runs by name, with a list of values for each that varies.
+
+        A config.json has this form. An option of some runs only is included; an option whose default differs between
+        the algorithms is left out.
+        """
         return in_common([run.values() for run in self.runs]) | dict(self.varied)
 
     def labels(self) -> list[str]:
@@ -151,7 +158,7 @@ def resolve(chosen: Mapping[str, str]) -> dict[str, Entry]:
             defaults that fit the others.
 
     Raises:
-        ValueError: No entry has a chosen name.
+        ValueError: No entry has a chosen name, or a user's own function or file cannot be read.
     """
     dataset = named.chosen(chosen.get("dataset", Choices.dataset), *map(chosen.get, KINDS))
     algorithm = choose("algorithms", chosen.get("algorithm", Choices.algorithm))
@@ -171,7 +178,8 @@ def _suits(entries: Mapping[str, Any], loss: str | None) -> Values:
 
     ``entries`` has the chosen entries by choice. ``loss`` is the user's choice, which is returned unchanged; None if
     the user made none. There is no learning rate if the model has none for the loss, or the algorithm sends Jacobians.
-    The rate for a loss that is a sum over examples is the mean's, divided by the default batch size.
+    The rate for a loss that is a sum over examples is the rate for the mean, divided by the default batch size if the
+    algorithm has one.
     """
     model = entries["model"]
     loss = model.fitting_loss(entries["dataset"].is_regression) if loss is None else loss
@@ -220,7 +228,8 @@ def describe(**options: Any) -> Description:
         options: Names of choices and values of options; the others have their defaults.
 
     Raises:
-        ValueError: An unknown name, or an option that no chosen entry has (the message names the entries that have it).
+        ValueError: An unknown name, an option that no chosen entry has (the message names the entries that have it), a
+            number beyond its limit, or an option without effect, because the option that it needs is not set.
     """
     chosen = {name: options[name] for name in DECIDING if options.get(name) is not None}
     entries, defaults = resolve(chosen), groups(chosen)

@@ -32,6 +32,9 @@ Metrics = dict[str, Any]  # metrics by name, or by split and name
 class Measurement(NamedTuple):
     """Metrics of a run after ``round`` rounds (0 for the initial state), with the bytes and the seconds until then.
 
+    ``metrics`` are by name, or by split and name. ``uplink_bytes`` and ``downlink_bytes`` are the bytes that all
+    clients together have sent and received.
+
     ``seconds`` is the wall time since the initial state was drawn. It includes compilation, evaluation and saving. It
     excludes the reading of the data and the choice of a mapping of clients onto the device, for which ``auto`` compiles
     programs of its own. In a resumed run it also excludes the time between the last checkpoint and the resumption. All
@@ -114,8 +117,9 @@ class History(NamedTuple):
     def to_pandas(self) -> DataFrame:
         """Returns a pandas DataFrame with a row for each evaluation: round, bytes, seconds, and metrics by name.
 
-        Names are such as "test.accuracy". The ends of bands are called "test.accuracy_p5" and "test.accuracy_p95", and
-        the predictions of theory in a comparison "predicted.test.accuracy". A metric that is an array is one cell.
+        Names are such as "test.accuracy". The 5th and 95th percentiles in ``bands`` are called "test.accuracy_p5" and
+        "test.accuracy_p95", and theory's predictions in a comparison "predicted.test.accuracy". A metric that is an
+        array is one cell.
 
         Raises:
             ImportError: pandas is not installed.
@@ -179,10 +183,12 @@ LOST = {
 
 
 def lost(rounds: Mapping[str, PyTree]) -> list[str]:
-    """Returns sentences with numbers of discarded or changed messages, and of models that no client trained.
+    """Returns a sentence for each kind of discarded or changed numbers (``LOST``), and for models that nobody trained.
+
+    A count of 0 has no sentence.
 
     Args:
-        rounds: Infos of every round, arrays [R, ...], such as "rejected", the number of rejected messages.
+        rounds: Numbers that each round reported, arrays [R, ...] by name: "rejected" counts rejected messages.
     """
     counts = {name: int(np.sum(rounds.get(name, 0), dtype=np.int64)) for name in LOST}
     lines = [f"{count} {LOST[name]}" for name, count in counts.items() if count]
@@ -258,7 +264,7 @@ def charge(cost: Cost, infos: dict[str, PyTree]) -> tuple[int, int]:
     Args:
         cost: Bytes of a message, of its part for each example, of a broadcast, and of a poll, in which the server asks
             a client about the models.
-        infos: Infos of the rounds, arrays [R, ...]; their cohorts and counts of contacted clients are read.
+        infos: Numbers that the rounds reported, arrays [R, ...] by name, such as "cohort" and "contacted" (clients).
     """
     active = int(np.sum(infos["cohort"].weight > 0))
     contacted = int(np.sum(infos["contacted"], dtype=np.int64))

@@ -25,7 +25,7 @@ FinalObjective = Callable[[dict[str, Array]], Array]  # values -> the objective 
 
 
 class Hypergradient(NamedTuple):
-    """The value of an objective after a run, and its derivative by each hyper-parameter, all scalars."""
+    """The value of an objective after a run, and its derivative by each hyper-parameter, by name; all are scalars."""
 
     value: Array
     gradient: dict[str, Array]
@@ -61,7 +61,7 @@ def final_objective(
             all rounds.
 
     Raises:
-        ValueError: A number of rounds out of range, or an unknown name of ``remat`` or of a mapping.
+        ValueError: A number of rounds out of range, an unknown name of ``remat`` or of a mapping, or ``sharded``.
     """
     whole("num_rounds", num_rounds)
     choice("remat", remat, REMAT)

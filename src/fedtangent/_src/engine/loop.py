@@ -161,10 +161,11 @@ class Evaluation:
             the end. The next rounds reuse the state's buffers, so copy arrays that are kept.
         report: Called with each ``Measurement`` as soon as it exists; when a run is resumed, first with the
             measurements of the checkpoint.
-        stop_on_divergence: Whether to end the run when the server's numbers are no longer finite, or no client's loss
-            is. The run then returns state and history of the last good round, with the status "diverged at round ..",
-            or "unstable at round .." if the server refused a learning rate. This keeps a second copy of the state on
-            the device. If False, the run continues, and ``status`` reports the divergence at its end.
+        stop_on_divergence: Whether to end the run when the server's numbers are no longer finite, no client's loss or
+            state is, or the server refuses a learning rate. The run then returns state and history of the last good
+            round, with the status "diverged at round .." or, for a refusal, "unstable at round ..". This keeps a second
+            copy of the state on the device. If False, the run continues, and ``status`` reports the divergence at its
+            end.
         progress: Whether to show progress: a bar on a terminal, elsewhere a line every ten seconds or more. None: only
             if the run is long and nothing else shows its progress.
     """
@@ -219,7 +220,7 @@ class RunSetup(NamedTuple):
         report: Called with each measurement.
         cost: Bytes of a message and of a broadcast.
         shapes: Shapes of one round's infos.
-        length: Largest number of rounds in a chunk.
+        length: Largest number of rounds in a chunk, which is one call of ``chunk``.
         store: Checkpoints, or None.
     """
 
@@ -270,6 +271,9 @@ def first_past(setup: RunSetup, fresh: PyTree) -> Past:
     Args:
         setup: Settings of the run.
         fresh: State before the first round.
+
+    Raises:
+        CheckpointError: ``restore`` refuses the checkpoint.
     """
     store = setup.store
     if store is None or not store.options.resume:
@@ -329,7 +333,9 @@ def _chunk(setup: RunSetup, past: Past, rounds: int) -> Past:
 
 
 def go(setup: RunSetup, past: Past, signalled: Callable[[], int | None], advance: Callable[[int], object]) -> Run:
-    """Continues a run to its last round, or until it diverges or a signal arrives, and returns the ``Run``.
+    """Continues a run to its last round and returns the ``Run``; a divergence or a signal may end it earlier.
+
+    A divergence ends only runs with ``stop_on_divergence``, and a signal only runs that write checkpoints.
 
     Args:
         setup: Settings of the run.
@@ -352,14 +358,14 @@ def go(setup: RunSetup, past: Past, signalled: Callable[[], int | None], advance
 def _to_next_stop(
     setup: RunSetup, past: Past, signalled: Callable[[], int | None], advance: Callable[[int], object]
 ) -> tuple[Past, int]:
-    """Computes rounds until an evaluation or a checkpoint is due, or a signal arrives.
+    """Computes rounds until an evaluation, a checkpoint or a test for divergence is due, or a signal arrives.
 
     Returns the progress, and the number of the signal (0 without one).
 
     Args:
         setup: Settings of the run.
         past: Progress so far.
-        signalled: Returns the number of a signal that has arrived, else None.
+        signalled: Returns the number of a signal that has arrived, else None; asked only if the run writes checkpoints.
         advance: Called with the number of rounds that were just computed.
     """
     aim, stop, store = _next_stop(setup, past.round), 0, setup.store
@@ -416,7 +422,7 @@ def _seconds(past: Past) -> float:
 
 
 def _is_good(past: Past, chunks: int) -> bool:
-    """Returns whether a run's state is finite, and none of the rounds after its first ``chunks`` chunks is bad.
+    """Returns whether a run's state is finite, and no round after its first ``chunks`` chunks of rounds is bad.
 
     A round is bad if no client had a finite loss, or if ``_refused_round`` returns it.
     """
@@ -460,7 +466,8 @@ def _diverged(setup: RunSetup, good: Past, chunks: int, bad: Past) -> Run:
 
     It finds that round by bisection, for which it computes rounds again.
 
-    ``good`` is the progress before the bad rounds, with ``chunks`` chunks, and ``bad`` the progress after them.
+    ``good`` is the progress before the bad rounds, with ``chunks`` chunks of rounds, and ``bad`` the progress after
+    them.
     """
     refused = _refused(bad, chunks)
 

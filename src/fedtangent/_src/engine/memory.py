@@ -25,7 +25,7 @@ Arguments = ParamSpec("Arguments")
 
 
 class DoesNotFit(ValueError):
-    """Error for a run that needs more memory than the device has."""
+    """Error for a run that needs more than the share ``USABLE``, 90 %, of the device's memory."""
 
 
 class MemoryPlan(NamedTuple):
@@ -65,7 +65,10 @@ class MemoryPlan(NamedTuple):
 
     @property
     def largest_chunk(self) -> int:
-        """Largest number of clients that can be trained at the same time; 0 if not even one fits into memory."""
+        """Largest number of clients that can be trained at the same time; 0 if not even one fits into memory.
+
+        The memory of ``start`` and ``evaluation`` does not count here.
+        """
         return max(0, int((USABLE * self.limit - self.fixed - self.server) // max(self.slot, 1)))
 
     @property
@@ -179,14 +182,17 @@ def check(
     rounds: int,
     evaluated: Sequence[Array] = (),
 ) -> MemoryPlan:
-    """Predicts the memory of a run as ``plan`` does, and raises an error if the device has less.
+    """Predicts the memory of a run as ``plan`` does, and raises an error unless it fits into 90 % of the device's.
 
     Args:
         algorithm, data, mapping, max_client_size, rounds, evaluated: As in ``plan``.
 
+    Returns:
+        The plan, if the run fits.
+
     Raises:
-        DoesNotFit: The run does not fit; the message names the largest chunk of clients that fits, or the part that is
-            too large.
+        DoesNotFit: The run needs more than the share ``USABLE`` of the memory. The message names the largest chunk of
+            clients that fits or, if none does, the size of every part.
     """
     planned = plan(algorithm, data, mapping, max_client_size, rounds, evaluated)
     if planned.fits:
@@ -204,7 +210,7 @@ def check(
 def check_program(
     name: str, run: Callable[Arguments, object], *arguments: Arguments.args, **options: Arguments.kwargs
 ) -> None:
-    """Raises ``DoesNotFit`` if a function's constants, arguments and arrays need more memory than the device has.
+    """Raises ``DoesNotFit`` if a function's constants, arguments and arrays need more than 90 % of the device's memory.
 
     Args:
         name: Beginning of the error message.

@@ -76,7 +76,8 @@ def start(coordinator: str | None = None, num_processes: int | None = None, proc
         process_id: Number of this process, from 0; None to read JAX_PROCESS_ID.
 
     Raises:
-        ValueError: A bad argument, or neither the arguments nor the environment name the other processes.
+        ValueError: A bad argument, neither the arguments nor the environment name the other processes, or JAX cannot
+            start them, for instance because a device is already in use.
     """
     arguments = settings(coordinator, num_processes, process_id, os.environ)
     # Used only if the devices are CPUs; other platforms have collectives.
@@ -114,7 +115,10 @@ def is_main() -> bool:
 
 @functools.cache
 def _placed_on(mesh: Mesh) -> Callable[[list[np.ndarray]], list[Array]]:
-    """Returns a function that copies arrays to each device of ``mesh``; the function is cached, so it compiles once."""
+    """Returns a function that copies arrays to each device of ``mesh``.
+
+    It is cached for each mesh, so it compiles only once for the same shapes and dtypes.
+    """
     return jax.jit(lambda rows: rows, out_shardings=NamedSharding(mesh, PartitionSpec()))
 
 

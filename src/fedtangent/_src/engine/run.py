@@ -86,8 +86,9 @@ def resolve_mapping(
 ) -> Resolved:
     """Chooses the mapping of a round's clients onto devices that ``simulate`` uses, and predicts the memory of the run.
 
-    With "auto", a resumed run keeps its mapping if it was on the same kind of device. Otherwise ``auto`` is the fastest
-    mapping that fits into memory, by a measurement that is stored on this machine.
+    With "auto", a resumed run keeps its mapping if it was on the same kind of device. Otherwise a short run takes the
+    first mapping that fits into memory (usually scan on a CPU, vmap on an accelerator), and a long one the fastest that
+    fits, by a measurement that is stored on this machine.
 
     Args:
         algorithm: The algorithm.
@@ -99,7 +100,8 @@ def resolve_mapping(
 
     Raises:
         ValueError: An unknown mapping, or one that does not fit into memory.
-        CheckpointError: There is no checkpoint to resume from.
+        CheckpointError: The folder of the checkpoints is a file, or has no checkpoint to resume from, or one of another
+            format.
     """
     largest = max_client_size(data)
     before = store.mapping_of(store.open_store(checkpoint)) if mapping == "auto" and checkpoint is not None else mapping
@@ -138,7 +140,8 @@ def examples_of(algorithm: Algorithm, data: Any, clients: Any = None) -> Example
             have a partition.
 
     Raises:
-        ValueError: Data or clients that do not fit; the message names the argument.
+        ValueError: Data or clients that do not fit, or an algorithm that does not say its model and loss; the message
+            names the argument.
     """
     _check_algorithm(algorithm)
     if isinstance(data, Examples):
@@ -208,18 +211,19 @@ def simulate(
     Args:
         algorithm: The algorithm, from a recipe such as ``fed_avg``.
         data: A ``Dataset``, the name of one, or arrays (x_train, y_train) or (x_train, y_train, x_test, y_test); or
-            ``FederatedData``, training examples on the device together with their partition.
+            ``FederatedData``, training examples on the device together with their partition; or ``Examples``, which
+            have a partition, too.
         clients: The client of each training example: a ``Partition``, a list of index arrays, or the user of each
-            example [n]; None with ``FederatedData``.
+            example [n]; None with ``FederatedData`` and ``Examples``.
         num_rounds: Communication rounds R.
         seed: An int or a typed key, from which the keys of initialisation, schedule and training are derived.
         start: Beginning of the models. None: the initialisation that the seed draws. A typed key: the initialisation
             that this key draws, while schedule and training keep the seed's keys. Parameters: of one model (all K begin
             there) or of each model, with a leading axis K.
         evaluation: Metrics, the rounds at which they are measured, and progress. Without a ``measure`` the metrics are
-            accuracy and loss at the training and the test examples, and no metrics with ``FederatedData``. Of more than
-            10,000 training examples 10,000 are drawn at random, and the split is called such as
-            "train 10000 of 24000".
+            the loss at the training and the test examples and, for classes, accuracy and uncertainties; no metrics with
+            ``FederatedData``. Of more than 10,000 training examples 10,000 are drawn at random, and the split is called
+            such as "train 10000 of 24000".
         devices: Mapping of a round's clients onto the devices, which does not change the result beyond rounding; or the
             result of ``processes.resolve_mapping`` for this run.
         checkpoints: Folder and interval of checkpoints, and whether to continue from one. A run that was stopped or
@@ -233,7 +237,8 @@ def simulate(
     Raises:
         ValueError: A bad argument, or a run that does not fit into memory (the message names the largest chunk that
             would), before any work.
-        CheckpointError: A checkpoint from which the run cannot continue; it is a ``ValueError``.
+        CheckpointError: A checkpoint from which the run cannot continue, or a folder of checkpoints that is in use or
+            cannot be written to; it is a ``ValueError``.
 
     Example, FedAvg with half of ten clients in every round:
 
@@ -303,7 +308,8 @@ def simulate_rounds(
         mapping: Name of a mapping of clients onto the devices, other than "auto".
 
     Raises:
-        CheckpointError: A checkpoint from which the run cannot continue.
+        CheckpointError: A checkpoint from which the run cannot continue, or a folder of checkpoints that is in use or
+            cannot be written to.
     """
     engine = engine_for(data, mapping)
     state = algorithm.init(seed, data.num_clients, start)

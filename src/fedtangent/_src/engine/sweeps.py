@@ -120,15 +120,15 @@ def sweep(
 ) -> Sweep:
     """Simulates a run for every seed and every configuration, which is a combination of the values in ``grid``.
 
-    Floating values (rates, mu) are traced: configurations that differ only in them are one compiled program. Other
-    values (the number of models K or of local steps, names) decide shapes or code: each combination of them is compiled
-    separately, one program after another.
+    Names whose values are all floats (rates, mu) are traced: configurations that differ only in them are one compiled
+    program. Other values (the number of models K or of local steps, names; also [0, 0.1], because 0 is an int) decide
+    shapes or code: each combination of them is compiled separately, one program after another.
 
     Args:
         build: Function that builds the algorithm of a configuration, called with the grid's names as keyword arguments;
             floats arrive as traced scalars. It is first called with each configuration's plain numbers, which it
             checks.
-        data: Training examples of all clients, as in ``simulate``.
+        data: Training examples of all clients, as ``FederatedData``.
         clients: None; or several partitions of the same examples over equally many clients, as a further axis of the
             product. A mapping holds the axis's name and the partitions by label: ``{"alpha": {0.1: partition, 1.0:
             another}}``. They are padded to a common size; ``build`` does not receive them.
@@ -264,7 +264,7 @@ Program = Callable[[Array, Values, Array | None, FederatedData, PyTree], PyTree]
 
 
 def _program(over: str, run_member: Callable[[Key, Values, FederatedData], PyTree]) -> Program:
-    """Builds the compiled program that runs ``run_member`` for every seed and every configuration of a group.
+    """Builds the compiled program that runs ``run_member`` for every seed, and every configuration that shares it.
 
     Its result is a tree of metrics [seeds, configurations, ...]. With ``over`` "map" the runs follow one another; with
     "vmap" they run all at once.

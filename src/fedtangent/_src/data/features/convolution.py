@@ -97,7 +97,9 @@ def with_features(dataset: Dataset, features: Callable[[np.ndarray], Features], 
             deviation there (by 1 if that is 0).
 
     Raises:
-        ValueError: The data set has no images, or ``features`` describes training and test features differently.
+        ValueError: The data set has no images, ``features`` refuses them (``random_convolution`` and
+            ``resnet50_features`` refuse a data set without test images), or it describes training and test features
+            differently.
     """
     if dataset.kind != IMAGE:
         raise ValueError(f"dataset: got {dataset.name} of kind {dataset.kind}, must be of kind {IMAGE}")

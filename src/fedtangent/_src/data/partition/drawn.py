@@ -106,6 +106,9 @@ def iid(num_examples: int, num_clients: int, seed: int) -> Partition:
         num_examples: Number of examples n.
         num_clients: Number of clients N.
         seed: Seed of the random order.
+
+    Raises:
+        ValueError: There are more clients than examples, or a number or the seed is out of range.
     """
     num_clients, rng = _checked_clients(num_clients, num_examples), generator(seed)
     return assemble(np.array_split(rng.permutation(num_examples), num_clients))
@@ -125,7 +128,8 @@ def quantity_skew(num_examples: int, num_clients: int, alpha: float, seed: int, 
         min_client_size: Fewest examples of a client.
 
     Raises:
-        ValueError: ``alpha`` is out of range, or ``min_client_size`` exceeds the examples of an average client.
+        ValueError: There are more clients than examples, ``alpha`` or the seed is out of range, or ``min_client_size``
+            exceeds the examples of an average client.
     """
     checks.number("alpha", alpha, **ALPHA)
     num_clients, rng = _checked_clients(num_clients, num_examples), generator(seed)
@@ -151,7 +155,7 @@ def shards(labels: ArrayLike, num_clients: int, shards_per_client: int, seed: in
         seed: Seed of the deal.
 
     Raises:
-        ValueError: There are more shards than examples.
+        ValueError: There are more shards than examples, or labels, a number or the seed are invalid.
     """
     labels = checks.class_labels("labels", labels)
     num_clients, rng = _checked_clients(num_clients, len(labels)), generator(seed)
@@ -178,8 +182,8 @@ def classes(labels: ArrayLike, num_clients: int, classes_per_client: int, seed: 
         seed: Seed of the draw.
 
     Raises:
-        ValueError: A client would need more classes than there are, a class would go to no client, or a class has fewer
-            examples than clients that drew it.
+        ValueError: A client would need more classes than there are, a class would go to no client, a class has fewer
+            examples than clients that drew it, or labels, a number or the seed are invalid.
     """
     labels = checks.class_labels("labels", labels)
     num_clients, rng = _checked_clients(num_clients, len(labels)), generator(seed)
@@ -240,8 +244,8 @@ def majority(labels: ArrayLike, num_clients: int, share: float = 0.5, seed: int 
         seed: Seed of the draw.
 
     Raises:
-        ValueError: The share is out of range, there are fewer than two classes, or classes are too small for one
-            example.
+        ValueError: The share is out of range, there are fewer than two classes, classes are too small for one example
+            of each client, or labels, a number or the seed are invalid.
     """
     labels = checks.class_labels("labels", labels)
     checks.number("share", share, above=0, at_most=1)
@@ -311,8 +315,8 @@ def dirichlet(
         dirichlet_method: One of the methods above.
 
     Raises:
-        ValueError: ``alpha`` is out of range, the method is unknown, or ``min_client_size`` exceeds the examples of an
-            average client.
+        ValueError: There are more clients than examples, ``alpha`` is out of range, the method is unknown,
+            ``min_client_size`` exceeds the examples of an average client, or labels or the seed are invalid.
 
     Example:
 
@@ -420,6 +424,8 @@ class Partitioner(Protocol):
 
 def _entry(function: Partitioner, summary: str, options: type[ClientsOptions], *papers: str) -> Entry:
     """Builds the catalogue entry of a partitioner such as ``iid``.
+
+    The entry's ``build`` raises ``ValueError`` if the partitioner takes labels and the data set has no classes.
 
     Args:
         function: The partitioner, whose first argument is ``labels`` or ``num_examples``.

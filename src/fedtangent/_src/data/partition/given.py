@@ -26,7 +26,7 @@ def by_user(user_ids: ArrayLike, name: str = "user_ids") -> Partition:
         name: Name of the ids in error messages.
 
     Raises:
-        ValueError: An id is anything else, such as None or NaN: an example without a user.
+        ValueError: There are no ids, or an id is anything else, such as None or NaN: an example without a user.
 
     Example:
 

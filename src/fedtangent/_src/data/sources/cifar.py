@@ -36,7 +36,7 @@ LABELS = {"cifar10": 1, "cifar100": 2}  # bytes before the pixels; the last one 
 def _load(published: Published, options: StoredImageOptions, data_dir: Path | None, seed: int) -> Dataset:
     """Loads colour images [n, 32, 32, 3] in [0, 1] in the order of the files; CIFAR-100 with its 100 fine labels.
 
-    ``seed`` has no effect.
+    The options may flatten and standardise them. ``seed`` has no effect.
     """
     name = published.name
     instead = f"folder {FOLDERS[name]}" + (", nor cifar10*.npz" if name == "cifar10" else "")

@@ -26,8 +26,8 @@ class DigitsOptions(ImageOptions):
 def _load(options: DigitsOptions, data_dir: Path | None, seed: int) -> Dataset:
     """Loads grey images in [0, 1], [n, 8, 8, 1], or [n, 64] with ``options.flatten``.
 
-    ``seed`` draws the test examples of each class, and the order of all examples.
-    ``data_dir`` has no effect, because the images come with scikit-learn.
+    ``seed`` draws the test examples of each class, and the order of all examples. ``data_dir`` has no effect, because
+    the images come with scikit-learn.
     """
     rng, dtype = generator(seed), checks.dtype(options.dtype, "float32", "float64")
     checks.number("test_fraction", options.test_fraction, above=0, below=1)

@@ -36,7 +36,7 @@ class EmnistOptions(StoredImageOptions):
 def _load(options: EmnistOptions, data_dir: Path | None, seed: int) -> Dataset:
     """Loads images [n, 28, 28, 1] in [0, 1], white ink on black, upright (the idx files hold them transposed).
 
-    ``seed`` has no effect.
+    The options may flatten and standardise them. ``seed`` has no effect.
     """
     part = checks.choice("part", options.part, NUM_CLASSES)
     published = of_part(part)

@@ -40,7 +40,7 @@ class WritersOptions(StoredImageOptions):
 def _load(name: str, num_classes: int, options: WritersOptions, data_dir: Path | None, seed: int) -> Dataset:
     """Loads images [n, 28, 28, 1], ink 1 on paper 0, of the first ``num_classes`` characters, with their writers.
 
-    ``name`` is the name of the data set. ``seed`` has no effect.
+    ``name`` is the name of the data set. The options may flatten and standardise images. ``seed`` has no effect.
     """
     stored = obtain(FEMNIST, options, data_dir, _otherwise, NEITHER)
     arrays = stored.arrays

@@ -59,6 +59,8 @@ def load_images(
 ) -> Dataset:
     """Loads images [n, 28, 28, 1] in [0, 1] and labels [n], in the original order; nothing is random.
 
+    By the options, images become rows [n, 784], pixels are standardised, and only the first images are used.
+
     Args:
         published: Description of MNIST or Fashion-MNIST.
         options: Options of the data set.

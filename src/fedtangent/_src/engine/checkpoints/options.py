@@ -22,7 +22,10 @@ _ROWS = 4096  # of each array; enough to tell data apart, cheap for data of any 
 
 
 class CheckpointError(ValueError):
-    """An error for a checkpoint from which a run cannot continue: missing, damaged, or written by a different run."""
+    """An error for a checkpoint that is missing, damaged or of a different run, or that cannot be written.
+
+    It is also raised for a folder of checkpoints that another run uses.
+    """
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,7 +47,8 @@ class Checkpoints:
             change with the version of JAX.
         keep: Number of checkpoints that stay, the newest ones; older ones are used when the newest is damaged.
         resume: Whether to continue from the newest good checkpoint in ``folder``.
-        notify: Called with a line of text for a damaged checkpoint that was skipped, and for versions that differ.
+        notify: Called with a line of text for a damaged checkpoint that was skipped, for a file restored from its copy,
+            for versions that differ, and for a file system without locks.
     """
 
     folder: str | os.PathLike[str]
@@ -124,7 +128,7 @@ def key_text(key: int | Key | None) -> str | None:
 
 
 def start_text(start: Key | PyTree | None) -> str | None:
-    """Returns the argument ``start`` of a run as text: a key, or the SHA-256 of parameters; None stays None."""
+    """Returns the argument ``start`` of a run as text: a key, or a digest of parameters; None stays None."""
     if start is None or (isinstance(start, jax.Array) and is_key(start)):
         return key_text(start)
     return f"parameters {sha256(*map(np.asarray, jax.tree.leaves(start)))[:16]}"

@@ -98,7 +98,10 @@ class RestoredRun(NamedTuple):
 
 
 def _numbered(folder: Path, kind: str) -> list[tuple[int, Path]]:
-    """Returns the entries of a folder called ``kind`` (such as ``run-``) and a number: (number, path), newest first."""
+    """Returns (number, path) of each entry of ``folder`` whose name is ``kind`` and a number, the largest number first.
+
+    ``kind`` is the beginning of the names, such as "run-" of run-0001.
+    """
     paths = folder.iterdir() if folder.is_dir() else ()
     return sorted(((int(p.name[len(kind) :]), p) for p in paths if re.fullmatch(rf"{kind}\d+", p.name)), reverse=True)
 
@@ -143,7 +146,7 @@ def claimed(store: Store | None) -> Iterator[None]:
 
 
 def has_checkpoint(folder: Path) -> bool:
-    """Returns whether ``folder`` has a checkpoint from which a run can be resumed."""
+    """Returns whether ``folder`` has a complete checkpoint of any run; its files are not verified."""
     return any(_rounds(run) for _, run in _numbered(folder, "run-"))
 
 
@@ -164,7 +167,7 @@ def for_run(store: Store, identity: Mapping[str, object], mapping: str, shapes: 
 def mapping_of(store: Store) -> str | None:
     """Returns the name of the mapping of clients onto devices of the run that is resumed.
 
-    Returns None without a run to resume, or if that run was on another kind of device.
+    Returns None without a run to resume, or if that run was on devices of another kind or number.
     """
     for _, path in _rounds(store.folder) if store.options.resume else []:
         try:
@@ -287,8 +290,9 @@ def _tidy(store: Store, round_: int) -> None:
 def restore(store: Store, num_rounds: int, like: PyTree) -> RestoredRun:
     """Returns the run in the newest checkpoint that is not damaged; all files of the checkpoint are verified.
 
-    The first process calls ``store.options.notify`` with a line about every damaged checkpoint, and about circumstances
-    that differ, such as versions.
+    A damaged file of the run's history is replaced by its second copy. The first process calls ``store.options.notify``
+    with a line about every repaired file, every damaged checkpoint that is skipped, and every circumstance that
+    differs, such as a version.
 
     Args:
         store: The folder of the checkpoints, with the values that identify the run to be continued.
@@ -296,8 +300,8 @@ def restore(store: Store, num_rounds: int, like: PyTree) -> RestoredRun:
         like: A fresh state of this run.
 
     Raises:
-        CheckpointError: The checkpoint is another run's (the message names the fields) or is beyond ``num_rounds``, or
-            no checkpoint is good.
+        CheckpointError: The checkpoint is another run's (the message names the fields), is beyond ``num_rounds``, or
+            has another format; or no checkpoint is good (the message says how each is damaged).
     """
     tell = store.options.notify if jax.process_index() == 0 else (lambda line: None)
     checked, damage = False, []
