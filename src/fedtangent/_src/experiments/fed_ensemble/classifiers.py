@@ -225,14 +225,14 @@ def _build(
     steps: Steps,
     rate: float | Array,
 ) -> Algorithm:
-    """Builds an entrant's algorithm for a learning rate.
+    """Builds an entrant's algorithm for a learning rate, which decays after every ten rounds.
 
     Args:
         settings: Settings of the comparison.
         model: The network.
         entrant: The method and its number of models.
         schedule: Which client trains which model.
-        options: Further arguments of the recipe, which only this method takes.
+        options: Further arguments of this method's recipe, such as FedBE's ``server_data``.
         steps: Not used, as local work is counted in epochs.
         rate: Learning rate; may be a JAX tracer.
     """
@@ -502,7 +502,7 @@ def more_accurate(one: Scores, other: Scores) -> lab.Claim:
 
 
 def ahead(scores: Sequence[Scores], method: str) -> tuple[lab.Claim, ...]:
-    """Judges whether a method is more accurate than each other method.
+    """Judges whether a method is more accurate than each other method, on average over the last three rounds.
 
     Returns one claim for each other method and each kind of clients.
 
@@ -527,6 +527,8 @@ def outcome(
     more: Callable[[Sequence[Scores]], tuple[lab.Sheet, ...]] = lambda _: (),
 ) -> lab.Outcome:
     """Tunes and trains every entrant; returns the table of accuracies and the claims, and draws the figure by round.
+
+    Accuracies in the table are means over seeds and the last three rounds, in %.
 
     Args:
         study: The checked request, with data set, seeds and settings.

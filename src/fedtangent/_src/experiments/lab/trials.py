@@ -27,10 +27,10 @@ IID, USERS, DISTORTED = 0, -1, -2
 
 
 class EvaluationSet(NamedTuple):
-    """Inputs and labels of the examples on which methods are evaluated."""
+    """Inputs and labels (in a regression, targets) of the examples on which methods are evaluated."""
 
     x: Array
-    labels: Array  # [n] int32
+    labels: Array  # [n] int32; targets of a regression [n, C] float32
 
 
 class Trial(NamedTuple):
@@ -40,7 +40,7 @@ class Trial(NamedTuple):
         seed: Seed of the draws.
         data: Training examples, divided among the clients.
         splits: Examples to evaluate on, by "validation" and "test".
-        num_classes: Number of classes.
+        num_classes: Number of classes; 0 for a regression.
         by_client: The examples of ``splits`` divided among the clients, if clients are tested on their own; else None.
     """
 
@@ -224,6 +224,8 @@ def scheme_name(classes: int) -> str:
 
 def trial_of(examples: Examples, clients: Partition | Mapping[str, Partition], seed: int, num_classes: int) -> Trial:
     """Builds a ``Trial`` of examples and their clients, with arrays on the device.
+
+    Its ``by_client`` is set if validation and test examples are divided among clients, too.
 
     Args:
         examples: Training, validation and test examples.
