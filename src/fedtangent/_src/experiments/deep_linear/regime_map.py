@@ -110,7 +110,7 @@ class Cell(NamedTuple):
         doubled: Loss of the network with 2 N clients and 2 K steps.
         own_doubled: Loss that the flow for P(0) predicts with 2 N clients and 2 K steps.
         rho: Factor of the loss in a round, by bound (18) of DeepLin.
-        wrong: The same factor without the division by N: wrong, as a control.
+        wrong: Control: ``1 - 2 eta K lambda_min``, the factor of the linear model without the division by N.
         need: Width that DeepLin's theorem asks for.
         moved: Relative change of the kernel from the first to the last round; NaN if the network diverged.
         apart: Relative distance of P(0) from the kernel of infinite width.
@@ -201,9 +201,9 @@ def check(study: Study) -> None:
 
 
 def _scaled(settings: RegimeSettings, seed: int, size: Size, scale: float) -> ft.theory.FullBatchWork:
-    """Builds the training of DeepLin's own network that equals training from weights ``scale`` N(0, 1), scaled.
+    """Builds the training of DeepLin's own network that is equivalent to training from weights ``scale`` N(0, 1).
 
-    DeepLin's network starts with weights N(0, 1); targets are divided by ``scale^L`` for L layers.
+    DeepLin's network starts with weights N(0, 1). For L layers its outputs and targets are smaller by ``scale^L``.
     """
     x, y = problem(size, seed, settings.spread, settings.truth)
     return work_of(size, x, y / scale**size.depth, settings.step_factor * 2 * settings.outputs / size.depth)  # |X| is 1

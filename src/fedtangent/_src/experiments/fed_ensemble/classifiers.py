@@ -127,7 +127,8 @@ class Scores(NamedTuple):
     """Scores of one entrant (a method with a number of models) on one kind of clients, with all seeds.
 
     Attributes:
-        classes: Classes of a client; 0, -1 and -2 have the meanings that ``divide`` explains.
+        classes: Classes of a client; 0 for a random division, -1 for one client per user of the data set, -2 for a
+            random division with distorted images.
         values: Means over the last three rounds, [seeds], by metric of the test split; "fell" is how far the accuracy
             ends below its best.
         chosen: Hyper-parameters chosen by validation, and the scores of the grid.

@@ -357,7 +357,7 @@ class Tuned(NamedTuple):
     """
 
     config: Config
-    score: float  # the mean of the bench's ``judged_by``
+    score: float  # of ``config``; larger is better
     at_edge: tuple[str, ...]  # "rate" or "steps", where the choice is at an end of its grid
     grid: dict[Config, float]
 
