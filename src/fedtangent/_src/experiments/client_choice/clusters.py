@@ -71,6 +71,9 @@ def divide(study: Study, kind: str, seed: int) -> Trial:
         study: The study.
         kind: "rotated" for images of cluster c that are rotated by c times 90 degrees; else the clusters are alike.
         seed: Seed of the draw and the division.
+
+    Raises:
+        ValueError: The data set cannot be loaded, or has too few images.
     """
     settings: ClusterSettings = study.settings
     loaded = ft.data.load(study.dataset, data_dir=study.data_dir, seed=seed, flatten=True)

@@ -203,7 +203,7 @@ def check(study: Study) -> None:
 def _scaled(settings: RegimeSettings, seed: int, size: Size, scale: float) -> ft.theory.FullBatchWork:
     """Builds the training of DeepLin's own network that is equivalent to training from weights ``scale`` N(0, 1).
 
-    DeepLin's network starts with weights N(0, 1). For L layers its outputs and targets are smaller by ``scale^L``.
+    DeepLin's network starts with weights N(0, 1). For L layers its outputs and targets are multiplied by ``scale^-L``.
     """
     x, y = problem(size, seed, settings.spread, settings.truth)
     return work_of(size, x, y / scale**size.depth, settings.step_factor * 2 * settings.outputs / size.depth)  # |X| is 1

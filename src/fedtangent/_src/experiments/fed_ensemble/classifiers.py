@@ -158,6 +158,9 @@ def divide(study: Study, classes: int, seed: int) -> Trial:
         classes: Number of classes of a client; 0 for a random division, -1 for one client per user of the data set, -2
             for a random division with the images of each client distorted in its own way.
         seed: Seed of the draw and the division.
+
+    Raises:
+        ValueError: The data set cannot be loaded, has too few examples or no users, or cannot be divided in this way.
     """
     settings, loaded = study.settings, ft.data.load(study.dataset, data_dir=study.data_dir, seed=seed)
     if classes == USERS:

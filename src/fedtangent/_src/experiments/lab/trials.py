@@ -285,6 +285,9 @@ def label_skewed(study: Study, seed: int) -> Trial:
         study: The study, whose settings have ``num_train``, ``num_validation``, ``num_test``, ``num_clients``, and
             ``alpha`` of the Dirichlet distribution.
         seed: Seed of the draw and the division.
+
+    Raises:
+        ValueError: The data set cannot be loaded, has too few examples, or cannot be divided among so many clients.
     """
     settings = study.settings
     loaded = ft.data.load(study.dataset, data_dir=study.data_dir, seed=seed, flatten=True)

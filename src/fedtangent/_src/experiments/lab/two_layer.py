@@ -55,7 +55,10 @@ def _problem(name: str, data_dir: Path | None, num_examples: int, num_clients: i
 
 
 def of_study(study: Study, seed: int) -> TwoLayerProblem:
-    """Draws the examples and clients of one seed for a two-layer network, with the data set and sizes of the study."""
+    """Draws the examples and clients of one seed for a two-layer network, with the data set and sizes of the study.
+
+    Raises ``ValueError`` if the examples are no multiple of the clients, or more than the data set has.
+    """
     settings = study.settings
     return _problem(study.dataset, study.data_dir, settings.num_examples, settings.num_clients, seed)
 

@@ -39,7 +39,7 @@ REMARKS = (
 
 @dataclass(frozen=True)
 class TCTSettings:
-    """Settings of the network, of the clients, and of both phases."""
+    """Settings of the network, of the clients, and of both phases of TCT."""
 
     width: int = 64  # of both hidden layers
     num_train: int = 1000
