@@ -169,7 +169,8 @@ def _load(study: Study, seed: int) -> ImageData:
 def run(study: Study) -> lab.Outcome:
     """Trains ensembles from different and from equal weights for every seed, and measures loss barriers of models.
 
-    They lie between the first three models of each ensemble, and between one model's weights after three rounds.
+    They lie between the first three models of each ensemble, and as a control between the weights of one model after
+    half, three quarters and all of the rounds.
     """
     settings, first = study.settings, _load(study, study.seeds[0])
     model = network(settings, first.train.x, int(jnp.max(first.train.y)) + 1)

@@ -154,8 +154,7 @@ def accuracy_verdict(rows: list[lab.Row], inputs: int, sizes: str) -> Verdict:
     """Judges whether test accuracies of Local-GD, its modification, C and the SVM are 1 - angle / pi, as expected.
 
     C is the centralised model, the angle is between a model and the nodes' true models, and deviations of up to 4.5
-    standard errors are allowed. The control is 1/2, the accuracy of guessing, which the same test
-    must reject.
+    standard errors are allowed. The control is 1/2, the accuracy of guessing, which the same test must reject.
 
     Args:
         rows: Rows with the entries of ``accuracies``.

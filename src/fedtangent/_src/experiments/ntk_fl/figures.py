@@ -64,7 +64,7 @@ SCALES_TABLE1 = {
 
 
 def check_table1(study: Study) -> None:
-    """Raises ``ValueError`` unless FedAvg and at least one of NTK-FL and CP-NTK-FL are methods, and settings valid.
+    """Raises ``ValueError`` unless FedAvg is a method, NTK-FL or CP-NTK-FL is another, and all settings are valid.
 
     ``reference_rounds`` must be at least ``num_rounds``.
     """
