@@ -71,6 +71,9 @@ def divide(study: Study, kind: str, seed: int) -> Trial:
         study: The study.
         kind: "rotated" for images of cluster c that are rotated by c times 90 degrees; else the clusters are alike.
         seed: Seed of the draw and the division.
+
+    Raises:
+        ValueError: The data set cannot be loaded, or has too few images.
     """
     settings: ClusterSettings = study.settings
     loaded = ft.data.load(study.dataset, data_dir=study.data_dir, seed=seed, flatten=True)
@@ -93,7 +96,7 @@ def divide(study: Study, kind: str, seed: int) -> Trial:
 
 
 def methods_of(settings: ClusterSettings, trial: Trial) -> dict[str, Method]:
-    """Builds IFCA, FedAvg of one model, and training of a model for each client, on one seed's data.
+    """Builds IFCA, FedAvg of one model, and training of a model for each client, on one seed's data, by name.
 
     Args:
         settings: The settings.
@@ -118,11 +121,11 @@ def methods_of(settings: ClusterSettings, trial: Trial) -> dict[str, Method]:
 
 
 def measure(num_clusters: int, algorithm: Algorithm, state: PyTree, sets: EvaluationSets) -> dict[str, Array]:
-    """Computes the mean accuracy of clients' models on images of their clusters, and the share of pairs put right.
+    """Computes the mean accuracy of clients' models on images of their clusters, and the share of correct pairs.
 
     A client's model is the one with the lowest loss on its training examples. Outputs that are not finite are wrong. A
-    pair of clients is right if both have the same model and cluster, or neither. Keys of the result are
-    "validation.accuracy", "test.accuracy" and "train.pairs".
+    pair of clients is correct if they have the same model in the same cluster, or different models in different
+    clusters. Keys of the result are "validation.accuracy", "test.accuracy" and "train.pairs" (the share of pairs).
 
     Args:
         num_clusters: Number of clusters.
@@ -165,7 +168,8 @@ def bench_of(study: Study, kind: str) -> Bench:
 def _claims(runs: Mapping[str, Runs]) -> Iterator[lab.Claim]:
     """Judges IFCA's last accuracy against one model for all and against a model for each client.
 
-    On clients whose clusters are alike, the control, its lead over one model for all should be smaller.
+    On clients whose clusters are alike, the control, its lead over one model for all should be smaller. ``runs`` has
+    the runs of every method by kind of clients, "rotated" and the control.
     """
     last = {kind: {name: final(of_kind, name, "test.accuracy") for name in LABELS} for kind, of_kind in runs.items()}
     for other in (GLOBAL, OWN):
@@ -188,7 +192,10 @@ def final(runs: Runs, name: str, metric: str) -> np.ndarray:
 
 
 def _rows(kind: str, runs: Runs, tuned: Mapping[str, Tuned]) -> Iterator[lab.Row]:
-    """Yields the row of every method on one kind of clients, with means over seeds."""
+    """Yields the row of every method on clients of ``kind`` ("rotated" or the control), with means over seeds.
+
+    ``tuned`` has the tuned learning rates. In the control, a row has no share of correct pairs.
+    """
     for name, records in runs.items():
         accuracy, pairs = final(runs, name, "test.accuracy"), final(runs, name, PAIRS)
         lead = None if name == IFCA else lab.interval(final(runs, IFCA, "test.accuracy") - accuracy)
@@ -204,7 +211,7 @@ def _rows(kind: str, runs: Runs, tuned: Mapping[str, Tuned]) -> Iterator[lab.Row
 
 
 def run(study: Study) -> lab.Outcome:
-    """Tunes and trains every method on both kinds of clients with every seed, and compares their last accuracies."""
+    """Tunes and trains every method on rotated and on unrotated images with every seed; compares last accuracies."""
     benches = {kind: bench_of(study, kind) for kind in (ROTATED, ALIKE)}
     harness.plan(benches[ROTATED], len(benches), len(benches))
     tuned = {kind: harness.tune_all(bench) for kind, bench in benches.items()}
@@ -224,7 +231,11 @@ def run(study: Study) -> lab.Outcome:
 
 
 def check(study: Study) -> None:
-    """Raises ``ValueError`` for a tuning seed among the seeds, or settings with which a method cannot be built."""
+    """Raises ``ValueError`` for wrong settings.
+
+    Wrong are a tuning seed among the seeds, more clients in a cluster than training images, and settings with which a
+    method cannot be built.
+    """
     harness.check_tuning_seed(study)
     checks.whole("clients_per_cluster", study.settings.clients_per_cluster, most=study.settings.num_train)
     harness.build_all(methods_of(study.settings, divide(study, ROTATED, study.seeds[0])))

@@ -102,7 +102,7 @@ class SamplingResults(NamedTuple):
     """Results of one way to choose clients, [seeds] each.
 
     Attributes:
-        accuracy: Test accuracy, mean of the last rounds.
+        accuracy: Test accuracy, mean of the last five rounds.
         rounds: Rounds to the target accuracy; one more than all rounds if never.
         mib: MiB sent in all rounds, polls included.
         within_bytes: Accuracy after as many bytes as uniform sampling sends in all its rounds.
@@ -201,7 +201,11 @@ def run(study: Study) -> lab.Outcome:
 
 
 def check(study: Study) -> None:
-    """Raises ``ValueError`` for a tuning seed among the seeds, too few rounds, or settings that a method rejects."""
+    """Raises ``ValueError`` for wrong settings.
+
+    Wrong are a tuning seed among the seeds, fewer than five rounds, ``candidates`` that are fewer than the clients of a
+    round or more than all, and settings that a method rejects.
+    """
     settings: SamplingSettings = study.settings
     harness.check_tuning_seed(study)
     checks.whole("num_rounds", settings.num_rounds, LAST)

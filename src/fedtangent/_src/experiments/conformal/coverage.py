@@ -37,7 +37,7 @@ REMARKS = (
 
 @dataclass(frozen=True)
 class CoverageSettings:
-    """The sizes of the federation, the training, and the splits into calibration and test examples.
+    """Settings of the study of coverage: sizes of the federation, training, and splits for calibration and test.
 
     Attributes:
         alpha: Probability with which a set may miss its target.
@@ -98,7 +98,11 @@ class Covered(NamedTuple):
 
 
 def _examples(study: Study, seed: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray, list[np.ndarray]]:
-    """Returns all inputs and targets, and for each client the rows of its examples in random order."""
+    """Returns all inputs and targets, and for each client the rows of its examples in random order.
+
+    ``rng`` draws the examples of the sine. Of a data set all training and test examples are taken, in an order that
+    ``rng`` draws.
+    """
     if study.dataset == "sine":
         count = study.settings.num_train + 4 * (study.settings.num_calibration + study.settings.num_test)
         x = rng.uniform(-1, 1, (len(NOISES) * count, 1))
@@ -166,7 +170,10 @@ def _own(
 
 
 def _covered(study: Study, of: Predictors, seed: int) -> Iterator[Covered]:
-    """Measures coverage and size of each method's prediction sets, on random splits of the held-out examples."""
+    """Measures coverage and size of each method's prediction sets, on random splits of the held-out examples.
+
+    A method is a predictor in ``of`` with a conformal score, or with its own sets, which need no calibration.
+    """
     settings, rng = study.settings, np.random.default_rng(seed + 1)
     scores = ("residual", "normalised") if study.dataset == "sine" else ("probability", "adaptive")
     of_own_sets = {name: _own(predictor, of, settings.alpha) for name, predictor in of.predicted.items()}

@@ -45,7 +45,7 @@ FLOWS = "infinite width, from the network's own start"
 
 @dataclass(frozen=True)
 class CurveSettings:
-    """Settings of DeepLin's figures: those that the paper gives, and choices that it leaves open."""
+    """Settings of figures 2 to 4 of DeepLin: those that the paper gives, and choices that it leaves open."""
 
     num_train: int = within(0, least=0)  # the first examples; 0: all
     directions: int = within(0, least=0)  # principal directions of the inputs that are kept; 0: all
@@ -116,6 +116,7 @@ class Curve(NamedTuple):
         flow: Loss above ``floor`` of a network of infinite width from the same initial function, [R + 1].
         limit: Value to which ``flow`` tends.
         contraction: Largest share of the infinitely wide model's distance from its limit that one round leaves.
+        seed, setting: Seed of the run, and its numbers of clients and local steps.
         constants: Constants of DeepLin's theorem for this run.
         variation: Total variation between a client's labels and the labels of all examples, mean over clients.
     """
@@ -233,9 +234,9 @@ def rate_of(study: Study) -> float:
 
 @functools.partial(jax.jit, static_argnames=("model", "size"))
 def _product(model: Model, size: int, params: PyTree) -> jax.Array:
-    """Multiplies the network's layers to one matrix M [d, C], with outputs ``f(x) = M' x``, in float64.
+    """Multiplies the network's layers, of C outputs, to one matrix M [d, C] with ``f(x) = M' x``, in float64.
 
-    ``size`` is the number d of inputs.
+    ``size`` is the number d of inputs; ``params`` are the parameters of all models; the first model is taken.
     """
     return model.apply(jax.tree.map(lambda leaf: leaf[0].astype(jnp.float64), params), jnp.eye(size))
 
@@ -303,7 +304,10 @@ def _finished(study: Study, examples: Problem, clients: Partition, setting: Sett
 
 
 def _every_curve(study: Study, rate: float) -> tuple[list[Curve], list[Wrong]]:
-    """Trains all runs of every seed and computes their curves; for the first seed also the flows of wrong theories."""
+    """Trains all runs of every seed and computes their curves; for the first seed also curves of wrong theories.
+
+    ``rate`` is the learning rate. Runs that are finished are read from their files.
+    """
     settings, curves, wrong = study.settings, list[Curve](), list[Wrong]()
     for seed in study.each_seed():
         examples, spectrum = problem(study, seed), None

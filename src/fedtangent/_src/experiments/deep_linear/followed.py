@@ -55,7 +55,7 @@ class FollowedNetwork(NamedTuple):
     norm of the initial residual.
 
     Attributes:
-        draw: Number of the network among the networks of its seed.
+        draw: Number of the network among the networks of its seed and width.
         eigenvalues: Eigenvalues of P(0), [n C].
         modes: Residuals of the network after every round, [R + 1, n C].
         flows: Residuals that two right and three wrong theories predict, [R + 1, n C] each, by the keys of FLOWS, such

@@ -25,6 +25,7 @@ class Problem(NamedTuple):
     Attributes:
         x: Inputs [n, r], with a diagonal ``x' x``.
         y: One-hot targets [n, C], minus 1 / C if centred.
+        labels: Class of each example, [n].
         singular: Singular values of the inputs, largest first, [r].
         best: Least-squares model W* [r, C].
         rank: Rank of the inputs before directions are left out, so at least r.
@@ -83,6 +84,8 @@ def _principal_directions(x: np.ndarray) -> np.ndarray:
 @functools.lru_cache(maxsize=2)
 def load(dataset: str, folder: Path | None, seed: int, num_train: int, directions: int, centred: bool) -> Problem:
     """Loads a data set by name, scales every input to length 1, and builds its problem in principal directions.
+
+    It keeps the last two problems in memory.
 
     Args:
         dataset: Name of the data set.

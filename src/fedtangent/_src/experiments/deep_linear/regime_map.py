@@ -52,7 +52,10 @@ REMARKS = (
 
 @dataclass(frozen=True)
 class RegimeSettings:
-    """Settings of two maps over the same scales: of widths at one depth, and of depths at one width."""
+    """Settings of two maps from lazy to rich: by width and scale at one depth, by depth and scale at one width.
+
+    A scale is the standard deviation of the initial weights.
+    """
 
     num_clients: int = within(4, least=2)
     held: int = within(4, least=2)  # examples of a client
@@ -93,9 +96,10 @@ class RegimeSettings:
 
 
 class Cell(NamedTuple):
-    """Two networks of one seed, depth, width and scale, with N and with 2 N clients, and their flows.
+    """Losses of two networks of one seed, depth, width and initial scale, on N and on 2 N clients, and of their flows.
 
-    P(0) is the tangent kernel of the initial network. Losses [T] after each round are relative to the initial loss.
+    A flow is theory's prediction for a kernel. P(0) is the tangent kernel of the initial network. Losses [T] after each
+    round are relative to the initial loss.
 
     Attributes:
         scale: Standard deviation s of the initial weights.
@@ -106,7 +110,7 @@ class Cell(NamedTuple):
         doubled: Loss of the network with 2 N clients and 2 K steps.
         own_doubled: Loss that the flow for P(0) predicts with 2 N clients and 2 K steps.
         rho: Factor of the loss in a round, by bound (18) of DeepLin.
-        wrong: The same factor without the division by N: wrong, as a control.
+        wrong: Control: ``1 - 2 eta K lambda_min``, the factor of the linear model without the division by N.
         need: Width that DeepLin's theorem asks for.
         moved: Relative change of the kernel from the first to the last round; NaN if the network diverged.
         apart: Relative distance of P(0) from the kernel of infinite width.
@@ -197,13 +201,16 @@ def check(study: Study) -> None:
 
 
 def _scaled(settings: RegimeSettings, seed: int, size: Size, scale: float) -> ft.theory.FullBatchWork:
-    """Builds the data and rate of DeepLin's network that are equivalent to a network of initial scale ``scale``."""
+    """Builds the training of DeepLin's own network that is equivalent to training from weights ``scale`` N(0, 1).
+
+    DeepLin's network starts with weights N(0, 1). For L layers its outputs and targets are multiplied by ``scale^-L``.
+    """
     x, y = problem(size, seed, settings.spread, settings.truth)
     return work_of(size, x, y / scale**size.depth, settings.step_factor * 2 * settings.outputs / size.depth)  # |X| is 1
 
 
 def run(study: Study) -> lab.Outcome:
-    """Trains the networks of every seed, depth, width and scale, and compares their losses and kernels with theory."""
+    """Trains networks of every seed, depth, width and initial scale; compares their losses and kernels with theory."""
     settings, cells = study.settings, list[Cell]()
     for seed in study.each_seed():
         for (depth, width), scale in itertools.product(settings.networks(), settings.scales):
@@ -216,7 +223,7 @@ def run(study: Study) -> lab.Outcome:
 
 
 def _cell(settings: RegimeSettings, seed: int, depth: int, width: int, scale: float) -> Cell:
-    """Trains two networks of one depth, width and scale, with N and 2 N clients, and computes their flows."""
+    """Trains two networks of one depth, width and initial scale, on N and 2 N clients, and computes their flows."""
     ends, curves = list[list[np.ndarray]](), list[np.ndarray]()
     for times in (2, 1):
         size = settings.size(depth, width, times)
@@ -285,7 +292,10 @@ def _transcribed(settings: RegimeSettings, seed: int) -> Verdict:
 
 
 def _conclude(study: Study, cells: list[Cell], exact: Verdict) -> lab.Outcome:
-    """Builds the tables, figure, claims and verdicts of both maps; ``exact`` is the verdict of ``_transcribed``."""
+    """Builds tables, figure, claims and verdicts of the maps of widths and of depths.
+
+    ``exact`` is the verdict of ``_transcribed``. Undecided verdicts do not fail the experiment.
+    """
     settings, rows, entries = study.settings, list[lab.Row](), list[lab.Row]()
     for (depth, width, scale), group in lab.grouped(cells, "depth", "width", "scale").items():
         numbers = {name: [c.numbers()[name] for c in group] for name in NUMBERS}
@@ -376,7 +386,7 @@ def _verdicts(settings: RegimeSettings, cells: list[Cell]) -> tuple[Verdict, ...
 
 
 def _draw(study: Study, entries: list[lab.Row]) -> None:
-    """Plots heat maps of the late decay, the kernel's change and the curves' distance, for both maps."""
+    """Plots heat maps of late decay, change of the kernel and distance of curves, by width or depth and by scale."""
     settings, grid = study.settings, []
     by_place = {(r["depth"], r["width"], r["scale"]): r for r in entries}
     for varied, title, places in _maps(settings):

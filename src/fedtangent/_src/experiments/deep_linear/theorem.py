@@ -49,7 +49,7 @@ REMARKS = (
 
 @dataclass(frozen=True)
 class TheoremSettings:
-    """Settings of examples, clients and networks.
+    """Settings of the study of DeepLin's Theorem IV.2: examples, clients and networks.
 
     The learning rate is ``step_factor`` times the largest rate that DeepLin's theorem allows.
     """
@@ -63,7 +63,7 @@ class TheoremSettings:
     depth: int = within(3, least=2)
     widths: tuple[int, ...] = within((64, 256, 1024), count=3, increasing=True)
     step_factor: float = within(0.9, above=0)
-    delta: float = within(0.15, above=0, below=1)
+    delta: float = within(0.15, above=0, below=1)  # probability with which the theorem may fail
     num_rounds: int = within(40, least=4)
     draws: int = within(1, most=DRAWS)  # networks of a seed at each width; looks are at the first
     looks: int = within(4, least=2)  # rounds at which the hypotheses and terms of the proof are computed
@@ -111,7 +111,7 @@ def check(study: Study) -> None:
 
 
 def run(study: Study) -> lab.Outcome:
-    """Trains networks of every seed, width and draw by FedAvg, and judges DeepLin's Theorem IV.2 on them.
+    """Trains networks of every seed and width, several of each, by FedAvg; judges DeepLin's Theorem IV.2 on them.
 
     For each seed the control is a narrow network with far too large steps.
     """
@@ -142,7 +142,8 @@ def _fallen(loss: np.ndarray) -> float:
 def _conclude(study: Study, networks: list[FollowedNetwork], wrong: list[FollowedNetwork]) -> lab.Outcome:
     """Builds tables, figures, claims and verdicts on Theorem IV.2 of DeepLin.
 
-    ``wrong`` are the control: narrow networks, trained with too large steps.
+    ``wrong`` are the control: narrow networks, trained with too large steps. Undecided verdicts do not fail the
+    experiment.
     """
     settings = study.settings
     widest = [f for f in networks if f.width == settings.widths[-1]]

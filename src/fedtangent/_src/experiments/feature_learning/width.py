@@ -47,15 +47,15 @@ REMARKS = (
 
 @dataclass(frozen=True)
 class FeatureSettings:
-    """Settings of networks, clients and learning rates.
+    """Settings of the study of widths: networks, clients and learning rates.
 
     In the standard parameterization the rates are divided by the largest of ``widths``.
     """
 
     widths: tuple[int, ...] = within((64, 256, 1024), count=2, increasing=True)
     hidden_layers: int = 2
-    least_rate: float = within(1 / 16, above=0)
-    num_rates: int = within(9, least=2)
+    least_rate: float = within(1 / 16, above=0)  # the lowest learning rate to try
+    num_rates: int = within(9, least=2)  # rates to try, each twice the one before
     rate: float = within(0.25, above=0)  # at which features, outputs and laziness are measured
     num_train: int = 500
     num_test: int = 100
@@ -71,6 +71,7 @@ class TrainedWidth(NamedTuple):
     """Losses at all learning rates, for one parameterization, width and seed, and how far the network changed.
 
     Attributes:
+        rates: Client learning rates that were tried.
         losses: Training loss at each rate after the last round; infinite if the run diverged.
         start: Training loss before the first round.
         changes: At one rate for all widths, how far "features" and "outputs" move (root mean square at the test
@@ -116,8 +117,8 @@ def _problem_of(study: Study) -> _Problem:
 def _grid(settings: FeatureSettings, parameterization: str) -> tuple[list[float], float]:
     """Returns the learning rates to try, and the single rate at which changes of features are measured.
 
-    In the standard parameterization both are divided by the largest width, and more rates are tried: the highest one is
-    larger by the ratio of the largest to the smallest width.
+    In the standard parameterization both are divided by the largest width, and more rates are tried: the highest one,
+    before the division, is larger by the ratio of the largest to the smallest width, rounded up to a power of 2.
     """
     steps, unit = settings.num_rates, 1.0
     if parameterization == "standard":
@@ -127,7 +128,7 @@ def _grid(settings: FeatureSettings, parameterization: str) -> tuple[list[float]
 
 
 def _train(problem: _Problem, parameterization: str, width: int, seeds: tuple[int, ...]) -> list[TrainedWidth]:
-    """Trains networks of one width with every seed at all rates, and their linearisations at one rate."""
+    """Trains networks of one width with every seed at all rates, and their linearisations at one rate (``_grid``)."""
     settings, data, x_test = problem
     model = ft.models.mlp(
         math.prod(data.x.shape[1:]), data.y.shape[1], (width,) * settings.hidden_layers, "relu", parameterization

@@ -127,7 +127,8 @@ class Scores(NamedTuple):
     """Scores of one entrant (a method with a number of models) on one kind of clients, with all seeds.
 
     Attributes:
-        classes: Classes of a client; 0, -1 and -2 have the meanings that ``divide`` explains.
+        classes: Classes of a client; 0 for a random division, -1 for one client per user of the data set, -2 for a
+            random division with distorted images.
         values: Means over the last three rounds, [seeds], by metric of the test split; "fell" is how far the accuracy
             ends below its best.
         chosen: Hyper-parameters chosen by validation, and the scores of the grid.
@@ -157,6 +158,9 @@ def divide(study: Study, classes: int, seed: int) -> Trial:
         classes: Number of classes of a client; 0 for a random division, -1 for one client per user of the data set, -2
             for a random division with the images of each client distorted in its own way.
         seed: Seed of the draw and the division.
+
+    Raises:
+        ValueError: The data set cannot be loaded, has too few examples or no users, or cannot be divided in this way.
     """
     settings, loaded = study.settings, ft.data.load(study.dataset, data_dir=study.data_dir, seed=seed)
     if classes == USERS:
@@ -225,14 +229,14 @@ def _build(
     steps: Steps,
     rate: float | Array,
 ) -> Algorithm:
-    """Builds an entrant's algorithm for a learning rate.
+    """Builds an entrant's algorithm for a learning rate, which decays after every ten rounds.
 
     Args:
         settings: Settings of the comparison.
         model: The network.
         entrant: The method and its number of models.
         schedule: Which client trains which model.
-        options: Further arguments of the recipe, which only this method takes.
+        options: Further arguments of this method's recipe, such as FedBE's ``server_data``.
         steps: Not used, as local work is counted in epochs.
         rate: Learning rate; may be a JAX tracer.
     """
@@ -502,7 +506,7 @@ def more_accurate(one: Scores, other: Scores) -> lab.Claim:
 
 
 def ahead(scores: Sequence[Scores], method: str) -> tuple[lab.Claim, ...]:
-    """Judges whether a method is more accurate than each other method.
+    """Judges whether a method is more accurate than each other method, on average over the last three rounds.
 
     Returns one claim for each other method and each kind of clients.
 
@@ -527,6 +531,8 @@ def outcome(
     more: Callable[[Sequence[Scores]], tuple[lab.Sheet, ...]] = lambda _: (),
 ) -> lab.Outcome:
     """Tunes and trains every entrant; returns the table of accuracies and the claims, and draws the figure by round.
+
+    Accuracies in the table are means over seeds and the last three rounds, in %.
 
     Args:
         study: The checked request, with data set, seeds and settings.

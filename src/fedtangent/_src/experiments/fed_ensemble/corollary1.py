@@ -24,7 +24,12 @@ from fedtangent.types import Verdict
 
 @dataclass(frozen=True)
 class EnsembleSizeSettings:
-    """Sizes of linear model and networks; networks' inputs are ``spacing`` apart, so that the kernel is invertible."""
+    """Settings of the study of Corollary 1 (FE-2024), for a linear model and for networks of several widths.
+
+    The linear model has ``schedules`` random schedules and ``draws`` initialisations under each; a network has
+    ``network_runs`` runs, each with its own schedule and initialisation. Inputs of the networks are at least
+    ``spacing`` apart, so that the kernel is invertible.
+    """
 
     num_models: tuple[int, ...] = within((1, 2, 4, 8), count=2)
     num_clients: int = 50
@@ -46,7 +51,7 @@ class Series(NamedTuple):
     Attributes:
         limit: FE-2024's Corollary 1 for K = 1: the variance k(x, x) after many rounds, which an ensemble divides by K.
         both: For each K the pair (closed form, simulation) of bias and variance after ``num_rounds`` rounds.
-        runs: Number of independent simulated runs of each K.
+        runs: Number of independently drawn schedules in the simulation of each K.
     """
 
     name: str
@@ -65,7 +70,7 @@ class Series(NamedTuple):
 
 
 def check(study: Study) -> None:
-    """Raises ``ValueError`` if the data of the networks cannot be drawn."""
+    """Raises ``ValueError`` if the first seed's data of the networks cannot be drawn."""
     _network_problem(study.settings, study.seeds[0], study.settings.widths[0])
 
 

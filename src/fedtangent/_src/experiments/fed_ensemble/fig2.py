@@ -46,7 +46,7 @@ COLOURS = {AVERAGE: METHODS[3], ENSEMBLE: METHODS[0], WITH_NOISE: METHODS[2], FL
 
 @dataclass(frozen=True)
 class GapSettings:
-    """Settings: FE-2024's fifty clients of two points, and the number of rounds, which the paper does not give."""
+    """Settings of fig. 2 of FE-2024: its fifty clients of two points, and choices that the paper leaves open."""
 
     num_clients: int = 50
     points_per_client: int = 2
@@ -103,8 +103,9 @@ def _band_of_processes(means: np.ndarray, covariances: np.ndarray) -> Band:
 def _scores(band: Band, x: np.ndarray, truth: np.ndarray) -> dict[str, float]:
     """Computes a band's coverage of the true function, width and expected NLL, in the range of data and in the gap.
 
-    The score "ratio" is the width in the gap over the width on the data, infinite if the latter is 0. ``x`` [m, 1] are
-    the test inputs and ``truth`` [m, 1] the true function there.
+    The NLL is of an observation of a new client, infinite if the band has no width at some point. The score "ratio" is
+    the width in the gap over the width on the data, infinite if the latter is 0. ``x`` [m, 1] are the test inputs and
+    ``truth`` [m, 1] the true function there.
     """
     # The NLL is the exact expectation of ``-log N(y; mean, sd^2)`` in nats over an observation y of a new client, ``a
     # sin(2 pi x) + eps`` with ``a ~ N(1, 0.2^2)`` and ``eps ~ N(0, 0.2^2)`` (FE-2024, section V-A). It is infinite if

@@ -40,7 +40,7 @@ LABELS = {
 
 @dataclass(frozen=True)
 class BarrierSettings:
-    """Settings of the ensemble's training, and of the grid on the plane."""
+    """Settings of the ensemble's training, and of the grid on the plane through three of its models."""
 
     num_clients: int = 50
     classes_per_client: int = 10
@@ -53,8 +53,8 @@ class BarrierSettings:
     learning_rate: float = within(0.5, above=0)
     decay: float = 0.99
     num_train: int = within(0, least=0)  # 0: all
-    num_points: int = within(61, least=2)
-    margin: float = within(0.3, at_least=0)
+    num_points: int = within(61, least=2)  # of the grid, along each direction
+    margin: float = within(0.3, at_least=0)  # of the grid around the models, as a share of their extent
 
 
 class ImageData(NamedTuple):
@@ -152,7 +152,8 @@ def check(study: Study) -> None:
 def _load(study: Study, seed: int) -> ImageData:
     """Draws the training examples of one seed, divides them among clients, and loads all test inputs.
 
-    Raises ``ValueError`` if the data set has fewer than ``num_train`` examples.
+    If ``classes_per_client`` is the number of all classes, the examples are dealt at random. Raises ``ValueError`` if
+    the data set has fewer than ``num_train`` examples.
     """
     settings = study.settings
     loaded = ft.data.load(study.dataset, data_dir=study.data_dir, seed=seed, flatten=True)
@@ -166,7 +167,11 @@ def _load(study: Study, seed: int) -> ImageData:
 
 
 def run(study: Study) -> lab.Outcome:
-    """Trains ensembles from different and from equal weights for every seed, and measures their barriers."""
+    """Trains ensembles from different and from equal weights for every seed, and measures loss barriers of models.
+
+    They lie between the first three models of each ensemble, and as a control between the weights of one model after
+    half, three quarters and all of the rounds.
+    """
     settings, first = study.settings, _load(study, study.seeds[0])
     model = network(settings, first.train.x, int(jnp.max(first.train.y)) + 1)
     algorithm, joint = _ensemble(settings, model), _ensemble(settings, model, common_start=True)

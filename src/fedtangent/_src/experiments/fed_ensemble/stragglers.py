@@ -28,7 +28,11 @@ LITTLE = 0.01  # of accuracy: a smaller loss does not count
 
 @dataclass(frozen=True)
 class StragglerSettings(ClassifierSettings):
-    """Settings; ``slow`` has values of ``slowness``: how strongly a client's time rises with its mean label."""
+    """Settings of the straggler study: settings of the classifiers, and values of ``slowness`` to try.
+
+    A client's mean time is multiplied by ``exp(slowness * z)``, where z is the standardised mean of its labels.
+    ``slowness`` itself must stay 0: the runs take their values from ``slow``.
+    """
 
     slow: tuple[float, ...] = within((0.0, 2.0), at_least=0)
 
@@ -138,7 +142,8 @@ def _times(study: Study, classes: int, entrant: Entrant) -> np.ndarray:
 def _in_time(one: Waited, budget: np.ndarray) -> np.ndarray:
     """Computes the mean accuracy of the last three rounds that end within a time budget, [seeds].
 
-    ``budget`` [seeds] is in units of a client's mean time for a round.
+    ``budget`` [seeds] is in units of a client's mean time for a round. If fewer rounds end within it, the accuracy
+    before training counts, too.
     """
     # The state before training, round 0, counts as a round.
     clock = one.seconds.cumsum(axis=1)
@@ -157,7 +162,8 @@ def _alike(results: Sequence[Waited]) -> dict[tuple[int, float, Entrant], list[W
 def _rows(results: Sequence[Waited]) -> list[lab.Row]:
     """Builds the rows of result.json: mean time of a round, and accuracy after all rounds and at equal time.
 
-    The equal time is the time in which the quickest way to close a round ends all its rounds.
+    An accuracy is the mean over seeds and over the last three rounds; at equal time, over the last three that end
+    within it. The equal time is the time in which the quickest way to close a round ends all its rounds.
     """
     rows = []
     for group in _alike(results).values():
@@ -175,7 +181,7 @@ def _claims(results: Sequence[Waited]) -> Iterator[lab.Claim]:
     """Judges whether closing a round after the first answers shortens it, at little loss of accuracy at equal rounds.
 
     At equal time it should be more accurate than waiting for all. In the control the accuracy at equal rounds must
-    fall.
+    fall. Accuracies are means over the last three rounds.
     """
     # Control: if the same clients are always late, accuracy must fall.
     for (classes, slowness, entrant), (first, every, few) in _alike(results).items():

@@ -26,9 +26,10 @@ from fedtangent._src.theory.fed_ensemble.bias_variance import Decomposition
 
 
 def _curves(settings: BiasVarianceSettings, seed: int) -> list[ScanCurve]:
-    """Computes bias and variances of the ensemble against K in closed form, for all scanned settings of one seed.
+    """Computes an ensemble's bias and variances by the number K of models, for all scanned settings of one seed.
 
-    There is a curve for each number of local steps and each length of training, in rounds or in multiples of K rounds.
+    They are in closed form, for K > 1 from ``scanned_schedules`` random schedules. There is a curve for each number of
+    local steps and each length of training, in rounds or in multiples of K rounds.
     """
     curves, lengths = [], [(b, n) for b in BUDGETS for n in getattr(settings, b)]
     for steps in settings.local_steps:
@@ -59,7 +60,11 @@ SIGMAS = np.exp(np.linspace(np.log(0.02), np.log(20.0), 400))  # initial standar
 
 @dataclass(frozen=True)
 class BiasVarianceSettings:
-    """The papers' sizes, the values that are scanned, and the numbers of simulated schedules and draws."""
+    """Settings of table I (FE-2024): the papers' sizes, the values that are scanned, and the size of the simulation.
+
+    ``scanned_schedules`` are the random schedules of a closed form; ``schedules`` are simulated, with ``draws``
+    initialisations under each.
+    """
 
     num_clients: int = 50
     points_per_client: int = 2
@@ -212,8 +217,8 @@ def _deviations(budget: str, pairs: Pairs) -> lab.Row:
     """Computes by how many standard errors simulated bias and variance differ from the closed form, the largest over K.
 
     The row also has the deviations from two wrong theories at the largest K: variance not divided by K, and schedules
-    left out.
-    ``pairs`` has the closed form and the simulation by K; ``budget`` is "rounds" or "ages", as in ``ScanCurve``.
+    left out. ``pairs`` has the closed form and the simulation by K; ``budget`` is "rounds" or "ages", as in
+    ``ScanCurve``.
     """
     largest = max(pairs)
     exact, simulated = pairs[largest]
@@ -255,7 +260,16 @@ def _comparison(choice: Fit, rows: list[lab.Row]) -> lab.Sheet:
 
 
 def _mechanism(settings: BiasVarianceSettings, choice: Fit, pairs: Pairs) -> lab.Sheet:
-    """Builds the table that explains why the variance does not fall as 1/K: rarer training, random schedules."""
+    """Builds the table of the reasons why the variance of an ensemble of K models does not fall as 1/K.
+
+    With more models, each model is trained by fewer clients in the same number of rounds, and the schedules are random.
+    The table has K times each part of the variance, and how much a model is trained, for every K.
+
+    Args:
+        settings: Settings of the study.
+        choice: The scanned settings nearest to the published numbers.
+        pairs: Bias and variance by K, in closed form (shown here) and simulated.
+    """
     rows = []
     for k, (exact, _) in pairs.items():
         parts = {"initial": k * exact.initialisation.value, "schedules": k * exact.schedules.value}

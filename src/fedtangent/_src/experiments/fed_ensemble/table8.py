@@ -35,7 +35,7 @@ DECISIVE = "num_models local_epochs batch_size width hidden_layers decay"
 
 @dataclass(frozen=True)
 class PrinterSettings:
-    """The settings of FedAvg and Fed-ensemble; FE-2024 gives none of them."""
+    """Settings of FedAvg and Fed-ensemble in FE-2024's Table VIII; the paper gives none of them."""
 
     num_models: int = within(5, least=2)
     num_rounds: int = within(200, least=LAST)
@@ -82,7 +82,7 @@ def _left_out(x: np.ndarray, user: np.ndarray) -> np.ndarray:
 
 
 def methods(settings: PrinterSettings, trial: Trial) -> dict[str, Method]:
-    """Builds FedAvg and Fed-ensemble on one seed's data, with a multilayer perceptron."""
+    """Builds FedAvg and Fed-ensemble on one seed's data, with a multilayer perceptron; returns them by name."""
     sizes, widths = (trial.data.x.shape[1:], trial.data.y.shape[1]), (settings.width,) * settings.hidden_layers
     model = ft.models.build("mlp", *sizes, widths=widths, parameterization="standard")
     return both_methods(settings, trial, model, "squared_error")
@@ -151,7 +151,10 @@ def run(study: Study) -> lab.Outcome:
 
 
 def run_8(study: Study) -> lab.Outcome:
-    """Trains FedAvg and Fed-ensemble at tuned rates with the first seed; plots up to six users' predictions."""
+    """Trains FedAvg and Fed-ensemble at tuned rates with the first seed; plots up to six users' predictions.
+
+    A user's curve is over the first input; the other inputs are taken from the user's first example.
+    """
     bench, seed = _bench(study), study.seeds[0]
     loaded, rows = ft.data.load(study.dataset, data_dir=study.data_dir), []
     assert loaded.user_train is not None

@@ -59,7 +59,10 @@ AHEAD_OF_ALL = partial(classifiers.ahead, method="fed_ensemble")
 
 
 def run_2(study: Study) -> lab.Outcome:
-    """Trains every method of FE-2024's Table II, and judges if Fed-ensemble is more accurate than each other one."""
+    """Trains every method of FE-2024's Table II, and judges if Fed-ensemble is more accurate than each other one.
+
+    An accuracy is the mean over the last three rounds.
+    """
     in_table = {**PUBLISHED_2, "openimage": OF_OPENIMAGE.get(study.settings.model, {})}
     return classifiers.outcome(study, "Table II", in_table, AHEAD_OF_ALL)
 
@@ -240,7 +243,8 @@ PUBLISHED_4 = {
 def claims_4(scores: Sequence[Scores]) -> Iterator[lab.Claim]:
     """Judges whether Fed-ensemble is more accurate than each other method, and by more with the fewest classes.
 
-    The lead is compared between clients of the fewest and of the most classes each.
+    The lead is compared between clients of the fewest and of the most classes each. Accuracies are means over the last
+    three rounds.
     """
     yield from classifiers.ahead(scores, "fed_ensemble")
     counts = sorted({f.classes for f in scores})
@@ -360,7 +364,10 @@ def _falls(scores: Sequence[Scores]) -> tuple[lab.Sheet, ...]:
 
 
 def claims_fig4(scores: Sequence[Scores]) -> Iterator[lab.Claim]:
-    """Judges whether Fed-ensemble ends above the other methods, and falls less below its best accuracy."""
+    """Judges whether Fed-ensemble ends above the other methods, and falls less below its best accuracy.
+
+    Ends and bests are means over three rounds.
+    """
     yield from classifiers.ahead(scores, "fed_ensemble")
     for ensemble in [f for f in scores if f.entrant.method == "fed_ensemble"][:1]:
         for other in (f for f in scores if f is not ensemble):

@@ -54,7 +54,7 @@ class EnsembleDecay(NamedTuple):
         theorem: Constants, bounds and assumptions of Theorem 1.
         networks: Norm of the residual of each of K networks after each of R rounds, [R + 1, K].
         flow: Norm of each model's residual by the exact flow, over A ages of K rounds, [A * K + 1, K].
-        rate: Factor by which the flow's slowest mode shrinks in an age.
+        rate: Factor by which the slowest mode of the flow's first model shrinks in an age.
         uplink: Bytes that one run sent, up and down, [2].
     """
 
@@ -159,7 +159,8 @@ def _metrics(decay: EnsembleDecay, seed: int) -> list[Metric]:
 def _conclude(study: Study, results: list[EnsembleDecay]) -> lab.Outcome:
     """Builds tables and figure, and a verdict on each form of the bound of FE-2024's Theorem 1.
 
-    A verdict compares the networks' residuals at the ends of ages, of all seeds, with the bound.
+    A verdict compares the networks' residuals at the ends of ages, of all seeds, with the bound. A broken bound does
+    not fail the experiment.
     """
     rows = [_form_row(results, label) for label in _bounds(results[0])]
     failed = () if all(np.all(np.isfinite(f.networks)) for f in results) else ("networks diverged",)

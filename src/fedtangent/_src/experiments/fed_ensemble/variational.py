@@ -23,7 +23,10 @@ ABOVE = "above ln p(D), with the entropy of separated components"
 
 @dataclass(frozen=True)
 class VariationalSettings:
-    """Settings: the numbers K of components of the fitted mixtures. K = 1 and the K of the run are always added."""
+    """Settings of the study of the evidence bound: numbers K of components of the mixtures that are fitted.
+
+    K = 1 and the K of the run of Fed-ensemble are always added.
+    """
 
     num_models: tuple[int, ...] = within((2, 8, 16), least=2)
 

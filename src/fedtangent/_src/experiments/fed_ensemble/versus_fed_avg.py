@@ -51,7 +51,7 @@ GridRuns = dict[Config, list[Record]]
 
 @dataclass(frozen=True)
 class VersusSettings:
-    """The settings, which FedAvg and Fed-ensemble share."""
+    """Settings of the comparison of Fed-ensemble with FedAvg, the same for both."""
 
     num_clients: int = 50
     classes_per_client: int = within(2, least=0)  # 0: dealt at random
@@ -115,6 +115,8 @@ def both_methods(
     optimizer: Callable[[float | Array], optax.GradientTransformation] | None = None,
 ) -> dict[str, Method]:
     """Builds FedAvg and Fed-ensemble for a given network and loss; in both, every client trains in every round.
+
+    Learning rates decay after every ten rounds.
 
     Args:
         settings: Settings of local work, of the ensemble and of the rates.
@@ -186,7 +188,16 @@ def _last(records: list[Record], metric: str) -> np.ndarray:
 
 
 def _conclude(study: Study, by_name: dict[str, Method], runs: GridRuns) -> lab.Outcome:
-    """Chooses each method's learning rate by each criterion, compares both methods, and checks that bytes are equal."""
+    """Chooses learning rates, compares FedAvg with Fed-ensemble, and checks that both sent equally many bytes.
+
+    Each method's rate is chosen twice: by accuracy, and by negative log-likelihood on validation examples. The figures,
+    and the check of the bytes, take the rates that accuracy chose.
+
+    Args:
+        study: The study, whose figures are drawn.
+        by_name: Both methods.
+        runs: A record for each seed, for every method and learning rate.
+    """
     chosen, edges, failed = dict[str, dict[str, Config]](), list[str](), list[str]()
     for c, name in itertools.product(CRITERIA, NAMES):
         sign = 1 if c in HIGHER_IS_BETTER else -1
@@ -226,9 +237,8 @@ def _conclude(study: Study, by_name: dict[str, Method], runs: GridRuns) -> lab.O
 def _pair(runs: GridRuns, chosen: dict[str, Config], criterion: str, metric: str) -> lab.Row:
     """Builds the row of one metric: its value on test data after the last round for both methods, and their difference.
 
-    The difference is paired by seed.
-
-    ``chosen`` has the learning rates that are best by ``criterion`` on validation examples.
+    The difference is paired by seed. ``chosen`` has the learning rates that are best by ``criterion``, "accuracy" or
+    "nll", on validation examples.
     """
     values = {name: _last(runs[chosen[name]], f"test.{metric}") for name in NAMES}
     difference = lab.interval(values[METHOD].astype(np.float64) - values[BASELINE].astype(np.float64))
@@ -249,7 +259,8 @@ def _pair(runs: GridRuns, chosen: dict[str, Config], criterion: str, metric: str
 def _comparison(study: Study, chosen: dict[str, Config], rows: list[lab.Row], criterion: str, by: str) -> lab.Sheet:
     """Builds the table of FedAvg and Fed-ensemble at the learning rates that are best by ``criterion``.
 
-    ``by`` is the label of this criterion in the title.
+    The criterion is "accuracy" or "nll" on validation examples, ``by`` its label in the title; ``rows`` come from
+    ``_pair``.
     """
     settings, rates = study.settings, ", ".join(f"{NAMES[m]} {c.rate:g}" for m, c in chosen.items())
     title = (

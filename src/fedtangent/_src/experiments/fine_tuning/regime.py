@@ -76,9 +76,10 @@ class Tuned(NamedTuple):
     """Results of fine-tuning one part of the network (all, last layer, or LoRA) with one seed.
 
     Attributes:
+        theory: Forecast of the linearised network, with the predicted best learning rate.
         side: Network and prediction side by side, at half the predicted best learning rate.
         losses: Test loss of the network at each rate after the last round; not finite where the run diverged.
-        accuracies: Test accuracy at each rate, at the start and after the last round.
+        accuracies: Test accuracy at each rate, at the start and after the last round, [rates, 2].
     """
 
     part: str
@@ -201,6 +202,9 @@ def _tune(task: PreTrained, part: str, model: Model, settings: FineTuningSetting
         model: The model, one of ``_parts``.
         settings: Settings.
         seed: Seed of cohorts, minibatches and, for LoRA, initial weights.
+
+    Returns:
+        The results; networks are trained at 13 rates, from a quarter of the predicted best rate to 16 times this rate.
     """
     x, labels, x_test, labels_test = task.data
     schedule, work = _local(settings)

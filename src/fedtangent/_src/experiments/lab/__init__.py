@@ -62,7 +62,10 @@ def table(title: str, rows: Iterable[Mapping[str, object]], columns: str) -> She
 
 
 class Claim(NamedTuple):
-    """A claim of a paper: the sentence, its measured value, and "seen", "not seen" or "undecided" as verdict."""
+    """A claim of a paper, or our own: the sentence, the measured value as text, and whether the claim is seen.
+
+    The verdict is "seen", "not seen" or "undecided".
+    """
 
     claim: str
     measured: str
@@ -110,6 +113,9 @@ class MeanInterval(NamedTuple):
 
     def within(self, target: float, margin: float) -> bool | None:
         """Tells whether the mean is within ``margin`` of ``target``; None if the interval does not decide.
+
+        It is True if the whole interval is within the margin, False if the whole interval is outside. The interval must
+        be symmetric about its mean.
 
         Args:
             target: Value with which the mean is compared.
@@ -214,7 +220,8 @@ def metric_rows(
 class Outcome(NamedTuple):
     """Result of an experiment: its tables, rows and ``details`` for result.json, claims, remarks and verdicts.
 
-    The experiment has failed if ``failed`` has a reason. A claim that is not seen is no failure.
+    The experiment has failed if ``failed`` has a reason. A claim that is not seen is no failure, and a verdict that
+    does not hold is a failure only if ``failed`` has a line about it (``disagreeing``).
     """
 
     sheets: tuple[Sheet, ...]
@@ -223,7 +230,7 @@ class Outcome(NamedTuple):
     details: Mapping[str, object] = {}  # further entries of result.json
     remarks: tuple[str, ...] = ()  # what the reader should know before believing the numbers
     failed: tuple[str, ...] = ()  # reasons why the experiment has failed
-    verdicts: tuple[Verdict, ...] = ()  # simulation compared with theory; a control that passes is a failure too
+    verdicts: tuple[Verdict, ...] = ()  # simulation compared with theory; ``perform`` fails one whose control passes
 
     @property
     def undecided(self) -> tuple[str, ...]:

@@ -59,7 +59,10 @@ class Method(NamedTuple):
     """A method on the data of one seed: how its algorithm is built, and the grids of its hyper-parameters.
 
     Attributes:
+        label: Name in tables.
+        rates: Learning rates to try.
         steps: Numbers of steps in a round to try, of each client or of the server; (0,) without such a choice.
+        build: Builds the algorithm from a number of steps and a rate.
         pool_size: The most examples that the server of NTK-FL pools.
         bound_to_seed: Whether the algorithm contains arrays of this seed, as FedBE's does, so that other seeds cannot
             share its compiled program.
@@ -95,7 +98,7 @@ class Record(NamedTuple):
         sent: Bytes sent until each evaluation, up and down, [E, 2].
         status: Largest status of a round over the models of NTK-FL, [R]: 0, or a reason why the round failed, such as
             ``types.DIVERGED``. Other algorithms have 0.
-        seconds: Wall time of the run.
+        seconds: Wall time of the run with its compilation; of the longer run, if these are its first rounds.
     """
 
     rounds: np.ndarray
@@ -226,8 +229,9 @@ def decisive(settings: AnySettings, names: str) -> dict[str, object]:
 def play(bench: Bench, config: Config, seed: int, num_rounds: int) -> Record:
     """Returns one run of a method: reads it from its file if there is one, else computes and writes it.
 
-    Files lie in the folder ``runs`` next to the figures. Runs of a method that differ only in steps, rate and seed
-    share one compiled program. The run's metrics go to ``bench.study.keep``.
+    Files lie in the folder ``runs`` next to the figures. From the file of a longer run it takes the first rounds, if
+    there is an evaluation at ``num_rounds``. Runs of a method that differ only in steps, rate and seed share one
+    compiled program, unless the method is bound to its seed. The run's metrics go to ``bench.study.keep``.
 
     Args:
         bench: The comparison that the run belongs to.
@@ -353,7 +357,7 @@ class Tuned(NamedTuple):
     """
 
     config: Config
-    score: float  # the mean of the bench's ``judged_by``
+    score: float  # of ``config``; larger is better
     at_edge: tuple[str, ...]  # "rate" or "steps", where the choice is at an end of its grid
     grid: dict[Config, float]
 
@@ -372,7 +376,10 @@ def choose(method: Method, scores: dict[Config, float]) -> Tuned:
 
 
 def build_all(methods: Mapping[str, Method]) -> None:
-    """Builds every method's algorithm at each rate, so that wrong settings raise ``ValueError`` before any training."""
+    """Builds every method's algorithm at each rate, so that wrong settings raise ``ValueError`` before any training.
+
+    Of the numbers of steps only the first is tried.
+    """
     for method in methods.values():
         for rate in method.rates:
             method.build(method.steps[0], rate)

@@ -95,6 +95,9 @@ def of_study(study: Study, seed: int, gap: bool) -> SineData:
         study: The checked request; its settings have ``num_clients``, ``points_per_client`` and ``spacing``.
         seed: Seed of the data.
         gap: Whether the data have no inputs between -0.5 and 0.5.
+
+    Raises:
+        ValueError: A setting is out of range, or too few clients fit at this spacing.
     """
     settings = study.settings
     return load(seed, settings.num_clients, settings.points_per_client, gap, settings.spacing)

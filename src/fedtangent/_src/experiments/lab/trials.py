@@ -27,10 +27,10 @@ IID, USERS, DISTORTED = 0, -1, -2
 
 
 class EvaluationSet(NamedTuple):
-    """Inputs and labels of the examples on which methods are evaluated."""
+    """Inputs and labels (in a regression, targets) of the examples on which methods are evaluated."""
 
     x: Array
-    labels: Array  # [n] int32
+    labels: Array  # [n] int32; targets of a regression [n, C] float32
 
 
 class Trial(NamedTuple):
@@ -40,7 +40,7 @@ class Trial(NamedTuple):
         seed: Seed of the draws.
         data: Training examples, divided among the clients.
         splits: Examples to evaluate on, by "validation" and "test".
-        num_classes: Number of classes.
+        num_classes: Number of classes; 0 for a regression.
         by_client: The examples of ``splits`` divided among the clients, if clients are tested on their own; else None.
     """
 
@@ -225,6 +225,8 @@ def scheme_name(classes: int) -> str:
 def trial_of(examples: Examples, clients: Partition | Mapping[str, Partition], seed: int, num_classes: int) -> Trial:
     """Builds a ``Trial`` of examples and their clients, with arrays on the device.
 
+    Its ``by_client`` is set if validation and test examples are divided among clients, too.
+
     Args:
         examples: Training, validation and test examples.
         clients: Partition of the training examples, or one for each of "train", "validation" and "test".
@@ -283,6 +285,9 @@ def label_skewed(study: Study, seed: int) -> Trial:
         study: The study, whose settings have ``num_train``, ``num_validation``, ``num_test``, ``num_clients``, and
             ``alpha`` of the Dirichlet distribution.
         seed: Seed of the draw and the division.
+
+    Raises:
+        ValueError: The data set cannot be loaded, has too few examples, or cannot be divided among so many clients.
     """
     settings = study.settings
     loaded = ft.data.load(study.dataset, data_dir=study.data_dir, seed=seed, flatten=True)

@@ -23,13 +23,14 @@ TREND = 1e-9  # share of the initial squared residual below which a measured one
 
 
 def _problem(name: str, data_dir: Path | None, num_examples: int, num_clients: int, seed: int) -> TwoLayerProblem:
-    """Draws examples and clients for a two-layer network.
+    """Draws examples and clients for a two-layer network; every input is scaled to norm 1.
 
     Args:
         name: "sphere" for uniform inputs on the sphere with random labels; or a data set of images, whose even classes
-            have label 1 and odd classes -1.
+            have label 1 and odd classes -1. Pixels are shifted to be at least 0.
         data_dir: Folder of the data set.
-        num_examples: Number N of all examples, a multiple of ``num_clients``, at most the size of the data set.
+        num_examples: Number N of all examples, a multiple of ``num_clients``. From a data set they are drawn without
+            replacement from its training examples, and cannot be more than these.
         num_clients: Number M of clients. Each gets N / M examples that are consecutive in the order of classes.
         seed: Seed of the draw.
     """
@@ -54,7 +55,10 @@ def _problem(name: str, data_dir: Path | None, num_examples: int, num_clients: i
 
 
 def of_study(study: Study, seed: int) -> TwoLayerProblem:
-    """Draws the examples and clients of one seed for a two-layer network, with the data set and sizes of the study."""
+    """Draws the examples and clients of one seed for a two-layer network, with the data set and sizes of the study.
+
+    Raises ``ValueError`` if the examples are no multiple of the clients, or more than the data set has.
+    """
     settings = study.settings
     return _problem(study.dataset, study.data_dir, settings.num_examples, settings.num_clients, seed)
 

@@ -120,7 +120,7 @@ def delays(settings: WaitingSettings, name: str) -> np.ndarray:
 
 
 def methods_of(settings: WaitingSettings, trial: Trial) -> dict[str, Method]:
-    """Builds FedAvg, FedBuff and FedAsync, the last two also without delays, on one seed's data.
+    """Builds FedAvg, FedBuff and FedAsync, the last two also without delays, on one seed's data; by name.
 
     Args:
         settings: The settings.
@@ -277,7 +277,10 @@ def _row(label: str, rate: float, steps: int, of: WaitingResults) -> lab.Row:
 
 
 def check(study: Study) -> None:
-    """Raises ``ValueError`` for a tuning seed among the seeds, or settings that do not fit together."""
+    """Raises ``ValueError`` for a tuning seed among the seeds, or settings that do not fit together.
+
+    The busy clients may not outnumber all clients, nor the answers of FedBuff's buffer the busy clients.
+    """
     settings: WaitingSettings = study.settings
     harness.check_tuning_seed(study)
     checks.whole("training_clients", settings.training_clients, 2, settings.num_clients)

@@ -44,7 +44,7 @@ REMARKS = (
 
 @dataclass(frozen=True)
 class ExponentialSettings:
-    """Settings of training on the exponential loss with a proximal term of factor ``pull`` (lambda in eq. (12))."""
+    """Settings of Local-GD on the exponential loss with a proximal term of factor ``pull`` (lambda in its eq. (12))."""
 
     num_nodes: int = within(10, least=2)
     pull: float = within(1e-4, above=0)  # lambda
@@ -221,7 +221,7 @@ def run(study: Study) -> lab.Outcome:
     """Computes how far G and G-Mod are from C and S in each round (fig. 1(d) of Local-GD), and compares with theory.
 
     G is Local-GD, G-Mod Modified Local-GD, C centralised training and S the support vector machine. A seed on which a
-    model diverges is left out, and a remark names it.
+    model diverges is left out, and a remark names it; with fewer than two other seeds there are no claims.
     """
     settings, results, rows, lines = study.settings, list[Classified](), list[lab.Row](), list[dict[str, np.ndarray]]()
     missing = list[str]()

@@ -50,12 +50,12 @@ TITLES = {"e": "distance to C", "f": "distance to S", "g": "test accuracy"}
 
 @dataclass(frozen=True)
 class HalfspacesByDimension(ExponentialSettings):
-    """The settings of fig. 1(d) of Local-GD for several dimensions, and the number of a node's test inputs."""
+    """Settings of fig. 1(e) to 1(g) of Local-GD: as in fig. 1(d), for several dimensions, and with test inputs."""
 
     examples_per_node: int = 50
     dimensions: tuple[int, ...] = within((500, 750, 1000, 1500, 2000, 3000, 4000), count=3)
     spread: float = within(0.5, at_least=0)
-    test_inputs: int = within(200, least=10)
+    test_inputs: int = within(200, least=10)  # of a node
     simulated_seeds: int = 1  # other seeds descend in the dual, which the simulated ones are checked against
 
 
@@ -70,7 +70,8 @@ def check(study: Study) -> None:
 def _run(part: str, study: Study) -> lab.Outcome:
     """Runs fig. 1(e), 1(f) or 1(g) of Local-GD (``part`` "e", "f" or "g"): trains in every dimension on every seed.
 
-    Measured are distances of directions or test accuracies of the last models. A run that diverges is left out.
+    Measured are distances of directions or test accuracies of the last models. A run that diverges is left out, and its
+    seed has no part in the claims.
     """
     settings, simulated, rows, missing = study.settings, list[Classified](), list[lab.Row](), list[str]()
     dimensions = sorted(settings.dimensions)
@@ -115,14 +116,17 @@ def _models(one: Classified) -> dict[str, np.ndarray]:
 
 
 def row(one: Classified) -> dict[str, float]:
-    """Computes the distances of directions between the four models of one problem, as entries of a row."""
+    """Computes the distances of directions between Local-GD, its modification, centralised model and SVM of a problem.
+
+    Keys of the result are such as "G to C"; the models (``_models``) are the last ones.
+    """
     of = _models(one)
     pairs = (("G", "C"), ("G-Mod", "C"), ("S", "C"), ("G", "S"), ("G-Mod", "S"), ("G", "G-Mod"))
     return {f"{a} to {b}": float(theory.direction_distance(of[a], of[b])) for a, b in pairs}
 
 
 def accuracies(one: Classified, seed: int, test_inputs: int) -> dict[str, float]:
-    """Computes the test accuracies of a problem's four models on new N(0, 1) inputs, and their expected values.
+    """Computes the test accuracies of a problem's four models (``_models``) on new N(0, 1) inputs, and expected ones.
 
     The expected accuracy is 1 - angle / pi, with the angle between a model and a node's true model; all are means over
     nodes. Keys of the result are such as "accuracy G" and "exact G", the measured and the expected one of Local-GD (G).
@@ -147,10 +151,10 @@ def accuracies(one: Classified, seed: int, test_inputs: int) -> dict[str, float]
 
 
 def accuracy_verdict(rows: list[lab.Row], inputs: int, sizes: str) -> Verdict:
-    """Judges whether the test accuracies of all four models are 1 - angle / pi, up to 4.5 standard errors.
+    """Judges whether test accuracies of Local-GD, its modification, C and the SVM are 1 - angle / pi, as expected.
 
-    The angle is between a model and the true models. The control is 1/2, the accuracy of guessing, which the same test
-    must reject.
+    C is the centralised model, the angle is between a model and the nodes' true models, and deviations of up to 4.5
+    standard errors are allowed. The control is 1/2, the accuracy of guessing, which the same test must reject.
 
     Args:
         rows: Rows with the entries of ``accuracies``.
@@ -258,9 +262,10 @@ def check_dirichlet(study: Study) -> None:
 
 
 def run(study: Study) -> lab.Outcome:
-    """Computes distances between the four models, and their accuracies, for every alpha (fig. 2 of Local-GD).
+    """Trains for every alpha on every seed, and measures distances and test accuracies (fig. 2 of Local-GD).
 
-    The models are trained for every alpha on every seed; a run that diverges is left out.
+    Distances of directions are between Local-GD, Modified Local-GD, the centralised model and the support vector
+    machine. A run that diverges is left out.
     """
     settings, simulated, rows = study.settings, list[Classified](), list[lab.Row]()
     missing, first = list[str](), dict[float, Classified]()

@@ -54,8 +54,9 @@ class LambdaSettings:
 class Turned(NamedTuple):
     """Distances of Local-GD's model w from the projections' model v and from the SVM, for one seed and dimension.
 
-    Arrays are [V], over the V values of ``l = ln(1 / lambda)``, with the factor lambda of the proximal term. An angle
-    is measured by its chord, ``|w / |w| - v / |v||``.
+    In a round of projections every node projects v onto its feasible set, and results are averaged. Arrays are [V],
+    over the V values of ``l = ln(1 / lambda)``, with the factor lambda of the proximal term. An angle is measured by
+    its chord, ``|w / |w| - v / |v||``.
 
     Attributes:
         round: Number k of rounds after which the models are compared.
@@ -92,7 +93,8 @@ def check(study: Study) -> None:
 def run(study: Study) -> lab.Outcome:
     """Solves the local problems of every seed and dimension for all values of lambda, and judges Lemma 2 of Local-GD.
 
-    The lemma says how fast Local-GD's model turns to the projections' model as the proximal factor lambda goes to 0.
+    The lemma says how fast, as the proximal factor lambda goes to 0, the direction of Local-GD's model tends to the
+    direction of the model that projections onto the nodes' feasible sets give.
     """
     results = list[Turned]()
     for seed in study.each_seed():
@@ -109,7 +111,8 @@ def run(study: Study) -> lab.Outcome:
 def _turned(settings: LambdaSettings, seed: int, dimension: int) -> list[Turned]:
     """Computes distances of Local-GD's model from the projections' model and the SVM, for one seed and dimension.
 
-    Returns one ``Turned`` for each number of rounds in the settings, with the distances at every value of lambda.
+    Projections are onto the nodes' feasible sets. Returns one ``Turned`` for each number of rounds in the settings,
+    with the distances at every value of lambda.
     """
     problem = problems.classification(seed, settings.num_nodes, settings.held, dimension, settings.spread)
     sets = theory.feasible_sets(problem.x, problem.y, problem.partition)

@@ -161,7 +161,10 @@ def _run(panel: str, study: Study) -> lab.Outcome:
 
 
 def _train(loaded: ft.data.Dataset, settings: LastLayerSettings, seed: int) -> Layers:
-    """Trains Local-GD on all nodes, two centralised models with different minibatches, and one node on its own."""
+    """Trains Local-GD on all nodes, two centralised models with different minibatches, and one node on its own.
+
+    ``loaded`` has the features in place of images. The seed decides which node trains on its own.
+    """
     nodes = ft.partition.majority(loaded.y_train, settings.num_clients, settings.share, seed)
     everything = ft.partition.of([np.sort(nodes.indices)], len(loaded.y_train))
     alone = ft.partition.of([nodes.client(seed % settings.num_clients)], len(loaded.y_train))
@@ -178,7 +181,10 @@ def _train(loaded: ft.data.Dataset, settings: LastLayerSettings, seed: int) -> L
 def _path(
     loaded: ft.data.Dataset, clients: Partition, settings: LastLayerSettings, seed: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Trains on ``clients``; returns the layer [R + 1, P] and its test accuracy [R + 1] after every round."""
+    """Trains the last layer on ``clients``; returns its P parameters [R + 1, P] and test accuracy [R + 1] by round.
+
+    ``loaded`` has the features in place of images.
+    """
     algorithm = _algorithm(loaded.x_train.shape[1], loaded.num_classes, clients.num_clients, settings)
     data = ft.data.federated_data(loaded.x_train, loaded.y_train, clients, jnp.float32)
     path = ft.params_by_round(algorithm, data, num_rounds=settings.num_rounds, seed=seed)

@@ -113,7 +113,10 @@ def run(study: Study) -> lab.Outcome:
 
 @functools.cache
 def _algorithm(settings: OptimiserSettings, name: str, task: str) -> ft.types.Algorithm:
-    """Builds Local-GD with the optimiser ``name`` for ``task``; cached so that all seeds share a compiled program."""
+    """Builds Local-GD with the optimiser ``name`` for ``task``; cached so that all seeds share a compiled program.
+
+    In the task "regression" learning rates fall with the round.
+    """
     is_regression, is_adam = task == "regression", name in (ADAM, POOLED)
     plain = settings.rate if is_regression else settings.margin_rate
     rate = (settings.adam_rate if is_regression else settings.adam_margin_rate) if is_adam else plain
@@ -133,7 +136,10 @@ def _algorithm(settings: OptimiserSettings, name: str, task: str) -> ft.types.Al
 
 
 def _path(problem: problems.Problem, settings: OptimiserSettings, seed: int, name: str, task: str) -> np.ndarray:
-    """Trains with the optimiser ``name`` on ``task``; returns the global model after every round, [R + 1, d]."""
+    """Trains with the optimiser ``name`` on ``task``; returns the global model after every round, [R + 1, d].
+
+    For "adam, pooled" all data are at one node.
+    """
     data = (problem.pooled if name == POOLED else problem).federated()
     path = ft.params_by_round(_algorithm(settings, name, task), data, num_rounds=settings.num_rounds, seed=seed)
     return np.asarray(path["weights"][:, 0, :, 0])

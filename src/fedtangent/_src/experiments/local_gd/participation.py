@@ -36,7 +36,10 @@ REMARKS = (
 
 @dataclass(frozen=True)
 class ParticipationSettings:
-    """Settings; ``wide`` and ``narrow`` are input dimensions above and below the number of all examples."""
+    """Settings of the study of cohorts and local steps.
+
+    ``wide`` and ``narrow`` are input dimensions above and below the number of all examples.
+    """
 
     num_nodes: int = within(10, least=2)
     held: int = 10  # examples of a node
@@ -47,7 +50,7 @@ class ParticipationSettings:
     local_steps: tuple[int, ...] = within((1, 10, 100, 1000), count=3, increasing=True)
     num_rounds: int = within(300, least=20)
     spread: float = within(0.4, at_least=0)  # of the narrow nodes' own truths
-    tolerance: float = within(0.05, above=0)
+    tolerance: float = within(0.05, above=0)  # of |w - c| / |c|; where it stays above, L is too large
 
 
 class ParticipationRun(NamedTuple):
@@ -120,7 +123,7 @@ def _nodes(settings: ParticipationSettings, seed: int, dimension: int) -> proble
     """Draws the nodes' regression data in ``dimension`` input dimensions: ``settings.wide`` or ``settings.narrow``.
 
     In the wide case every node has an independent true model, as in the Local-GD paper. In the narrow case the true
-    models are one common vector plus a spread ``settings.spread``.
+    models are one common vector plus N(0, ``settings.spread``^2).
     """
     spread = problems.TRUTH if dimension == settings.wide else settings.spread
     return problems.regression(
@@ -169,7 +172,7 @@ def _follow(
     """Computes ``|w - c| / |c|`` by round, of the global model w and the centralised model c, in closed form.
 
     It does so for the drawn cohorts and for all nodes in every round, and for the limit of many rounds of all nodes. w
-    starts at 0 in the wide dimension, and at c in the narrow one.
+    starts at 0 with ``settings.wide`` input dimensions, and at c with ``settings.narrow``.
 
     Args:
         form: Closed form of the global models, for one regression and one number of local steps.
@@ -189,8 +192,8 @@ def _follow(
 def _simulated(settings: ParticipationSettings, seed: int) -> Verdict:
     """Judges whether a simulation equals the closed form with the same cohorts, after a tenth of the rounds.
 
-    The run has the narrow dimension and the second number of local steps. Controls are the closed forms of other
-    cohorts, of all nodes in every round, and of one local step more.
+    The run has ``settings.narrow`` input dimensions and the second number of local steps, and starts at 0. Controls
+    are the closed forms of other cohorts, of all nodes in every round, and of one local step more.
     """
     steps, short = settings.local_steps[1], max(settings.num_rounds // 10, 2)
     problem, work = _nodes(settings, seed, settings.narrow), ft.Work(steps=steps, batch_size=None)
@@ -248,7 +251,8 @@ def _conclude(study: Study, results: list[ParticipationRun], verdict: Verdict) -
 def _first_too_many(settings: ParticipationSettings, results: list[ParticipationRun], seed: int) -> int | None:
     """Finds the least number of local steps with which the model stays too far from the centralised model.
 
-    It is the number for one seed, in the narrow dimension; None if every number of steps ends within ``tolerance``.
+    It is the number for one seed, with ``narrow`` input dimensions; None if every number of steps ends within
+    ``tolerance`` (root mean square over the second half of the rounds).
     """
     runs = (f for f in results if f.seed == seed and f.dimension == settings.narrow)
     return next((f.steps for f in runs if f.away > settings.tolerance), None)

@@ -97,7 +97,7 @@ def regression_run(settings: AnySettings, dimension: int, seed: int, *, simulate
     Needs 64-bit types.
 
     Args:
-        settings: Settings.
+        settings: Settings of fig. 1(a), or of fig. 1(b) and 1(c).
         dimension: Dimension d of the inputs.
         seed: Seed of the problem.
         simulate: Whether to train the models. If not, ``path`` and ``trained`` are their closed forms.
@@ -129,7 +129,7 @@ def exact_verdict(runs: list[RegressionRun], settings: AnySettings) -> Verdict:
 
     Args:
         runs: Trained models.
-        settings: Settings.
+        settings: Settings of these runs.
     """
     largest, control = 0.0, np.inf
     for run in runs:
@@ -310,10 +310,10 @@ def _run(part: str, study: Study) -> lab.Outcome:
 
 
 def _row_of_dimension(seed: int, one: RegressionRun) -> lab.Row:
-    """Builds the row of one dimension and seed: distances between models, their errors, and contraction factors.
+    """Builds the row of one dimension and seed: distances between models, generalisation errors, contraction factors.
 
-    The models are the last global one, the centralised one, and their closed forms (eqs. (6) and (7) of Local-GD),
-    which have no errors.
+    The models are the last global one, the centralised one, and their closed forms (eqs. (6) and (7) of Local-GD).
+    Errors are of the first two.
     """
     g, c, truths = one.path[-1], one.trained, one.problem.truths
     errors = [np.mean(np.sum((one.problem.lifted(w) - truths) ** 2, axis=1)) / one.problem.dimension for w in (g, c)]

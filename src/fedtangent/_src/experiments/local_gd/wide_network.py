@@ -114,7 +114,11 @@ def _task(settings: WidthSettings, seed: int) -> Task:
 
 
 def run(study: Study) -> lab.Outcome:
-    """Trains the networks of every width, draw and seed, and compares their last predictions with theory."""
+    """Trains networks of every width and seed, several of each, and compares them with theory after the last round.
+
+    Each network is trained as a whole and, separately, in its last layer only. Theory is the closed form of the last
+    layer's regression, and the federated flow for the whole. All seeds have the data of the first one.
+    """
     settings, results = study.settings, list[Trained]()
     task = _task(settings, study.seeds[0])
     limit = _infinite(settings, task)
@@ -143,13 +147,13 @@ def _infinite(settings: WidthSettings, task: Task) -> Limits:
 
 
 def _trained(settings: WidthSettings, task: Task, limit: Limits, which: tuple[int, int], width: int) -> Trained:
-    """Trains the last layer and the whole of one network, and computes the distances from the closed forms.
+    """Trains the last layer and, separately, the whole of one network; computes the distances from theory.
 
     Args:
         settings: Settings.
         task: Examples and learning rate.
         limit: Kernels of infinite width.
-        which: Seed and number of the draw, which determine the network.
+        which: Seed, and number of the network among the networks of this seed and width.
         width: Width of the network.
     """
     seed, draw = which

@@ -498,7 +498,10 @@ def _figure_4(claim: str, study: Study) -> lab.Outcome:
 
 
 def _ten_times_sooner(reached: Reached, settings: BaselineSettings, method: str = "ntk_fl") -> lab.Claim:
-    """Judges whether ``method`` reaches FedAvg's last accuracy in at most a tenth of FedAvg's rounds, on average."""
+    """Judges whether ``method`` reaches FedAvg's last accuracy in at most a tenth of FedAvg's rounds, on average.
+
+    ``reached`` has its rounds to this accuracy. If a seed never reaches it, the claim is not seen.
+    """
     mean, tenth = reached.mean_rounds, settings.reference_rounds / 10
     measured = f"not with every seed in {settings.num_rounds}" if None in reached.rounds else f"in {mean:.1f}"
     claim = f"{LABELS[method]} gets to that level in at most a tenth of the rounds ({tenth:g})"

@@ -255,7 +255,7 @@ def _projected(settings: LeakageSettings, model: Model, key: Key, images: Attack
 
 
 def _derangement(rng: np.random.Generator, count: int) -> np.ndarray:
-    """Draws a random permutation of ``count`` elements in which no element keeps its position."""
+    """Draws a random permutation of ``count`` elements, at least 2, in which no element keeps its position."""
     order = rng.permutation(count)
     result = np.empty(count, int)
     result[order] = np.roll(order, 1)

@@ -64,7 +64,7 @@ SCALES_TABLE1 = {
 
 
 def check_table1(study: Study) -> None:
-    """Raises ``ValueError`` unless FedAvg and NTK-FL or CP-NTK-FL are among the methods and all settings are valid.
+    """Raises ``ValueError`` unless FedAvg is a method, NTK-FL or CP-NTK-FL is another, and all settings are valid.
 
     ``reference_rounds`` must be at least ``num_rounds``.
     """
@@ -107,7 +107,7 @@ def run_table1(study: Study) -> lab.Outcome:
 def _judge_table1(settings: TargetSettings, reached: dict[str, Reached]) -> list[lab.Claim]:
     """Judges whether NTK-FL and CP-NTK-FL each need fewer rounds to the target accuracy than each other method.
 
-    Differences are paired by seed.
+    They are not compared with one another. Differences are paired by seed.
     """
     evolved = [name for name in EVOLVED if name in reached]
     return [_claim(settings, reached, method, other) for method in evolved for other in reached if other not in EVOLVED]

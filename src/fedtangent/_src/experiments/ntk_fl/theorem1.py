@@ -32,9 +32,10 @@ METHODS = {
 
 @dataclass(frozen=True)
 class EvolutionDecaySettings:
-    """Settings: one long round for every width and step size, and a few rounds of NTK-FL at the largest of both.
+    """Settings of the study of NTK-FL's Theorem 1: one long round, and a few rounds of NTK-FL.
 
-    ``delta`` is the probability with which Theorem 1 may fail.
+    The long round is trained at every width and step size, the others at the largest of both. ``delta`` is the
+    probability with which Theorem 1 may fail.
     """
 
     num_examples: int = 40
@@ -134,7 +135,8 @@ def _row(f: FollowedDescent) -> lab.Row:
 def _conclude(study: Study, results: list[FollowedDescent], rounds: list[two_layer.NtkRounds]) -> lab.Outcome:
     """Builds tables, figure and verdicts on NTK-FL's Theorem 1: a row for each network, and the assumptions.
 
-    A verdict says whether networks under gradient descent, of one width and step size, stay below the bound.
+    A verdict says whether networks under gradient descent, of one width and step size, stay below the bound. A broken
+    bound does not fail the experiment.
     """
     settings, rows, last = study.settings, [_row(f) for f in results], results[-1]
     is_finite = all(np.all(np.isfinite(f.paths.network)) for f in results)

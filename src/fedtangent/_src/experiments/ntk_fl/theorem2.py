@@ -33,7 +33,7 @@ REMARKS = (
 
 @dataclass(frozen=True)
 class AveragingDecaySettings:
-    """Settings of FedAvg at several numbers of local steps, beside one round of NTK-FL.
+    """Settings of the study of NTK-FL's Theorem 2: FedAvg at several numbers of local steps, and a round of NTK-FL.
 
     ``delta`` is the probability with which Theorem 2 may fail.
     """
@@ -112,7 +112,7 @@ def _follow(task: TwoLayerProblem, settings: AveragingDecaySettings, seed: int) 
 
 
 def _row(f: FollowedRounds) -> lab.Row:
-    """Builds a run's row: FedAvg's squared residuals against the bound of Theorem 2, and beside NTK-FL's after a round.
+    """Builds a run's row: FedAvg's squared residuals against the bound of Theorem 2, and NTK-FL's after one round.
 
     "late_decay_over_bound" is NaN if the bound's factor a round is not within (0, 1), or if fewer than three residuals
     of the second half of the run are above rounding.
@@ -144,7 +144,10 @@ def _row(f: FollowedRounds) -> lab.Row:
 
 
 def _conclude(study: Study, results: list[FollowedRounds]) -> lab.Outcome:
-    """Builds tables and figure, and the verdicts on Theorem 2 of NTK-FL."""
+    """Builds tables and figure, and the verdicts on Theorem 2 of NTK-FL; a broken bound does not fail the experiment.
+
+    The table of assumptions is of the last run only.
+    """
     rows, last = [_row(f) for f in results], results[-1]
     failed = () if all(np.all(np.isfinite(f.squared)) for f in results) else ("networks diverged",)
     _draw(study, results)

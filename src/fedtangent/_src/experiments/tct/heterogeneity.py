@@ -39,7 +39,7 @@ REMARKS = (
 
 @dataclass(frozen=True)
 class TCTSettings:
-    """Settings of the network, of the clients, and of both phases."""
+    """Settings of the network, of the clients, and of both phases of TCT."""
 
     width: int = 64  # of both hidden layers
     num_train: int = 1000
@@ -60,7 +60,7 @@ class TCTData(NamedTuple):
 
     data: tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]  # training inputs and labels, test inputs and labels
     clients: Partition
-    outputs: int
+    outputs: int  # number of classes
     seed: int
 
     def network(self, width: int, outputs: int | None = None) -> ft.types.Model:
@@ -183,7 +183,11 @@ def _copied(weights: PyTree) -> PyTree:
 
 
 def _results(task: TCTData, clients: str, settings: TCTSettings) -> tuple[list[Result], SecondPhase]:
-    """Trains with all four methods on one seed's data; also returns TCT's second phase."""
+    """Trains with all four methods on one seed's data; also returns TCT's second phase.
+
+    ``clients`` names the kind of clients. In the rounds of the first phase TCT has FedAvg's accuracy, and the linear
+    model on untrained features its initial accuracy.
+    """
     rate, accuracy = _on_network("fed_avg", task, settings)
     controlled_rate, controlled = _on_network("scaffold", task, settings)
     fed_avg, quiet = first_phase("fed_avg", task, settings, rate), ft.Evaluation(progress=False)
@@ -235,7 +239,10 @@ def run(study: Study) -> lab.Outcome:
 
 
 def _verdicts(task: TCTData, second: SecondPhase, clients: str, settings: TCTSettings) -> Iterator[ft.types.Verdict]:
-    """Judges whether TCT's second phase on one seed's data is the flow that predicts it; wrong flows must differ."""
+    """Judges whether TCT's second phase on one seed's data is the flow that predicts it; wrong flows must differ.
+
+    ``clients`` names the kind of clients, for the verdicts' subject.
+    """
     run, rounds = (second.algorithm, second.data, task.clients), settings.convex_rounds
     compared = ft.compare(*run, num_rounds=rounds, seed=task.seed, evaluation=ft.Evaluation(progress=False), draws=5)
     return (verdict._replace(subject=f"TCT's second phase, {clients}") for verdict in compared.verdicts)
