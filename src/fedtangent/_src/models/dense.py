@@ -241,7 +241,7 @@ class ScaleOptions(NoOptions):
     b_std: float = 0.1
     """Standard deviation of the biases."""
     last_w_std: float | None = None
-    """w_std of the last layer, by default that of all layers; a small value starts the network near zero."""
+    """w_std of the last layer (default: w_std); a small one starts the network near zero."""
 
 
 @network(
