@@ -63,8 +63,8 @@ hypothesis.settings.register_profile("repeatable", derandomize=True, deadline=No
 hypothesis.settings.load_profile("repeatable")
 
 PROGRAMS_BYTES = 2 * 2**30
-MOST_MAPS = 25_000
-MOST_BYTES, MORE_BYTES = 1300 * 2**20, 300 * 2**20
+MOST_MAPS = 45_000
+MOST_BYTES, MORE_BYTES = 2500 * 2**20, 500 * 2**20
 _TESTED = pytest.StashKey[dict[str, int]]()
 
 
