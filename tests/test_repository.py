@@ -261,6 +261,7 @@ def test_help_lists_every_target(tree: Path):
     assert listed == [name for line in phony for name in line.split()]
 
 
+@pytest.mark.slow
 def test_a_notebook_that_raises_fails_and_keeps_the_one_executed_before(tree: Path):
     make(tree, "install")
     for name in ("python", "jupytext", "jupyter-execute"):

@@ -77,11 +77,9 @@ ENTRIES = [command_of(kind, name) for kind in KINDS for name in catalogue(kind) 
 ELSEWHERE = ("check", "explore")
 LINES = [line for line in dict.fromkeys([*lines_of_the_documents(), *ENTRIES]) if line.split()[0] not in ELSEWHERE]
 COMPARE = [line for line in LINES if line.startswith("compare") and "--help" not in line]  # by ``test_compare.py``
-# By night alone: networks of images, of which by day the documents train a cnn; experiments that no line of the
-# documents performs, of which by day tests/experiments looks at what each computes; the shorter of two predictions.
-NIGHTLY = {f"train --model {name}" for name in catalogue("models") if catalogue("models")[name].kinds == ("image",)}
-NIGHTLY |= {line for line in ENTRIES if line.startswith("experiment")} - set(lines_of_the_documents())
-NIGHTLY |= {"predict --algorithm fed_avg scaffold"}
+# By night alone: entries that no line of the documents names, which by day tests/engine/test_description.py builds and
+# tests/experiments looks at; and the shorter of two predictions.
+NIGHTLY = set(ENTRIES) - set(lines_of_the_documents()) | {"predict --algorithm fed_avg scaffold"}
 DAILY = [line for line in LINES if line not in COMPARE and line not in NIGHTLY]
 WHOLE = [line for line in lines_of_the_documents() if not re.search("^list|^check|^explore|--help|--distributed", line)]
 

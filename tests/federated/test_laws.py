@@ -240,8 +240,8 @@ def _count_traces_anew() -> None:
     chex.clear_trace_counter()  # between tests the suite may let go of what was compiled
 
 
-# By day one of each kind of server, client, cohort and message; of the others the laws that compile nothing.
-DAILY = ("centralised", "cp_ntk_fl", "fed_avg", "fed_be", "gossip", "random_walk", "scaffold")
+# By day a server, clients with a state of their own, and a graph; of the others the laws that compile nothing.
+DAILY = ("fed_avg", "gossip", "scaffold")
 
 
 @pytest.fixture(scope="module", params=nightly(catalogue("algorithms"), DAILY))
@@ -370,8 +370,8 @@ def linear() -> Model:
     return Model("linear", init, lambda params, x: x @ params["W"] + params["b"], None, OUTPUTS)
 
 
-# By day one of each kind of server and of client; the programs of the linear model serve this law alone.
-IN_UNITS = ("centralised", "cp_ntk_fl", "fed_be", "scaffold")
+# By day a server of its own and clients with a state; the programs of the linear model serve this law alone.
+IN_UNITS = ("cp_ntk_fl", "scaffold")
 
 
 @pytest.mark.parametrize("name", nightly(LAWS, IN_UNITS))
