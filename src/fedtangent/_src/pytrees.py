@@ -16,7 +16,8 @@ from fedtangent._src.types import Array, PyTree
 def on_device(tree: PyTree) -> PyTree:
     """Returns a pytree's arrays as JAX arrays; compiles nothing, unlike ``jnp.asarray`` of a NumPy array.
 
-    Read-only NumPy arrays (``kernels.gram.read_only``) are not copied on a CPU.
+    Writeable NumPy arrays are copied, so that they may be changed later. On a CPU, JAX shares the memory of aligned
+    read-only arrays, such as those of ``kernels.gram.read_only``.
     """
     copied = jax.tree.map(lambda a: a.copy() if isinstance(a, np.ndarray) and a.flags.writeable else a, tree)
     return jax.device_put(copied)

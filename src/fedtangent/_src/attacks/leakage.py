@@ -293,13 +293,17 @@ def _targets(loss: str, guess: Array | None, labels: Array | None) -> Array:
 def minimise(objective: Callable[[PyTree], Float[Array, ""]], start: PyTree, attack: Attack) -> Minimum:
     """Minimises ``objective`` from ``start`` by the optimiser of ``attack``.
 
-    The search ends when the tolerance or the number of steps is reached, or when L-BFGS makes no more progress. L-BFGS
-    chooses its steps by a line search and ignores the learning rate. A value that is not finite is never the best.
+    The search ends when the tolerance or the number of steps is reached, or when L-BFGS takes five steps without a
+    lower value. L-BFGS chooses its steps by a line search and ignores the learning rate. NaN and inf are never the
+    best value: if there is no other, the result is ``start`` with value inf.
 
     Args:
         objective: Function of a pytree that returns a number.
         start: First point.
         attack: Optimiser, number of steps, learning rate and tolerance.
+
+    Returns:
+        The best point, its value, the lowest value by step, and the number of steps.
     """
     num_steps, line_search = attack.num_steps, attack.optimizer == "lbfgs"
     patience = PATIENCE if line_search else num_steps

@@ -33,7 +33,7 @@ INDENT = 6  # first column of help with words that are too long to stand beside 
 
 @dataclasses.dataclass(frozen=True)
 class OutputOptions:
-    """Options of the output folder, for every command that writes one."""
+    """Options of every command that writes an output folder: the folder, a run to repeat, and compiled programs."""
 
     output: Path | None = option(None, may_differ=True)
     """Folder for the run's files (default: below results/)."""

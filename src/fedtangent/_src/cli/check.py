@@ -52,7 +52,8 @@ class ClaimedRuns(NamedTuple):
     Attributes:
         settings: The comparisons with theory to make.
         words: Command line of ``fedtangent compare`` for these comparisons.
-        agree: Parts of the statements of the verdicts that must hold; None for all verdicts.
+        agree: Texts that select verdicts: a verdict must hold if its statement contains one of them; None for all
+            verdicts.
         within: Largest allowed distance of networks' outputs from their prediction, relative to how far the prediction
             moved: one number for the widest networks, or a number for each width. None allows any distance.
     """

@@ -156,7 +156,11 @@ def _check(options: TrainOptions, machine: MachineOptions, described: Descriptio
 def _diagnostics(options: TrainOptions, built: Built, seed: int) -> Diagnostics | None:
     """Builds the measure that ``--diagnostics`` names (of tangent kernels or of laziness); None if it is "none".
 
-    Raises ``ValueError`` if the run does not allow it. ``seed`` is the seed of the run.
+    ``seed`` is the seed of the first run, whose initial kernels are computed. The seed in the run's description draws
+    the examples; the measure of laziness uses only that one. ``of_seed`` of the result makes the measure of another
+    run.
+
+    Raises ``ValueError`` if the run does not allow the measure.
     """
     if options.diagnostics == "laziness":
         return laziness_diagnostics(built, options.evaluate_every, options.diagnostics_examples)
@@ -171,7 +175,8 @@ def _diagnostics(options: TrainOptions, built: Built, seed: int) -> Diagnostics 
 def _checkpoints(options: TrainOptions, machine: MachineOptions, seed: int, config: Values) -> Checkpoints:
     """Returns the settings of checkpoints for the run of ``seed``; with ``--seeds`` each run has its own folder.
 
-    ``config`` has the option values that a resumed run must share with the run that it continues.
+    With ``--resume`` a run that has no checkpoint starts from the beginning. ``config`` has the option values that a
+    resumed run must share with the run that it continues.
     """
     assert options.output is not None
     folder = options.output / "checkpoints" / ("" if options.seeds is None else f"seed-{seed}")

@@ -46,7 +46,7 @@ def all_verdicts(
     Args:
         theory: Predictions for the run.
         networks: Networks trained by the run's algorithm, one entry for each width, in rising order.
-        evolved: Networks trained by NTK-FL; verdicts on them exist only in a standard case.
+        evolved: Networks trained by NTK-FL; verdicts on them exist only in a standard case of ``fedtangent compare``.
         say: Called with a line of text for each step of the work.
     """
     setting, name = theory.setting, theory.setting.name
@@ -78,7 +78,7 @@ def sampled_verdicts(
     Args:
         theory: Predictions for the run.
         networks: Networks trained by the run's algorithm, one entry for each width, in rising order.
-        evolved: Networks trained by NTK-FL; verdicts on them exist only in a standard case.
+        evolved: Networks trained by NTK-FL; verdicts on them exist only in a standard case of ``fedtangent compare``.
         wrong: Flows of wrong theories, the negative controls, keyed by the mistake in each.
     """
     outcomes = _starts(theory, networks) if _starts_differ(theory) else []
@@ -94,11 +94,11 @@ def sampled_verdicts(
 
 
 def wrong_flows(theory: Predicted) -> dict[str, Flow]:
-    """Builds flows of wrong theories, keyed by the mistake in each, as negative controls of sampled verdicts.
+    """Builds flows of wrong theories, keyed by the mistake, as negative controls of verdicts on trained networks.
 
-    In some flows the clients' learning rate is smaller. In the others one client, a tenth or a third of them never
-    takes part: of the first 20 clients those without which the final outputs change most. Networks of finite width can
-    tell these flows from the right one.
+    In some flows the clients' learning rate is too small. In the others one client, a tenth or a third of the clients
+    never takes part, but at most 20 are left out. These clients are chosen among the first 20 that take part: those
+    that change the final test outputs most when each is left out alone.
     """
     setting, cohorts, blocks = theory.setting, theory.cohorts, theory.blocks
     rate = setting.followed.learning_rate

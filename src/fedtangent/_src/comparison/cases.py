@@ -154,7 +154,8 @@ def digits(data_dir: DataDir, scale: str, seed: int) -> Setting:
 
     Args:
         data_dir: Unused: the images come with scikit-learn.
-        scale: "smoke", "default" or "paper"; decides the numbers of examples, draws and rounds, and the widths.
+        scale: "smoke", "default" or "paper"; decides the numbers of examples, draws (initialisations) and rounds, and
+            the widths.
         seed: Seed of the test split, clients, initialisations and schedule.
     """
     return _images("digits", "Digits", data_dir, scale, seed)

@@ -117,7 +117,7 @@ def _near(compared: Compared, networks: Simulated, gap: Gap, tolerance: float) -
 
 
 def _distance(errors: np.ndarray) -> Interval:
-    """Estimates the mean error of a network, with its interval, from errors of K models in E draws, [K, E].
+    """Estimates the mean error of a network, with its interval, from K models in E draws (initialisations), [K, E].
 
     The interval of a single draw has length 0.
     """

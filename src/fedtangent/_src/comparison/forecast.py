@@ -443,7 +443,8 @@ def plan_of(
 def _check_run(setting: Setting, forecasting: Forecasting) -> None:
     """Raises ``ValueError`` if a run, for which linear models have to be trained, cannot be forecast.
 
-    Reasons are too many points, an algorithm that trains no other model, or a search for a rate that is fixed.
+    Reasons are too many points, an algorithm that cannot train another model than its own, or a search for a learning
+    rate that is fixed.
     """
     problem, algorithm = setting.problem, setting.algorithm
     points = len(problem.x_train) + len(problem.x_test)

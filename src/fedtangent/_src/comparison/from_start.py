@@ -188,7 +188,7 @@ def flows_at_start(setting: Setting, weights: PyTree) -> list[Flow]:
 
 @runtime_checkable
 class LinearisedOutputs(Protocol):
-    """A function that trains the linearised networks of a run."""
+    """A function that trains the linearised networks of a run and returns their outputs."""
 
     def __call__(self, rate_factor: float | None = None, /) -> Outputs:
         """Returns the outputs of the K networks at the evaluated rounds, with E = 1 start each.

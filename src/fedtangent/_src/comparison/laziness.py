@@ -46,9 +46,9 @@ METRICS = ("feature_learning", "initial_kernel", "total", "drift")  # the parts,
 
 
 class Parts(NamedTuple):
-    """A network's relative distance from its prediction, and the two parts of it (see the module).
+    """A network's distance from its prediction at infinite width, and the two parts of this distance.
 
-    Distances are relative to how far training has moved the linearisation.
+    Distances are relative to how far training has moved the linearisation at the network's start.
 
     Attributes:
         feature_learning: Distance of the network from its linearisation.
@@ -368,12 +368,13 @@ class LazinessDiagnostics:
 def laziness_diagnostics(built: Built, evaluate_every: int, num_examples: int = 256) -> LazinessDiagnostics:
     """Builds a measure of how lazy a run of ``built.algorithm`` is, for ``Evaluation(evaluate_every, measure)``.
 
-    At every evaluation it measures each of the K models, as the module explains. ``feature_learning`` is the distance
-    of the network from its linearisation, trained alike (``linearised_paths``). ``initial_kernel`` is the distance of
-    the linearisation from the federated flow of infinite width with the same initial function, cohorts, minibatches and
-    rates. ``total`` is the distance of the network from that flow. ``drift`` is the relative change of its tangent
-    kernel in the Frobenius norm (``kernel_diagnostics``). Distances are measured together at the training examples of
-    that kernel and ``num_examples`` test examples, drawn at random (without a test split from the training examples).
+    At every evaluation it measures each of the K models. ``feature_learning`` is the distance of the network from its
+    linearisation, trained alike (``linearised_paths``). ``initial_kernel`` is the distance of the linearisation from
+    the federated flow of infinite width with the same initial function, cohorts, minibatches and rates. ``total`` is
+    the distance of the network from that flow. ``drift`` is the relative change of its tangent kernel in the Frobenius
+    norm (``kernel_diagnostics``). Distances are root mean squares, relative to how far the linearisation has moved by
+    then. They are measured together at the training examples of that kernel and ``num_examples`` test examples, drawn
+    at random (without a test split from the training examples).
 
     If theory does not follow the run, the network has no infinite-width kernel, or there are more than 4000 training
     examples (the kernel is a matrix of them), ``initial_kernel`` and ``total`` are left out; ``why_no_limit`` says why.

@@ -174,7 +174,7 @@ class ResidualLedger:
 
         Args:
             cohorts: Other cohorts: S clients in each of R rounds, [R, S].
-            models: Numbers [K] of the models whose initial functions are used instead.
+            models: For each model, the number of the model whose initial function it gets; None for no change.
             changes: Fields of the rule to replace.
 
         Returns:
@@ -199,7 +199,15 @@ class ResidualLedger:
     def _predicting(
         self, cohorts: Cohort | None, models: Sequence[int] | None, changes: Mapping[str, Any]
     ) -> ResidualLedger:
-        """Builds a residual ledger without rows for the prediction that these arguments of ``against`` describe."""
+        """Builds a residual ledger without rows, for a prediction that differs from this ledger's in the arguments.
+
+        Tangent kernels, and the products ``J(X) w_0`` for weight decay, stay as they are.
+
+        Args:
+            cohorts: Other cohorts: S clients in each of R rounds, [R, S]; None for no change.
+            models: For each model, the number of the model whose initial function it gets; None for no change.
+            changes: Fields of the rule to replace, by name.
+        """
         old = self.federation
         cohorts = old.cohorts if cohorts is None else jax.tree.map(np.asarray, cohorts)
         of = old._replace(cohorts=cohorts, rule=dataclasses.replace(old.rule, **changes))

@@ -51,19 +51,21 @@ class Federation(NamedTuple):
     ) -> tuple[Float64[np.ndarray, "rounds q D"], Float64[np.ndarray, "rounds n C"]]:
         """Predicts the outputs of ``model`` at the training points from round ``skip`` on, by the flow.
 
-        The first ``skip`` rounds are left out, and as many empty rounds are added at the end, so that all predictions
-        share one compiled program. q is n, and D is C, if all outputs share one kernel; otherwise q is n C, and D is 1.
+        The first ``skip`` rounds are left out, and as many rounds without clients are added at the end, so that all
+        predictions share one compiled program. Server momentum and the like start at 0. q is n, and D is C, if all
+        outputs share one kernel; otherwise q is n C, and D is 1.
 
         Args:
             model: Number of the model.
             theta: Kernel at the training points, [q, q].
             y: Targets, [n, C].
-            start: Initial function at the training points, [n, C].
-            along: Jacobian times initial weights, ``J(X) w_0`` [n, C], for weight decay; None without.
+            start: Function at the training points after ``skip`` rounds, [n, C].
+            along: Jacobian times the weights after ``skip`` rounds, ``J(X) w`` [n, C], for weight decay; None without.
             skip: Number of first rounds to leave out.
 
         Returns:
-            Coefficients c [R + 1, q, D] and outputs [R + 1, n, C]. Outputs move by ``theta @ c``, and by weight decay.
+            Coefficients c [R + 1, q, D] and outputs [R + 1, n, C], after ``skip`` rounds and after each later one; the
+            last ``skip`` entries are of rounds without clients. Outputs move by ``theta @ c``, and by weight decay.
         """
         cohorts = Cohort(*(_later(np.asarray(leaf), skip, 0) for leaf in self.cohorts))  # type: ignore[arg-type]
         rates = {name: np.asarray(getattr(self.rule, name)) for name in PER_ROUND}
@@ -200,10 +202,10 @@ class Source(NamedTuple):
 def source(
     of: Federation, path: Path, change: Float64[np.ndarray, "q q"], begin: int, end: int, travelled: float
 ) -> Source:
-    """Computes the error of the prediction by the kernel's change from round ``begin`` to ``end``, to first order.
+    """Computes the gap that the kernel's change from round ``begin`` to ``end`` opens, to first order.
 
-    The error is the distance between the network's outputs and the predicted ones. ``residual_ledger`` explains how
-    these errors enter the tolerance.
+    The gap is between the network's outputs and the predicted ones. ``residual_ledger`` explains how these gaps enter
+    the tolerance.
 
     Args:
         of: Targets, clients, cohorts and rule of the run.

@@ -152,16 +152,16 @@ class Row(NamedTuple):
 
 
 def rows(published: Published, path: Path, split: str, features: Mapping[str, str]) -> Iterator[Row]:
-    """Yields the examples of a split of TensorFlow Federated's database, client after client by name.
+    """Yields the examples of a split of TensorFlow Federated's database as ``Row``, client after client by name.
 
-    The database is unpacked into a temporary folder while it is read.
+    The database is unpacked into a temporary folder while it is read. Errors are raised when rows are taken.
 
     Args:
         published: The data set.
-        path: Its file.
+        path: Its file, compressed by xz.
         split: Name of a split in the database.
-        features: Kind of each feature by name: ``bytes_list``, ``float_list`` or ``int64_list``; no feature may be
-            empty.
+        features: Kind of each feature by name: ``bytes_list`` (only its first entry is returned), ``float_list`` or
+            ``int64_list``; no feature may be empty.
 
     Raises:
         ValueError: The file is not the published one, cannot be read, or has no such split or feature.

@@ -131,10 +131,11 @@ def _kind(name: str, x: np.ndarray, input_kind: str | None) -> str:
 def _is_text(x: Num[np.ndarray, "n d"]) -> bool:
     """Tells whether whole numbers can be a text, in which all columns have the same alphabet, or must be a table.
 
-    A table has a negative number, at most two different numbers, or a column with half of its numbers outside the range
-    of another column. In a text of m examples and d columns the last happens with probability below ``d^2 2^-m``.
-    Zeros, which fill up short texts, and columns of one symbol, such as a mark of the beginning, are not counted, nor
-    are columns so short that this bound reaches 0.001. Of many examples, at most 2^14 evenly spaced ones are compared.
+    A table has a negative number, at most two different numbers (0 included), or a column with half of its numbers
+    outside the range of another column. In a text of m examples and d columns the last happens with probability below
+    ``d^2 2^-m``. This comparison of columns leaves out zeros, which fill up short texts, columns of one symbol, such as
+    a mark of the beginning, and columns so short that the bound reaches 0.001. Numbers without a sign of a table, such
+    as an empty array, are a text. Of many examples, at most 2^14 evenly spaced ones are examined (all for the sign).
     """
     if x.size == 0 or x.min() < 0:
         return x.size == 0

@@ -191,11 +191,15 @@ def _joined(kernel: KernelBlocks) -> Float64[np.ndarray, "p p"]:
 
 
 def feature_model(size: int, mix: Float64[AnyArray, "C C"], is_coupled: bool) -> Model:
-    """Builds the model ``phi(x) W mix'`` of features phi(x), or ``phi(x) w`` for a kernel that couples outputs.
+    """Builds the model ``phi W mix'`` whose inputs are features phi, or ``phi w`` for a kernel that couples outputs.
+
+    Its weights start at zero, whatever the key. Inputs are [n, r], or [n, C, r] for a kernel that couples outputs;
+    ``apply`` raises ``ValueError`` for inputs with another number of features.
 
     Args:
         size: Number r of features.
-        mix: Orthogonal matrix by which outputs are multiplied; not used for a kernel that couples outputs.
+        mix: Orthogonal matrix [C, C] by which outputs are multiplied; for a kernel that couples outputs only its size
+            counts.
         is_coupled: Whether the kernel couples outputs.
     """
 

@@ -181,6 +181,8 @@ class AnalyticKernel:
     def tile_bytes(self, x: ArrayLike) -> int:
         """Returns the bytes of the intermediate arrays that one tile needs; 0 if the kernel is not computed in tiles.
 
+        It is an upper bound for a full tile, even if ``x`` has fewer examples than one.
+
         Args:
             x: Inputs [n, ...], as for ``side``.
 

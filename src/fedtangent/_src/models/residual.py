@@ -70,8 +70,9 @@ def resnet18(
     11,173,962 parameters for 32x32x3 images and 10 classes. Each stage after the first halves the image; small images
     are halved by the last stages only (``models.images.strides``). GroupNorm with ``groups`` groups replaces batch
     normalisation (see the module ``models.images``); the federated ResNet-18 of Reddi et al. (2021) has two groups.
-    Convolutions are computed as ``convolution`` says, lax, gemm or auto. Weights start as in He et al. (2015).
-    ``apply`` takes ``x`` [n, ...] of any shape that holds an example's numbers.
+    Convolutions are computed as ``convolution`` says, lax, gemm or auto. Their kernels start as in He et al. (2015),
+    with variance 2 / fan-out. Weights of the output layer start with variance 1 / fan-in, flax's default, and its
+    biases at 0. ``apply`` takes ``x`` [n, ...] of any shape that holds an example's numbers.
 
     Args:
         width: Channels of the first stage, which double from stage to stage.

@@ -272,9 +272,14 @@ def _banded(ax: Axes, values: Mapping[int, Sequence[float]], colour: str, label:
 
 
 def _spectra(ax: Axes, spectra: Sequence[tuple[str, Sequence[np.ndarray]]]) -> None:
-    """Draws eigenvalues against their number: for each label their geometric mean over models.
+    """Draws two spectra, eigenvalues against their index from 1: for each label the geometric mean over models.
 
-    Several models have thin lines, too. Eigenvalues of 0 are left out.
+    If there are several models, each has a thin line, too. Eigenvalues that are not positive are left out, and the mean
+    is left out wherever a model's eigenvalue is.
+
+    Args:
+        ax: Axes to draw on.
+        spectra: Two pairs of a label and the eigenvalues of every model, largest first.
     """
     for (label, values), colour in zip(spectra, (NEUTRAL, SIMULATED), strict=True):
         every = np.array(values)

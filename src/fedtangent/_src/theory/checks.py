@@ -97,9 +97,9 @@ def check_blocks(kernels: gram.KernelBlocks, target_shape: tuple[int, ...], outp
     """Checks kernel blocks and returns them as float64.
 
     The shapes must agree with the targets, the numbers must be finite, and the square blocks symmetric. ``ntk_train``,
-    and the nngp blocks together, must be positive semidefinite; of large ones a sample is checked. A tangent kernel of
-    a lower precision than float64, such as float32, loses the eigenvalues that are rounding errors, with their
-    eigenvectors.
+    and the nngp blocks (the prior kernel) together, must be positive semidefinite; of large ones a sample is checked. A
+    tangent kernel of a lower precision than float64, such as float32, loses the eigenvalues that are rounding errors,
+    with their eigenvectors.
 
     Args:
         kernels: Kernel blocks to check.
@@ -178,8 +178,9 @@ def check_cohorts(
 ) -> tuple[Int[np.ndarray, "R S"], Int[np.ndarray, "R S"], int]:
     """Checks cohorts; returns client and model of every slot, [R, S] each, and the number of models.
 
-    Raises ``ValueError`` for wrong shapes or types, indices out of range, and clients without examples. Empty slots
-    (weight 0) may contain any number; the result has client 0 and model 0 there.
+    A slot is a place for a client in a round; each of R rounds has S of them. Empty slots (weight 0) may contain any
+    number; the result has client 0 and model 0 there. Raises ``ValueError`` for wrong shapes or types, indices out of
+    range, and clients without examples.
 
     Args:
         cohorts: Cohorts to check.
@@ -212,7 +213,7 @@ def check_cohorts(
 
 
 def present_slots(cohorts: Cohort) -> Bool[np.ndarray, "R S"]:
-    """Returns whether each slot has a client, [R, S] bool; True for all slots if the weights are traced.
+    """Returns whether each slot (place for a client in a round) has a client, [R, S] bool; all True if traced.
 
     Raises ``ValueError`` unless every known weight is 0 (an empty slot) or from 1e-100 to 1e100.
     """

@@ -340,8 +340,9 @@ def _kernels(
 ) -> list[tuple[Float64[np.ndarray, "nC nC"], Float64[np.ndarray, "nC nC"]]]:
     """Computes the kernel P(t, k) and its change P(t, k) - P(0) at every local step k of round t.
 
-    Each matrix has one block of columns for each client. ``initial`` are the weights at the start of the run, and
-    ``weights`` and ``paths`` are the weights and the clients' local steps of round t.
+    Rows belong to the server's weights of round t, and each block of columns to a client's local weights. ``initial``
+    are the weights at the start of the run, and ``weights`` and ``paths`` are the weights and the clients' local steps
+    of round t.
     """
     now, begin = products(weights, work.x), products(initial, work.x)
     first = np.hstack([dense(begin, products(initial, work.of_client(c)[0])) for c in range(work.num_clients)])

@@ -65,7 +65,8 @@ class Option(NamedTuple):
         recipe: Builds the algorithm.
         both: Arguments of the recipe that are also fields of the theory's ``Rule``.
         simulated, predicted: Further arguments of the recipe, and further fields of the ``Rule``.
-        ignored: Changes, as in ``_flow``, that make a theory which ignores the option; None: it ignores the schedule.
+        ignored: Fields of the ``Rule`` to replace (or "schedule", "uniform", as in ``_flow``) for a theory that ignores
+            the option; None: it ignores the schedule.
         uniform: Whether clients have equal weights instead of their numbers of examples.
         lazy: Whether networks approach the flow as their width grows.
     """

@@ -71,7 +71,10 @@ def _lower(value: Any, arrays: dict[str, np.ndarray], where: str) -> Any:
 
 
 def _raise(value: Any, arrays: dict[str, np.ndarray]) -> Any:
-    """Rebuilds a metric from the JSON ``value`` that ``_lower`` wrote and the ``arrays`` stored beside it, by name."""
+    """Rebuilds a metric from the JSON ``value`` that ``_lower`` wrote and the ``arrays`` stored beside it, by name.
+
+    Arrays come back as NumPy arrays.
+    """
     if not isinstance(value, dict):
         return value
     ((kind, inner),) = value.items()

@@ -156,7 +156,7 @@ def bench_of(study: Study, kind: str) -> Bench:
 
     Args:
         study: The study.
-        kind: The kind of clients, as in ``divide``.
+        kind: "rotated", or the control, whose images are not rotated (as in ``divide``).
     """
     settings = study.settings
     of_clusters, depends_on = partial(measure, settings.num_clusters), harness.decisive(settings, DECISIVE)
@@ -194,7 +194,7 @@ def final(runs: Runs, name: str, metric: str) -> np.ndarray:
 def _rows(kind: str, runs: Runs, tuned: Mapping[str, Tuned]) -> Iterator[lab.Row]:
     """Yields the row of every method on clients of ``kind`` ("rotated" or the control), with means over seeds.
 
-    ``tuned`` has the tuned learning rates. In the control, a row has no share of correct pairs.
+    ``tuned`` has the tuned learning rates. In the control, without rotations, a row has no share of correct pairs.
     """
     for name, records in runs.items():
         accuracy, pairs = final(runs, name, "test.accuracy"), final(runs, name, PAIRS)

@@ -118,7 +118,7 @@ def results_of(records: Sequence[Record], uniform: Sequence[Record], target: flo
     """Computes final accuracy, rounds to the target and accuracy at equal bytes of one way to choose clients.
 
     Accuracy at equal bytes is the mean over the evaluations at which this way has sent more bytes than uniform sampling
-    had sent before its last ``LAST`` rounds, but no more than it sent in all. If there is no such evaluation, it is the
+    had sent before its last five rounds, but no more than it sent in all. If there is no such evaluation, it is the
     accuracy of the last evaluation with no more bytes than that.
 
     Args:

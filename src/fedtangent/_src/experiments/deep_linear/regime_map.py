@@ -109,7 +109,7 @@ class Cell(NamedTuple):
         own: Loss that the flow for the kernel P(0) predicts for it.
         doubled: Loss of the network with 2 N clients and 2 K steps.
         own_doubled: Loss that the flow for P(0) predicts with 2 N clients and 2 K steps.
-        rho: Factor of the loss in a round, by bound (18) of DeepLin.
+        rho: Factor by which a round changes the loss at most, by bound (18) of DeepLin.
         wrong: Control: ``1 - 2 eta K lambda_min``, the factor of the linear model without the division by N.
         need: Width that DeepLin's theorem asks for.
         moved: Relative change of the kernel from the first to the last round; NaN if the network diverged.

@@ -169,7 +169,7 @@ def _conclude(study: Study, networks: list[FollowedNetwork], wrong: list[Followe
 
 
 def _row(f: FollowedNetwork) -> lab.Row:
-    """Builds the row of one network in result.json."""
+    """Builds the row of one network in result.json: its last relative loss, rates, and the flows' errors."""
     return {
         "seed": f.seed,
         "draw": f.draw,
@@ -186,9 +186,10 @@ def _row(f: FollowedNetwork) -> lab.Row:
 def _worst_terms(networks: list[FollowedNetwork], wrong: list[FollowedNetwork]) -> list[lab.Row]:
     """Computes the largest ratio of each term of eq. (17) of DeepLin to the value that the proof allows.
 
-    Eq. (17) splits the residual after a round into four terms. The ratio is the largest over rounds and seeds. The rows
-    also have the ratios of the control networks ``wrong``. For the first term the proof grants a least decrease: its
-    ratio is granted over measured, and its control grants the decrease of lambda_max instead of lambda_min.
+    Eq. (17) splits the residual after a round into four terms. The ratio is the largest over the rounds in which they
+    were computed, and seeds. The rows also have the ratios of the control networks ``wrong``. For the first term the
+    proof grants a least decrease: its ratio is granted over measured, and its control grants the decrease of lambda_max
+    instead of lambda_min.
     """
 
     def over(f: FollowedNetwork, name: str, unit: float = 1.0) -> float:

@@ -187,7 +187,7 @@ def _network(settings: ClassifierSettings, trial: Trial) -> Model:
 
 
 def _methods(settings: ClassifierSettings, trial: Trial) -> dict[str, Method]:
-    """Builds every entrant's method on one seed's data; returns a dictionary from the entrant's key to the method."""
+    """Builds the ``Method`` of every entrant (method with a number of models) on one seed's data, by entrant's key."""
     model, by_key = _network(settings, trial), dict[str, Method]()
     sets = _by_client(trial) if trial.by_client else trial.splits
     for entrant in entrants(settings):
@@ -416,7 +416,7 @@ def check(study: Study) -> None:
 
 
 def play_all(studies: Mapping[str, Study]) -> dict[str, tuple[list[Scores], dict[int, Runs]]]:
-    """Tunes every entrant's learning rate on every kind of clients, and trains it with all seeds, in every study.
+    """Tunes every entrant (method with a number of models) on every kind of clients and trains it with all seeds.
 
     In metrics.csv a run is named after its method, rate, kind of clients and study.
 
@@ -441,7 +441,10 @@ def play_all(studies: Mapping[str, Study]) -> dict[str, tuple[list[Scores], dict
 
 
 def _bench(study: Study, classes: int, name: str) -> Bench:
-    """Builds the ``Bench``, which runs all methods, for clients of ``classes`` classes; ``name`` is the study's."""
+    """Builds the ``Bench``, which runs all methods, for one kind of clients (``classes`` as in ``divide``).
+
+    ``name`` is the study's name.
+    """
     settings, of_seed = study.settings, functools.cache(partial(divide, study, classes))
     largest = _largest([of_seed(seed) for seed in (*study.seeds, settings.tuning_seed)])
     score = partial(_measure_clients, largest) if "test" in largest else _measure
@@ -457,7 +460,7 @@ def _largest(trials: Sequence[Trial]) -> dict[str, int]:
 
 
 def _scores(entrant: Entrant, classes: int, chosen: Tuned, records: Sequence[Record]) -> Scores:
-    """Computes the scores of an entrant, on clients of ``classes`` classes, from its runs, one for each seed."""
+    """Computes the scores of an entrant on one kind of clients (``classes``) from its runs, one for each seed."""
     names = [n.partition(".")[2] for n in records[0].metrics if n.startswith("test.")]
     values = {n: np.array([_last_rounds(r.metrics[f"test.{n}"]).mean() for r in records]) for n in names}
     values["fell"] = np.array([fell(r.test) for r in records])
@@ -472,7 +475,9 @@ Published = Mapping[tuple[str, int], float]
 
 
 def published(classes: int, **percents: float) -> Published:
-    """Builds a dictionary of published accuracies in %, by entrant's key and classes of a client; ensembles have K = 5.
+    """Builds a dictionary of published accuracies in %, by entrant's key and classes of a client.
+
+    An entrant is a method with a number of models, 5 for ensembles.
 
     Args:
         classes: Number of classes of a client; 0 for a random division, -1 for one client per user.
@@ -530,9 +535,9 @@ def outcome(
     claims: Callable[[Sequence[Scores]], Iterable[lab.Claim]],
     more: Callable[[Sequence[Scores]], tuple[lab.Sheet, ...]] = lambda _: (),
 ) -> lab.Outcome:
-    """Tunes and trains every entrant; returns the table of accuracies and the claims, and draws the figure by round.
+    """Tunes and trains every entrant (method with a number of models); returns table and claims, and draws a figure.
 
-    Accuracies in the table are means over seeds and the last three rounds, in %.
+    Accuracies in the table are means over seeds and the last three rounds, in %; the figure shows them by round.
 
     Args:
         study: The checked request, with data set, seeds and settings.

@@ -67,7 +67,7 @@ class Band(NamedTuple):
 
 
 class GapCase(NamedTuple):
-    """The bands of all methods on one seed's data, and their scores by method and name of the score.
+    """The bands (mean and standard deviation) of all methods on one seed's data, and their scores by method and name.
 
     Attributes:
         distance: Relative distance of Fed-ensemble's trained models from the outputs that the flow predicts for them
@@ -103,6 +103,7 @@ def _band_of_processes(means: np.ndarray, covariances: np.ndarray) -> Band:
 def _scores(band: Band, x: np.ndarray, truth: np.ndarray) -> dict[str, float]:
     """Computes a band's coverage of the true function, width and expected NLL, in the range of data and in the gap.
 
+    Coverage and width are of the 95 % interval of a normal distribution with the band's mean and standard deviation.
     The NLL is of an observation of a new client, infinite if the band has no width at some point. The score "ratio" is
     the width in the gap over the width on the data, infinite if the latter is 0. ``x`` [m, 1] are the test inputs and
     ``truth`` [m, 1] the true function there.
@@ -148,7 +149,10 @@ def _summary(name: str, values: Sequence[float]) -> lab.MeanInterval:
 
 
 def run(study: Study) -> lab.Outcome:
-    """Computes and scores the bands of FedAvg, Fed-ensemble, the flow and the limiting process on every seed's data."""
+    """Computes and scores the bands of FedAvg, Fed-ensemble, the flow and the limiting process on every seed's data.
+
+    A band is a predicted mean with its standard deviation.
+    """
     settings, cases = study.settings, list[GapCase]()
     model = sine.linear_model() if settings.model == "linear" else sine.network(settings.width)
     first = sine.of_study(study, study.seeds[0], gap=True)
@@ -222,7 +226,7 @@ def _limit(blocks: ft.kernels.KernelBlocks, data: sine.SineData) -> tuple[Band |
 
 
 def judge(summaries: dict[str, dict[str, lab.MeanInterval]]) -> tuple[lab.Claim, ...]:
-    """Judges the claims of FE-2024, section V-B, on the bands in the gap without data.
+    """Judges the claims of FE-2024, section V-B, on the bands (95 % intervals) in the gap without data.
 
     Fed-ensemble's band should be wider there than on the data and cover the true function, FedAvg's should be too
     narrow.

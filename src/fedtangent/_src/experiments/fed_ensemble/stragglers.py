@@ -152,7 +152,7 @@ def _in_time(one: Waited, budget: np.ndarray) -> np.ndarray:
 
 
 def _alike(results: Sequence[Waited]) -> dict[tuple[int, float, Entrant], list[Waited]]:
-    """Groups the results by classes, slowness and entrant.
+    """Groups the results by classes of a client, slowness and entrant (method with a number of models).
 
     A group has one result for each way to close a round; 100 of 130 clients, FE-2024's way, is the first.
     """

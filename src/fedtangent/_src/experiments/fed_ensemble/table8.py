@@ -101,7 +101,10 @@ def _measure(algorithm: Algorithm, state: PyTree, splits: EvaluationSets) -> dic
 
 
 def check(study: Study) -> None:
-    """Raises ``ValueError`` for wrong settings: builds FedAvg and Fed-ensemble with every learning rate."""
+    """Raises ``ValueError`` for settings that FedAvg or Fed-ensemble refuses at one of the learning rates.
+
+    It also does so if the tuning seed is one of the seeds. The data set of the first seed is loaded.
+    """
     settings = study.settings
     harness.check_tuning_seed(study)
     harness.build_all(methods(settings, _divide(study, study.seeds[0])))

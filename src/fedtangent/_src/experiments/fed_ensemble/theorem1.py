@@ -118,9 +118,11 @@ def _rate(setting: Setting, flow: ft.theory.Flow, plan: ft.types.Cohort, ages: i
 
 
 def _bounds(decay: EnsembleDecay) -> dict[str, np.ndarray]:
-    """Computes every form of the bound, and the control, at the start and after each age of K rounds, [A + 1] each.
+    """Computes the bound of FE-2024's Theorem 1 by age, [A + 1], for each reading of its exponent, and a wrong bound.
 
-    Bounds are divided by the norm of the initial residual. Keys are the labels of the forms.
+    An age has K rounds for K models, in which every client trains each model once; the first entry is the start. The
+    wrong bound, a negative control, has the kernel's largest eigenvalue in place of the smallest. All are divided by
+    the norm of the initial residual. Keys are the labels of the readings (``FORMS``), and ``CONTROL``.
     """
     theorem = decay.theorem
     forms = {label: np.exp(-theorem.exponent(form)) for form, label in FORMS.items()}
@@ -157,10 +159,10 @@ def _metrics(decay: EnsembleDecay, seed: int) -> list[Metric]:
 
 
 def _conclude(study: Study, results: list[EnsembleDecay]) -> lab.Outcome:
-    """Builds tables and figure, and a verdict on each form of the bound of FE-2024's Theorem 1.
+    """Builds tables and figure, and a verdict on the bound of FE-2024's Theorem 1 for each reading of its exponent.
 
-    A verdict compares the networks' residuals at the ends of ages, of all seeds, with the bound. A broken bound does
-    not fail the experiment.
+    In an age every client trains each model once. A verdict compares the networks' residuals at the ends of ages, of
+    all seeds, with the bound. A broken bound does not fail the experiment.
     """
     rows = [_form_row(results, label) for label in _bounds(results[0])]
     failed = () if all(np.all(np.isfinite(f.networks)) for f in results) else ("networks diverged",)
@@ -226,7 +228,7 @@ def _remarks(first: EnsembleDecay) -> tuple[str, ...]:
 
 
 def _draw(study: Study, decay: EnsembleDecay) -> None:
-    """Plots one seed's relative residuals and every form of the bound, in two panels."""
+    """Plots one seed's relative residuals and the bound for each reading of its exponent, in two panels."""
     # The first shows the trained networks with the exact flow beside them, and also the control. The second shows the
     # flow at the ends of all its ages, and the line that decays at its exact rate and meets the largest residual at the
     # last of them.

@@ -64,7 +64,7 @@ def table(title: str, rows: Iterable[Mapping[str, object]], columns: str) -> She
 class Claim(NamedTuple):
     """A claim of a paper, or our own: the sentence, the measured value as text, and whether the claim is seen.
 
-    The verdict is "seen", "not seen" or "undecided".
+    The verdict is "seen" (the measurements show it), "not seen" (they show the contrary), or "undecided".
     """
 
     claim: str

@@ -72,8 +72,8 @@ class Method(NamedTuple):
     rates: tuple[float, ...]
     steps: tuple[int, ...]
     build: BuildAlgorithm
-    data: FederatedData  # the trial's, in the form that this method trains on
-    splits: EvaluationSets  # what it is evaluated on
+    data: FederatedData  # training data of the seed, in the form that this method trains on
+    splits: EvaluationSets  # examples on which it is evaluated
     pool_size: int = 0
     bound_to_seed: bool = False
 
@@ -423,8 +423,8 @@ def plan(bench: Bench, tunings: int = 1, repetitions: int = 1, rounds: Mapping[s
 
     Args:
         bench: The comparison, or one of several that have the same methods, seeds and rounds.
-        tunings: Number of benches for which ``tune_all`` will be called.
-        repetitions: Number of benches for which ``repeat_all`` will be called.
+        tunings: Number of these comparisons for which ``tune_all`` will be called.
+        repetitions: Number of these comparisons for which ``repeat_all`` will be called.
         rounds: Rounds of a final run by method, where they are not ``num_rounds`` of the settings.
     """
     settings = bench.study.settings

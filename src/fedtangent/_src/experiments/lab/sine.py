@@ -201,7 +201,8 @@ def decomposed(
         num_models: Number K of models.
         num_rounds: Number of rounds.
         schedules: Number of schedules.
-        draws: Number of initialisations under each schedule. With 1 the two parts of the simulated variance are nan.
+        draws: Number of initialisations under each schedule. With 1 the two parts of the simulated variance, from
+            initialisations and from schedules, are nan.
 
     Returns:
         The decomposition in closed form, and the one from simulated runs.

@@ -97,7 +97,7 @@ def _classified(settings: ExponentialSettings, problem: Problem, *, simulate: bo
     Args:
         settings: Settings.
         problem: The problem.
-        simulate: Whether the engine trains Local-GD and Modified Local-GD; else descent in the dual variables does.
+        simulate: Whether ``ft.simulate`` trains Local-GD and its modification; else descent in the dual variables does.
 
     Raises:
         ValueError: No model fits all labels.
@@ -124,7 +124,7 @@ def tried(settings: ExponentialSettings, problem: Problem, *, simulate: bool) ->
     Args:
         settings: Settings.
         problem: The problem, whose labels some linear model fits.
-        simulate: Whether the engine trains Local-GD and Modified Local-GD; else descent in the dual variables does.
+        simulate: Whether ``ft.simulate`` trains Local-GD and its modification; else descent in the dual variables does.
     """
     try:
         one = _classified(settings, problem, simulate=simulate)
@@ -197,7 +197,7 @@ def _to_dual(settings: ExponentialSettings, one: Classified, name: str, path: np
 
 
 def exact_verdict(settings: ExponentialSettings, results: list[Classified], sizes: str) -> Verdict:
-    """Judges whether the engine's models of Local-GD and Modified Local-GD equal an independent computation.
+    """Judges whether simulated models of Local-GD and Modified Local-GD equal an independent computation.
 
     This computation is gradient descent in the dual variables. The control is such descent with one local step a round.
 

@@ -242,7 +242,7 @@ SUMMARIES = {
 
 @dataclass(frozen=True)
 class DirichletSettings(ExponentialSettings):
-    """Settings of fig. 2 of Local-GD, with our values of alpha, which the paper does not give."""
+    """Settings of fig. 2 of Local-GD; the paper does not give the values of alpha of the Dirichlet distribution."""
 
     num_examples: int = 500
     dimension: int = 1500
@@ -262,10 +262,10 @@ def check_dirichlet(study: Study) -> None:
 
 
 def run(study: Study) -> lab.Outcome:
-    """Trains for every alpha on every seed, and measures distances and test accuracies (fig. 2 of Local-GD).
+    """Divides labels among nodes by Dir(alpha), trains for every alpha and seed, and compares the models.
 
-    Distances of directions are between Local-GD, Modified Local-GD, the centralised model and the support vector
-    machine. A run that diverges is left out.
+    Repeats fig. 2 of Local-GD: distances of directions between Local-GD, Modified Local-GD, the centralised model and
+    the support vector machine, and their test accuracies. A run (one alpha on one seed) that diverges is left out.
     """
     settings, simulated, rows = study.settings, list[Classified](), list[lab.Row]()
     missing, first = list[str](), dict[float, Classified]()
@@ -337,7 +337,8 @@ def claims(rows: list[lab.Row]) -> tuple[lab.Claim, ...]:
 def _draw_dirichlet(study: Study, first: dict[float, Classified]) -> None:
     """Plots by round how far Local-GD and Modified Local-GD are from the centralised model, a panel for each alpha.
 
-    ``first`` has for each alpha the models of the first seed that did not diverge.
+    alpha is the parameter of the Dirichlet distribution that divides the labels. ``first`` has for each alpha the
+    models of the first seed that did not diverge.
     """
     rounds, panels = np.arange(2, study.settings.num_rounds + 1), []
     for alpha, one in first.items():

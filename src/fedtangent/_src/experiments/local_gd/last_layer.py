@@ -143,7 +143,7 @@ def _tenths(say: Callable[[str], None]) -> Callable[[int, int], None]:
 
 
 def _run(panel: str, study: Study) -> lab.Outcome:
-    """Runs fig. 1(h) or 1(i) of Local-GD (``panel`` "h" or "i"): trains all models on every seed."""
+    """Runs fig. 1(h) or 1(i) of Local-GD (``panel`` "h" or "i"): trains Local-GD and its controls on every seed."""
     results, source, settings = list[Layers](), "", study.settings
     for seed in study.each_seed():
         loaded = _images(study, seed)
@@ -237,7 +237,7 @@ def _judge_h(
     """Judges fig. 1(h): how Local-GD's distance from the centralised model falls with the rounds.
 
     ``first`` and ``middle`` are its distances after the first round and after half of the rounds, [seeds]. ``ends`` has
-    the distances of "local_gd", "chance" and "one node" after the last round.
+    the distances of "local_gd", "chance" (centralised with other minibatches) and "one node" after the last round.
     """
     falls, late = lab.interval(ends["local_gd"] - first), lab.interval(ends["local_gd"] - middle)
     above = lab.interval(ends["local_gd"] - ends["chance"])

@@ -137,7 +137,7 @@ _everybody = functools.cache(ft.schedules.all_clients)  # one object for each N,
 def simulated(
     problem: Problem, recipe: str, num_rounds: int, *, learning_rate: float, local_steps: int, **options: float | str
 ) -> np.ndarray:
-    """Trains a linear model of r weights from 0 with the engine, in float64; returns it by round, [R + 1, r].
+    """Trains a linear model of r weights from 0 by ``ft.simulate``, in float64; returns it by round, [R + 1, r].
 
     All nodes take part in every round with equal weights. Needs 64-bit types.
 

@@ -193,6 +193,7 @@ def _deep(settings: LeakageSettings, model: Model, key: Key, images: AttackedIma
     """Attacks by deep leakage: matches the messages of dummy images to the messages that a client sent.
 
     Messages are gradients or Jacobians; of sparsified Jacobians all entries are compared, or only those that were kept.
+    Returns the reconstructed images by attack.
     """
     params, x = model.init(jax.random.fold_in(key, 0)), _inputs(model, images.x)
     shape, search = x.shape[1:], jax.random.fold_in(key, 1)
@@ -215,6 +216,7 @@ def _dense(model: Model, key: Key, images: AttackedImages, sparsity: float) -> R
     """Attacks the perceptron in closed form, from its unpermuted Jacobians and under CP-NTK-FL's two permutations.
 
     One permutation shuffles the examples. The other shuffles the weights, also with a colluding client who reveals it.
+    Returns the reconstructed images by attack.
     """
     params = model.init(key)
     everyone = np.concatenate([images.x, images.known])

@@ -122,7 +122,11 @@ def _cohort(study: Study, seed: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _gaps(x: np.ndarray, labels: np.ndarray, settings: WeightGapSettings, seed: int) -> list[WeightGap]:
-    """Computes how far NTK-FL's weights are from gradient descent's, for all networks; needs 64-bit types."""
+    """Computes how far NTK-FL's weights are from gradient descent's, for the three rows of ``NETWORKS``.
+
+    These are a perceptron with the kernel averaged over outputs, the same with the exact kernel, and the two-layer
+    network of eq. (12). Needs 64-bit types.
+    """
     outputs = int(labels.max()) + 1
     y = np.eye(outputs)[labels]
     options = {"parameterization": "standard", "b_std": 0.0, "dtype": jnp.float64}
@@ -157,7 +161,10 @@ def _two_layer(x: np.ndarray, labels: np.ndarray, settings: WeightGapSettings, s
 
 
 def _row(g: WeightGap) -> lab.Row:
-    """Builds the row of one network: final distance, share of steps in which it grows, largest ratio to each bound."""
+    """Builds the row of one network: the weights' distance at a tenth of the steps and at the end, and residuals.
+
+    It also has the share of steps in which the distance grows, and its largest ratio to each bound.
+    """
     gap, late = np.asarray(g.paths.gap), slice(2, None)
     moving = np.diff(gap) / np.maximum(gap[1:], 1e-300)
     return {

@@ -109,7 +109,11 @@ def _follow(task: TwoLayerProblem, settings: EvolutionDecaySettings, seed: int) 
 
 
 def _row(f: FollowedDescent) -> lab.Row:
-    """Builds the row of one network: largest ratios of its squared residuals to the bound of NTK-FL's Theorem 1."""
+    """Builds the row of one network: how its squared residuals compare with the bound of NTK-FL's Theorem 1.
+
+    It has the largest ratios to the bound and to a wrong bound (a control), the first step that breaks the bound, and
+    both at the end. Residuals of the network itself that are only rounding do not count.
+    """
     steps, c, worst = np.arange(len(f.paths.network)), f.theorem.constants, two_layer.worst
     bound, start = f.theorem.residual_bound(steps), c.residual**2
     floor = two_layer.TREND * start

@@ -286,7 +286,8 @@ def ntk_dfl(
 def _from_neighbours(update: ServerUpdate) -> ServerUpdate:
     """Turns NTK-DFL's update of one model into an update of all clients' models, computed one at a time.
 
-    The update of each model starts at the mean of this client's and its neighbours' models.
+    The update of each model starts at the mean of this client's and its neighbours' models. A client that is away keeps
+    its model, and is left out of the means. The update also reports "consensus_distance", the spread of the models.
     """
     evolve = sequentially(update)
 

@@ -41,7 +41,7 @@ class Normalisation:
     schedule of the round."""
 
     def __post_init__(self) -> None:
-        """Raises ``ValueError`` for a negative mu or a tau_eff that is not positive."""
+        """Raises ``ValueError`` for a negative mu or a tau_eff that is not above 0 (a schedule: below 0 in round 0)."""
         number("mu", self.mu, at_least=0)
         if self.tau_eff is not None:
             check_rate("tau_eff", self.tau_eff)

@@ -316,13 +316,14 @@ class Dynamics(NamedTuple):
 
 
 def dynamics_of(pool: Pool, tangent: Tangent, evolution: Evolution, method: str) -> Dynamics:
-    """Builds the functions that compute gradient descent on the linearised network, from the options of ``evolution``.
+    """Builds the functions that compute gradient descent on the linearised network: kernel products and the dual.
 
     Args:
         pool: The pooled examples.
         tangent: The linearised network.
-        evolution: Options of the evolution.
-        method: Name of the method by which gradient descent is computed.
+        evolution: Options of the evolution; its ``method`` is not used.
+        method: "eigh", "chebyshev", "iterate" or "multirate", as ``method_of`` returns it. It must fit the loss;
+            "eigh" also needs a kernel of at most ``evolution.kernel_bytes``.
     """
     residual = pool.y - tangent.outputs
     n = residual.shape[0]

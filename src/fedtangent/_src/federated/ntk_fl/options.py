@@ -213,14 +213,15 @@ def held_out(validation: object, loss: str, model: Model, x: Array | None = None
     """Checks the server's validation examples and returns them; with the cross entropy, labels become probabilities.
 
     Args:
-        validation: The pair (x [m, ...], y [m, C]) or None, which is returned unchanged.
+        validation: The pair (x [m, ...], y [m, C]), a tuple, or None, which is returned unchanged. With the cross
+            entropy y may also be class numbers [m].
         loss: Name of the loss.
         model: The network.
         x: Pooled inputs, whose examples must have the same shape; None to skip this check.
 
     Raises:
         ValueError: ``validation`` is not a pair, has no example, or has another shape; or, with the cross entropy, its
-            targets are neither class labels nor probabilities.
+            targets are neither class labels nor probabilities, or the network has one output.
     """
     if validation is None:
         return None

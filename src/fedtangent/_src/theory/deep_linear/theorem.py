@@ -73,11 +73,11 @@ class DeepLinearConstants(NamedTuple):
 
     @property
     def kappa(self) -> float:
-        """Condition number of X X', the ratio of the squared singular values."""
+        """Condition number of X X', the ratio of the largest to the least squared singular value of X."""
         return (self.largest / self.least) ** 2
 
     def rate(self) -> float:
-        """Computes rho of eq. (18) of DeepLin: a bound of the factor of the loss in a round, at least 0."""
+        """Computes rho of eq. (18) of DeepLin, a bound of the factor by which a round changes the loss, at least 0."""
         return max(1 - self.learning_rate * self.local_steps * self.lambda_min / (2 * self.num_clients), 0.0)
 
     def step_limit(self) -> float:
@@ -92,7 +92,7 @@ class DeepLinearConstants(NamedTuple):
         return self.depth * max(terms)
 
     def radius(self) -> float:
-        """Computes R of DeepLin's hypothesis C, the largest allowed movement of a layer; 0 for a residual of 0."""
+        """Computes R of DeepLin's hypothesis C, the farthest that a layer may move; 0 for an initial residual of 0."""
         spread = math.sqrt(self.outputs * self.num_clients)
         return RADIUS * spread * self.residual * self.largest / (self.depth * self.least**2)
 
@@ -142,7 +142,7 @@ class DeepLinearTheorem:
 
     @property
     def linear_rate(self) -> float:
-        """Factor by which a round finally shrinks the sum of squares at infinite width, where rho is only a bound.
+        """Factor by which a round finally shrinks the sum of squares at infinite width; rho of eq. (18) is a bound.
 
         For the linear model M and its limit M*, a round leaves at most this share of ``|M - M*|^2``; with K > 1 a
         single round may leave more of ``|X (M - M*)|^2``.
@@ -309,7 +309,7 @@ def _norm(matrix: Matrix) -> float:
 
 
 def _squared_norm(x: Matrix) -> float:
-    """Computes ``|X|^2`` from the smaller Gram matrix, much cheaper than the singular values of X."""
+    """Computes the squared spectral norm ``|X|^2`` from the smaller Gram matrix, much cheaper than singular values."""
     gram = x @ x.T if len(x) < x.shape[1] else x.T @ x
     return float(scipy.linalg.eigh(gram, eigvals_only=True, subset_by_index=(len(gram) - 1, len(gram) - 1))[0])
 

@@ -63,7 +63,7 @@ def age_plan(
 
     Args:
         partition: Training rows of each client.
-        cohorts: Client, model and weight of every slot.
+        cohorts: Client, model and weight of every slot (place for a client in a round).
         rule: Rule of plain FedAvg.
         num_models: Number K of models; by default one more than the largest model index in use.
         rounds_per_age: Rounds of an age; K by default.
@@ -128,7 +128,8 @@ def assumptions(problem: Theorem1Data, kappa_2: float, kappa_3: float) -> tuple[
 
     Args:
         problem: Data of the run.
-        kappa_2: Bound of the residual's relative growth inside an age at the largest step (``Curvature.kappa_2``).
+        kappa_2: Bound of the residual's relative growth inside an age (rounds in which every client trains each model
+            once) at the largest step (``Curvature.kappa_2``).
         kappa_3: Bound of the second-order effects of the largest step (``Curvature.kappa_3``).
     """
     return (*_of_the_kernel(problem), *_of_the_rounds(problem), *_of_the_step(problem, kappa_2, kappa_3))

@@ -61,7 +61,8 @@ class Constants(NamedTuple):
         r0: R_0, the norm of each model's initial residual.
         width: Width l of the network.
         kappa_2, kappa_3: Bounds of the theorem at the largest product of step size and local steps in the run: the
-            growth of the residual inside an age, and its second-order effects (see ``Curvature``).
+            growth of the residual inside an age (rounds in which every client trains each model once), and second-order
+            effects (see ``Curvature``).
         largest_progress: Step size times local steps at which kappa_2 is 1.
     """
 
@@ -111,7 +112,7 @@ class Curvature(NamedTuple):
         """Computes FE-2021's bound kappa_3 of the second-order effects of the step in an age, printed before eq. (27).
 
         It is ``p^2 (2 C_2^4 + 8 R_0 C_1 C_2^2 / sqrt(l) + N (N - 1) / 2 C_2^4)``, with this record's constants (erratum
-        `fe2021.kappa3`).
+        `fe2021.kappa3`). In an age every client trains each model once.
 
         Args:
             progress: p, the step size eta_0 times tau local steps.
@@ -150,10 +151,13 @@ class Theorem1:
     def exponent(self, form: str = "proof", eigenvalue: float | None = None) -> Float64[np.ndarray, "ages"]:
         """Computes by how much the logarithm of ``residual_bound`` has fallen after 0, 1, .., A ages, [A + 1].
 
-        In an age every client trains each model once.
+        In an age, K rounds, every client trains each model once. With ``u = eta_0 tau lambda_m / nbar`` (step size
+        eta_0, tau local steps, least eigenvalue lambda_m of Theta, nbar examples in a round) an age adds a multiple of
+        u, which depends on ``form``.
 
         Args:
-            form: "proof", "equation_18" or "informal" (see the module); or "first_order", without the factor 1/3.
+            form: Reading of the theorem: "proof", u / 3; "equation_18", K u / 3; "informal", K u / 6; or
+                "first_order", u.
             eigenvalue: Number that replaces Theta's least eigenvalue, for a negative control.
         """
         choice("form", form, FORMS)
@@ -292,15 +296,19 @@ def weight_movement(theta: ArrayLike, operator: ArrayLike, residual: ArrayLike) 
 
 
 def kappa_4(progress: float, c1: float, c2: float, r0: float, examples_per_round: float, width: float) -> float:
-    """Computes kappa_4, the constant of ``linearisation_gap`` (FE-2021, section 9.4); inf if it overflows.
+    """Computes kappa_4, the constant of ``linearisation_gap`` (FE-2021, section 9.4).
 
-    It is ``e^{p C_2^2 / nbar} [8 p^2 R_0^2 C_1 C_2^2 l^-1/2 + p e^{p / (nbar C_2^2)} 2 R_0 C_2^2 l^-1/2]``.
+    It is ``e^{p C_2^2 / nbar} [8 p^2 R_0^2 C_1 C_2^2 l^-1/2 + p e^{p / (nbar C_2^2)} 2 R_0 C_2^2 l^-1/2]``; inf if it
+    overflows, or for C_2 = 0.
 
     Args:
         progress: p, the step size eta_0 times tau local steps.
         c1, c2, r0: Constants C_1, C_2 and R_0 of Theorem 9.1, as in ``Constants``.
         examples_per_round: nbar, examples of the clients that train a model in a round.
         width: Width l.
+
+    Raises:
+        ValueError: A negative number; or ``examples_per_round`` or ``width`` is 0.
     """
     _not_negative(progress=progress, c1=c1, c2=c2, r0=r0)
     _positive(examples_per_round=examples_per_round, width=width)
@@ -325,7 +333,8 @@ def linearisation_gap(
         progress: Step size eta_0 times tau local steps.
         lambda_min: Least eigenvalue of the initial kernel Theta_0.
         examples_per_round: nbar, as for ``kappa_4``.
-        d4_norm: Operator norm of the second-order terms of an age (``second_order_terms`` / p^2).
+        d4_norm: Operator norm of D_4, the second-order terms (``second_order_terms`` / p^2) of an age, the rounds in
+            which every client trains each model once.
     """
     _not_negative(kappa=kappa, progress=progress, lambda_min=lambda_min, d4_norm=d4_norm)
     _positive(examples_per_round=examples_per_round)

@@ -84,7 +84,7 @@ def exponential_product(operators: ArrayLike, step: float) -> Expansion:
     first; ``h = eta tau``. The remainder is o(h^2) (erratum `fe2021.lemma92`).
 
     Args:
-        operators: Operators A_i, [K, n, n], the first to act first.
+        operators: Matrices A_i, [K, n, n], the first to act first.
         step: The number h, step size times local steps.
     """
     a = _operators(operators)
@@ -98,7 +98,7 @@ def exponential_average(operators: ArrayLike, weights: ArrayLike, step: float) -
     ``first_order = e^{-h sum_i p_i A_i}`` and ``second_order = h^2/2 Var(A)``.
 
     Args:
-        operators: Operators A_i, [N, n, n].
+        operators: Matrices A_i, [N, n, n].
         weights: Weights p_i [N], non-negative, summing to 1.
         step: The number h, step size times local steps.
     """
@@ -138,9 +138,10 @@ class Age(NamedTuple):
 class Condition15(NamedTuple):
     """Condition (15) of FE-2021, under which the residual decays in every age; ``condition_15`` explains it.
 
-    ``value`` is its left side, to be below 1. ``b1`` is ``eta^2 tau^2 B_1``, the largest norm of twice an age's
-    second-order terms, and ``decay`` the least eigenvalue of an age's summed mean operators. ``largest_factor`` is the
-    multiple of the step in use up to which the condition holds, to leading order.
+    An age is the rounds in which every client trains the model once. ``value`` is the left side, to be below 1. ``b1``
+    is ``eta^2 tau^2 B_1``, the largest norm of twice an age's second-order terms, and ``decay`` the least eigenvalue of
+    an age's summed mean operators. ``largest_factor`` is the multiple of the step in use up to which the condition
+    holds, to leading order.
     """
 
     holds: bool
@@ -160,12 +161,12 @@ def age_operators(
     model: int = 0,
     rounds: Sequence[int] | None = None,
 ) -> Age:
-    """Computes the operators of one age of one model, the rounds in which every client trains it once.
+    """Computes the ``Age`` of one model, the rounds in which every client trains it once, as matrices on the residual.
 
     Args:
         theta: Kernel [n, n] of the training points.
         partition: Training rows of each of N clients.
-        cohorts: Client, model and weight of every slot, [R, S] each, as for ``federated_flow``.
+        cohorts: Client, model and weight of every slot (place for a client in a round), [R, S] each.
         local_steps: tau, an integer or one per client [N].
         learning_rate: eta, a number or one per round [R].
         model: Index of the model.
@@ -194,9 +195,11 @@ def _round_terms(
     steps: Int[np.ndarray, "N"],
     rate: float,
 ) -> tuple[Operator, Operator, Operator]:
-    """Computes mean, variance and ``-E[A^2 / tau]`` of the operators A_i (see the module) over one round's clients.
+    """Computes weighted mean, variance and ``-E[A^2 / tau]`` of the matrices A_i over one round's clients.
 
-    ``client`` and ``weight`` belong to the round's S slots, ``steps`` to all clients; ``rate`` is the step size.
+    ``A_i = eta tau_i Theta(X, X_i) P_i / n_i`` multiplies the residual; P_i selects the n_i examples of client i.
+    ``client`` and ``weight`` belong to the round's S slots (places for a client), ``steps`` (tau) to all clients;
+    ``rate`` is the step size eta.
     """
     n, total = len(theta), weight.sum()
     shares, square, discrete = np.zeros(n), np.zeros((n, n)), np.zeros((n, n))
@@ -215,8 +218,9 @@ def second_order_terms(age: Age, dynamics: str = "gradient_flow") -> Operator:
     """Computes the second-order part of an age's map of the residual, [n, n]; its error is of third order in the step.
 
     It is ``1/2 (sum_l Var[A_l] + sum_{i>j} [E[A_i], E[A_j]])`` of FE-2021 eq. (13)-(14), with mean and variance over
-    the clients of round l. Gradient descent adds ``-1/2 sum_l E[A_l^2 / tau]``, that is ``-eta^2 tau / 2 E[Pi^2]`` a
-    round, which is as large as the lemmas' terms for one local step and falls as 1 / tau at a fixed eta tau.
+    the clients of round l of their matrices ``A = eta tau Pi`` (see ``Age``). Gradient descent adds
+    ``-1/2 sum_l E[A_l^2 / tau]``, that is ``-eta^2 tau / 2 E[Pi^2]`` a round, which is as large as the lemmas' terms
+    for one local step and falls as 1 / tau at a fixed eta tau.
 
     Args:
         age: Operators of the age, the rounds in which every client trains the model once.
@@ -230,8 +234,9 @@ def second_order_terms(age: Age, dynamics: str = "gradient_flow") -> Operator:
 def expansion(age: Age, dynamics: str = "gradient_flow") -> Expansion:
     """Computes the map of an age on the residual to second order (FE-2021 section 9.2).
 
-    The first-order part is ``e^{-eta tau sum_l E[Pi_l]}``. If the cohorts of all rounds contain the same number nbar of
-    examples and each client takes part once, it is ``e^{-eta tau Theta / nbar}``, as for training on all data at once.
+    The first-order part is ``e^{-eta tau sum_l E[Pi_l]}``, with the mean over the clients of round l of their Gram
+    operators Pi, which multiply the residual. If the cohorts of all rounds contain the same number nbar of examples and
+    each client takes part once, it is ``e^{-eta tau Theta / nbar}``, as for training on all data at once.
 
     Args:
         age: Operators of the age, the rounds in which every client trains the model once.
@@ -248,7 +253,8 @@ def equation_13(age: Age, dynamics: str = "gradient_flow", order: str = "acting"
 
     Args:
         age: Operators of the age, the rounds in which every client trains the model once.
-        dynamics: "gradient_flow", or "gradient_descent", which adds -E[A^2 / tau] to each round's variance.
+        dynamics: "gradient_flow", or "gradient_descent", which adds -E[A^2 / tau] (``Age.discreteness``) to each
+            round's variance.
         order: "acting" has later rounds on the left, as operators act, and is right to second order. "printed" has the
             factors in the order of the page (erratum `fe2021.13`), which is the age with its rounds reversed, and is
             wrong by the second-order term ``sum_{i>j} [E_i, E_j]``.
@@ -282,7 +288,8 @@ def operator_u(age: Age, dynamics: str = "gradient_flow") -> Operator:
 def condition_15(ages: Sequence[Age], dynamics: str = "gradient_flow") -> Condition15:
     """Checks eq. (15) of FE-2021: the step is so small that the residual decays in every age.
 
-    The condition is ``(1 + tau^2 eta^2 B_1 / 2) e^{-eta tau K lambda_min(Pi)} < 1``.
+    The condition is ``(1 + tau^2 eta^2 B_1 / 2) e^{-eta tau K lambda_min(Pi)} < 1``, with K rounds in an age, step size
+    eta, tau local steps, and Pi the clients' mean Gram operator, which multiplies the residual.
 
     ``tau^2 eta^2 B_1`` is the largest operator norm, over ``ages``, of twice the ``second_order_terms``.
     ``eta tau K lambda_min(Pi)`` is the least eigenvalue, over the ages, of the sum of an age's K mean operators. This

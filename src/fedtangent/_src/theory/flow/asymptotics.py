@@ -194,7 +194,7 @@ class Pass:
 
     @in_float64
     def _matrix(self) -> Float64[np.ndarray, "d d"]:
-        """Computes the matrix L [d, d] by which a pass maps the state, in the coordinates of ``_Frame``.
+        """Computes the matrix L [d, d] by which a pass maps the state, in coordinates without null directions of Theta.
 
         Raises ``FloatingPointError`` if a number of L is inf or NaN.
         """
@@ -258,7 +258,7 @@ class Pass:
 
 
 def pass_of(flow: Flow, model: int) -> Pass:
-    """Builds the pass of one model.
+    """Builds the affine map by which all rounds of a flow (a pass) change the state of one model's run.
 
     Raises ``ValueError`` for traced numbers, and for a flow whose mean and covariance have no closed form. With delays,
     rounds of earlier passes precede the first round, so that no answer is to the initial model.

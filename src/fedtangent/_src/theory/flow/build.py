@@ -45,8 +45,9 @@ def federated_flow(
             but no covariance.
         y_train: Targets [n, C].
         partition: Training rows of each of N clients; a row may belong to several clients.
-        cohorts: Client, model and weight of every slot, [R, S] each. Weights are relative within a model and round; 0
-            marks an empty slot. A model without a slot in a round keeps its weights in that round.
+        cohorts: Client, model and weight of every slot (place for a client in a round), [R, S] each. Weights are
+            relative within a model and round; 0 marks an empty slot. A model without a slot in a round keeps its
+            weights in that round.
         rule: Work of clients and server: ``Rule(local_steps, learning_rate)`` is FedAvg.
         num_models: Number K of models; by default one more than the largest model index in use.
         outputs: "shared", one [n, n] kernel for all outputs; or "full", [n C, n C] in example-major order.

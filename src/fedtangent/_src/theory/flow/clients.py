@@ -212,9 +212,10 @@ def gains(
     num_examples: Float[Array, ""],
     steps: Int[Array, ""],
 ) -> Gains:
-    """Computes the factors of a client's residual and tilt in its update, after ``steps`` full-batch steps.
+    """Computes the factors A and C of a client's update ``z = A g - C b_i`` (see ``Gains``) after full-batch steps.
 
-    The module documents their formulas. Gradient flow runs for a time that is the sum of the step sizes.
+    g is the client's residual and b_i the values of the tilt. Gradient flow runs for a time that is the sum of the step
+    sizes.
 
     Args:
         kind, numbers: The rule, as ``read_rule`` splits it.
@@ -321,7 +322,8 @@ def descent_by_steps(
 ) -> Float[Array, "s D"]:
     """Takes a client's local steps one by one and returns z, the coefficients of its update on its s kernel rows.
 
-    z is [s, D], with D columns (outputs); the module explains it. A step costs in proportion to the rows of its batch.
+    The client's residual falls by ``Theta_ii z``, and by what the tilt adds. z is [s, D], with D columns (outputs). A
+    step costs in proportion to the rows of its batch.
 
     Args:
         kind, numbers: Static part and numbers of the rule.

@@ -274,8 +274,8 @@ class Flow:
     def operator(self, r: int, model: int = 0) -> Float[AnyArray, "q q"]:
         """Computes the matrix M_r [q, q] of ``f_r(x) = f_0(x) - Theta(x, X) M_r (f_0(X) - Y)``, for small problems.
 
-        q is n, or n C with outputs "full". The cost is a recursion of q x q matrices. With weight decay M_r multiplies
-        Y only, as the module explains.
+        q is n, or n C with outputs "full". The cost is a recursion of q x q matrices. With weight decay M_r is the
+        matrix of the targets alone, in ``f_r(x) = gamma_r f_0(x) - Theta(x, X) (A_r f_0(X) - M_r Y)``.
 
         Args:
             r: Number of finished rounds.
@@ -310,7 +310,8 @@ class Flow:
         Without weight decay it is 0 if the clients' losses share a minimiser and every example belongs to a client that
         trains. With all clients in every round FedAvg ends at weights w where
         ``sum_i p_i Phi_i A_i (Phi_i' w - y_i) + decay kappa_i w = 0``. Client i has the weight p_i, features Phi_i and
-        targets y_i; ``theory.flow.clients`` defines A_i and kappa_i. This is least squares in which a client's residual
+        targets y_i; A_i turns its residual into the coefficients of its update, and a constant gradient of size 1 moves
+        it by kappa_i (both in ``theory.flow.clients``). This is least squares in which a client's residual
         has the weight A_i instead of 1 / n_i. If examples repeat, the mean of Theorem 2 uses the pseudo-inverse of
         Theta. It raises the errors of ``fixed_point``, but needs no nngp blocks.
         """

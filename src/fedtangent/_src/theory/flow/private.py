@@ -69,8 +69,8 @@ def private_flow(
             that answers has weight ``1 / m``, whatever its weight in the cohorts.
         clip_norm: Bound on the norm of an update.
         noise_multiplier: Noise on the sum of the updates, in units of ``clip_norm`` (``measures.noise_multiplier``).
-        expected_clients: The divisor m of the sum; by default the number of slots of a round. Under Poisson sampling
-            give the expected number of clients.
+        expected_clients: The divisor m of the sum; by default the number of slots (places for a client) of a round.
+            Under Poisson sampling give the expected number of clients.
 
     Raises:
         ValueError: A flow of several models, of another algorithm, with weight decay, server momentum, outputs "full"

@@ -549,20 +549,20 @@ def _server_momentum(program: Program, change: Array, memory: Momentum, trained:
 
 
 def _weights_of(slots: BucketSlots, rounds: Rounds, j: Int[Array, ""]) -> tuple[Float[Array, "S"], Int[Array, "S"]]:
-    """Returns weight (0 for padding) and model of the slots in round ``j`` of one bucket of clients, [S] each."""
+    """Returns weight (0 for padding) and model of the places for clients of one bucket in round ``j``, [S] each."""
     slot = slots.slot[j]
     return jnp.where(slots.present[j], rounds.weight[j][slot], 0.0), rounds.model[j][slot]
 
 
 def _start_of(program: Program, slots: BucketSlots, j: Int[Array, ""]) -> Int[Array, "S"]:
-    """Returns the index in ``FlowState.models`` of the model from which each slot's client starts in round ``j``."""
+    """Returns the index in ``FlowState.models`` of the model from which each client starts in round ``j``, [S]."""
     slot, rounds = slots.slot[j], program.rounds
     model = rounds.model[j][slot]
     return model if rounds.delay is None else model + program.num_models * rounds.delay[j][slot]
 
 
 def _kappas_of(program: Program, bucket: Bucket, slots: BucketSlots, j: Int[Array, ""]) -> Float[Array, "S"]:
-    """Computes kappa, how far a constant gradient of size 1 moves a client, for each slot of one bucket, [S]."""
+    """Computes kappa, how far a constant gradient of size 1 moves a client, for each client of one bucket, [S]."""
     place, rate = slots.place[j], program.rounds.learning_rate[j]
     kind, optimizer = program.kind, clients.unit_optimizer(program.kind, j)
     untilted = kind._replace(algorithm="fed_avg", decays=False)

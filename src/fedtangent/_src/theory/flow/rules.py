@@ -272,7 +272,10 @@ def _drawn_places(
     client: Int[np.ndarray, "R S"],
     present: Bool[np.ndarray, "R S"],
 ) -> Int[np.ndarray, "R S T B"]:
-    """Converts batches of training rows [R, S, T, B] to positions among the examples of each slot's client."""
+    """Converts batches of training rows [R, S, T, B] to positions among the examples of each slot's client.
+
+    The axes are as for ``batch_places``: R rounds of S slots (places for a client), T steps of at most B examples.
+    """
     must = (*client.shape, int(local_steps.max()))
     if rows.ndim != 4 or rows.shape[:3] != must or not np.issubdtype(rows.dtype, np.integer):
         got = f"{rows.dtype} of shape {rows.shape}"

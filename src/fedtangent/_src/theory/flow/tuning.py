@@ -175,9 +175,10 @@ def _descend(look: _Look, grid: list[_Tried], place: int, tolerance: float) -> N
 
 
 def _narrow(look: _Look, grid: list[_Tried], place: int, tolerance: float) -> None:
-    """Minimises the loss without a derivative between the two neighbours of ``grid[place]``.
+    """Minimises the loss without a derivative between the two neighbours of ``grid[place]``, the best rate so far.
 
-    ``_descend`` explains the arguments.
+    ``look`` evaluates the loss at the logarithm of a rate and records it: the records are the only result.
+    ``tolerance`` is the relative tolerance of the rate.
     """
     ends = grid[max(place - 1, 0)].log, grid[min(place + 1, len(grid) - 1)].log
     most = max(point.value for point in grid if np.isfinite(point.value))  # parabolas need numbers

@@ -123,27 +123,34 @@ LocalSolver = Callable[[Gram, Vector, Mask, tuple[Array, ...]], tuple[Vector, Fl
 
 
 def projected(gram: Gram, across: Vector, mask: Mask, parameters: tuple[Array, ...]) -> tuple[Vector, Float[Array, ""]]:
-    """Solves a node's problem by projecting w onto its feasible set (eq. 13 of Local-GD).
+    """Solves a node's problem by projecting the global model w onto the node's feasible set (eq. 13 of Local-GD).
 
-    It solves ``min_{b >= 0} 1/2 b' A A' b - b' (1 - A w)`` by a primal-dual interior-point method with Mehrotra's
-    predictor (Nocedal and Wright, 2006, algorithm 16.4). It returns b and its error, the larger of two numbers: the
+    A [n, d] has the node's inputs times their labels. The local model is ``w + A' b``, where the dual variables b [n]
+    solve ``min_{b >= 0} 1/2 b' A A' b - b' (1 - A w)``, by a primal-dual interior-point method with Mehrotra's
+    predictor (Nocedal and Wright, 2006, algorithm 16.4). Returns b and its error, the larger of two numbers: the
     worst violation of a margin, and an upper bound, from the duality gap, of the relative error of ``A' b``.
 
     Args:
-        gram, across, mask: ``A A'`` [n, n], ``A w`` [n] and the rows that are examples [n], as in the module.
+        gram: ``A A'``, [n, n].
+        across: ``A w``, [n].
+        mask: Whether a row is an example and not padding, [n].
         parameters: Not used.
     """
     return _nonnegative(gram, jnp.where(mask, 1 - across, -1.0))
 
 
 def weak(gram: Gram, across: Vector, mask: Mask, parameters: tuple[Array, ...]) -> tuple[Vector, Float[Array, ""]]:
-    """Minimises a node's exponential loss with a weak proximal term exactly (eq. 12 of Local-GD).
+    """Minimises a node's exponential loss with a weak proximal term (eq. 12 of Local-GD), to rounding.
 
-    Newton's method solves ``ln b = level - A w - A A' b``. The function returns b and its error, the largest residual
-    of this equation divided by 1 plus the largest ``|level - A w|``.
+    A [n, d] has the node's inputs times their labels, and w [d] is the global model. The local model is ``w + A' b``,
+    where the dual variables b [n] solve ``ln b = level - A w - A A' b``; Newton's method computes them in at most 100
+    steps. Returns b, which is 0 in padding rows, and its error: the largest residual of this equation, divided by 1
+    plus the largest ``|level - A w|``.
 
     Args:
-        gram, across, mask: ``A A'`` [n, n], ``A w`` [n] and the rows that are examples [n], as in the module.
+        gram: ``A A'``, [n, n].
+        across: ``A w``, [n].
+        mask: Whether a row is an example and not padding, [n].
         parameters: The level ``ln(1 / lambda)`` for the strength lambda of the proximal term.
     """
     (level,) = parameters
@@ -187,12 +194,15 @@ def weak(gram: Gram, across: Vector, mask: Mask, parameters: tuple[Array, ...]) 
 def descended(gram: Gram, across: Vector, mask: Mask, parameters: tuple[Array, ...]) -> tuple[Vector, Float[Array, ""]]:
     """Takes gradient steps from w on a node's exponential loss with a proximal term (eq. 12, algorithm 2 of Local-GD).
 
-    It returns the dual variables b [n] after the last step, at which the local model is ``w + A' b``; and as error 0,
-    or NaN if the steps diverge.
+    A [n, d] has the node's inputs times their labels, and w [d] is the global model. Returns the dual variables b [n]
+    after the last step, at which the local model is ``w + A' b``, and as error 0, or NaN if the steps diverge.
 
     Args:
-        gram, across, mask: ``A A'`` [n, n], ``A w`` [n] and the rows that are examples [n], as in the module.
-        parameters: The level ``ln(1 / lambda)``, the step size eta and the number of steps.
+        gram: ``A A'``, [n, n].
+        across: ``A w``, [n].
+        mask: Whether a row is an example and not padding, [n].
+        parameters: The level ``ln(1 / lambda)`` for the strength lambda of the proximal term, the step size eta, and
+            the number of steps.
     """
     level, rate, steps = parameters
 

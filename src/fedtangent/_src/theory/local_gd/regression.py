@@ -54,7 +54,7 @@ def local_regression(
         y: Targets [n]; or [n, C], for which a model is [d, C].
         partition: Examples of each node.
         learning_rate, local_steps: Step size eta and number L of steps of every node. Without both, local work goes on
-            until convergence, as in eq. (4) of Local-GD; a node whose X_i has not full rank then takes the
+            until convergence, as in eq. (4) of Local-GD; a node whose inputs X_i do not have full rank then takes the
             pseudo-inverse (see ``deficient``).
         weights: Weights of the nodes in the mean, "uniform" (as in Local-GD), "examples" (in proportion to a node's
             examples), or N numbers.
@@ -103,7 +103,8 @@ def local_regression(
 class LocalRegression:
     """A run of Local-GD on a linear regression; built by ``local_regression``.
 
-    A model is [d], or [d, C] for targets [n, C]. ``r`` in the shapes is the largest rank that an X_i can have.
+    A model w is [d], or [d, C] for targets [n, C]. X_i are the inputs of node i, and ``r`` in the shapes is the largest
+    rank that an X_i can have.
 
     The rows V_i' of ``bases`` span the row space of X_i; ``known`` tells them from padding. ``answers`` is the value of
     V_i' w at which local work converges, ``kept`` the share of the distance to it that local work leaves, and ``gone``
@@ -169,9 +170,11 @@ class LocalRegression:
 
     @functools.cached_property
     def _stacked(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Decomposition of the averaged projection A = F'F, with F and f as in the module.
+        """Decomposition of the averaged projection A = F'F.
 
-        The parts are the right singular vectors of F [q, d], the eigenvalues of A that are not 0 [q], and F^+ f [d].
+        F stacks the rows of all ``bases``, each times the root of the node's weight and of ``gone``; f has the
+        ``answers`` times the same roots. The parts are the right singular vectors of F [q, d], the eigenvalues of A
+        that are not 0 [q], and F^+ f [d].
         Raises ``ValueError`` if local work diverges.
         """
         strength = self.weights[:, None] * self.gone
@@ -210,8 +213,9 @@ class LocalRegression:
     def limit(self, start: ArrayLike | None = None) -> Float64[np.ndarray, "d *C"]:
         """Computes the global model after infinitely many rounds, [d].
 
-        It is the least-squares solution of ``F w = f`` nearest to ``start``, zeros by default; the module defines F and
-        f. If local work diverges, the method raises ``ValueError``.
+        It is the least-squares solution of ``F w = f`` nearest to ``start``, zeros by default. F and f stack the nodes'
+        ``bases`` and ``answers``, each row times the root of the node's weight and of ``gone``. If local work diverges,
+        the method raises ``ValueError``.
         """
         begin = check_start(start, self.shape)
         right, _, fitted = self._stacked

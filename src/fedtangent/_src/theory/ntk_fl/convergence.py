@@ -135,7 +135,7 @@ class NtkTheorem:
         return failing(self.assumptions)
 
     def rate(self, eigenvalue: float | None = None) -> float:
-        """Computes the bound of the squared residual's factor in a step (Theorem 1) or in a round (Theorem 2).
+        """Computes a bound of the factor by which the squared residual changes in a step, or for Theorem 2 in a round.
 
         It is ``1 - eta tau lambda / (2 N M)``, or 0 if this is negative; ``NtkConstants`` defines the symbols. For a
         negative control ``eigenvalue`` replaces lambda.
@@ -160,9 +160,10 @@ class NtkTheorem:
         return np.asarray(self.constants.residual**2 * decay)
 
     def proof_factor(self) -> float:
-        """Computes the bound of the factor of the squared residual in NTK-FL's proof, in a step (51) or a round (76).
+        """Computes a bound of the factor by which the squared residual changes, as in the proofs of NTK-FL.
 
-        The theorem's rate follows from it if the assumptions hold; otherwise it may be above 1.
+        For Theorem 1 it is the factor of a gradient step, eq. (51); for Theorem 2, of a round, eq. (76). If the
+        assumptions hold it is at most ``rate()``; otherwise it may be above 1.
         """
         c = self.constants
         growth = _growth(c)
@@ -244,7 +245,7 @@ def ntk_evolved(
 
 
 def linear_rate(kernel: ArrayLike, learning_rate: float) -> float:
-    """Computes the largest factor of the linearised network's squared residual in a step.
+    """Computes a bound of the factor by which a step changes the linearised network's squared residual.
 
     It is the largest ``(1 - eta lambda_i / N)^2`` over the kernel's eigenvalues lambda_i, with N examples.
 

@@ -44,7 +44,8 @@ Operators = list[np.ndarray]  # [n, n], one for each of STEP_SIZES
 class RandomFederation(NamedTuple):
     """A kernel, clients with unequal sizes and local steps, and the model of each client in the K rounds of an age.
 
-    ``rows`` are the kernel's rows of each client; client i trains the model ``model[r, i]`` in round r.
+    In an age every client trains each model once: client i trains the model ``model[r, i]`` in round r. ``rows`` are
+    the kernel's rows of each client, and ``steps`` its local steps.
     """
 
     theta: Float64[np.ndarray, "n n"]
@@ -60,7 +61,7 @@ class RandomFederation(NamedTuple):
 
     @property
     def cohorts(self) -> Cohort:
-        """The cohorts of an age: all clients in every round, weighted by examples."""
+        """The cohorts of an age's K rounds: all clients in every round, weighted by examples."""
         sizes = np.array([len(r) for r in self.rows], float)
         client = np.broadcast_to(np.arange(len(self.rows)), self.model.shape)
         return Cohort(client, self.model, np.broadcast_to(sizes, self.model.shape))  # type: ignore[arg-type]
@@ -206,10 +207,11 @@ def _lemmas(case: RandomFederation, where: str, seed: int) -> list[Verdict]:
 
 
 def _ages(case: RandomFederation, where: str) -> list[Verdict]:
-    """Checks the expansions of model 0's age to second order in the step (FE-2021, section 9.2, eq. (13) and (14)).
+    """Checks expansions to second order in the step of an age's map on model 0's residual (FE-2021, section 9.2).
 
-    Errors must be of order 2 for the first-order terms, and of order 3 with the second-order terms (``_row``).
-    ``where`` has the sizes as text.
+    They are eq. (13) and (14); in an age every client trains each model once. Errors must be of order 2 for the
+    first-order terms, and of order 3 with the second-order terms (``_row``). A last verdict compares the second-order
+    terms with the error of the first-order ones. ``where`` has the sizes as text.
     """
     kinds = "gradient_flow", "gradient_descent"
     flow, descent = ([case.true_age(h, dynamics) for h in STEP_SIZES.tolist()] for dynamics in kinds)

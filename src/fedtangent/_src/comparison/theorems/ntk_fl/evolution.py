@@ -139,7 +139,8 @@ def fed_avg_run(
 class Sphere(NamedTuple):
     """Random inputs of norm 1 with random signs as targets, and a network before training.
 
-    ``params`` are its initial weights. ``step`` is half of the largest stable step of gradient descent.
+    ``x`` and ``y`` have the training examples first, then any further points. ``params`` are the network's initial
+    weights. ``step`` is half of the largest stable step of gradient descent on the training examples alone.
     """
 
     x: Float64[np.ndarray, "n d"]

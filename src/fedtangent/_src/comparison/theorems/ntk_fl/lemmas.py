@@ -45,7 +45,9 @@ def _checks(scale: str, seed: int) -> list[Verdict]:
 
 
 def _rarely(claim: Claim, fails: Callable[[float], Interval], control: str, wrong: Interval) -> Verdict:
-    """Checks that draws exceed a lemma's bound with a frequency of at most ``DELTA``, and a wrong bound more often.
+    """Checks that draws exceed a lemma's bound with a frequency of at most delta, and a wrong bound more often.
+
+    delta (``DELTA``) is the probability with which the lemma may fail.
 
     ``fails(factor)`` is the frequency with which they exceed ``factor`` times the bound. The verdict is on factor 1; it
     also reports the largest of ``FACTORS`` at which the check would fail, so how much tighter a bound it would notice
