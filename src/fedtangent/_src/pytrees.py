@@ -17,7 +17,7 @@ def on_device(tree: PyTree) -> PyTree:
     """Returns a pytree's arrays as JAX arrays; compiles nothing, unlike ``jnp.asarray`` of a NumPy array.
 
     Writeable NumPy arrays are copied, so that they may be changed later. On a CPU, JAX shares the memory of aligned
-    read-only arrays, such as those of ``kernels.gram.read_only``.
+    read-only arrays, for example from ``kernels.gram.read_only``.
     """
     copied = jax.tree.map(lambda a: a.copy() if isinstance(a, np.ndarray) and a.flags.writeable else a, tree)
     return jax.device_put(copied)

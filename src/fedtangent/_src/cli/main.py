@@ -201,8 +201,8 @@ def help_page(command: Command, arguments: Sequence[str]) -> str:
     Args:
         command: The command.
         arguments: Further words of the command line. After ``--algorithm fed_prox``, for example, the page also shows
-            the options of FedProx. Values in them (or in the config.json of ``--config``) take the place of defaults,
-            except those of switches.
+            the options of FedProx. Values in them (or in the config.json of ``--config``) take the place of defaults;
+            switches show no value.
 
     Raises:
         ValueError: ``arguments`` name an unknown algorithm, data set, model or the like, or a config.json that cannot

@@ -98,7 +98,7 @@ def wrong_flows(theory: Predicted) -> dict[str, Flow]:
 
     In some flows the clients' learning rate is too small. In the others one client, a tenth or a third of the clients
     never takes part, but at most 20 are left out. These clients are chosen among the first 20 that take part: those
-    that change the final test outputs most when each is left out alone.
+    whose absence, one at a time, changes the final test outputs most.
     """
     setting, cohorts, blocks = theory.setting, theory.cohorts, theory.blocks
     rate = setting.followed.learning_rate

@@ -201,7 +201,7 @@ class ResidualLedger:
     ) -> ResidualLedger:
         """Builds a residual ledger without rows, for a prediction that differs from this ledger's in the arguments.
 
-        Tangent kernels, and the products ``J(X) w_0`` for weight decay, stay as they are.
+        Tangent kernels, and the products ``J(X) w_0`` for weight decay, do not change.
 
         Args:
             cohorts: Other cohorts: S clients in each of R rounds, [R, S]; None for no change.

@@ -322,7 +322,7 @@ def descent_by_steps(
 ) -> Float[Array, "s D"]:
     """Takes a client's local steps one by one and returns z, the coefficients of its update on its s kernel rows.
 
-    The client's residual falls by ``Theta_ii z``, and by what the tilt adds. z is [s, D], with D columns (outputs). A
+    The client's residual falls by ``Theta_ii z``, apart from the tilt's part. z is [s, D], with D columns (outputs). A
     step costs in proportion to the rows of its batch.
 
     Args:

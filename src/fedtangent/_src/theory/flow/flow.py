@@ -275,7 +275,7 @@ class Flow:
         """Computes the matrix M_r [q, q] of ``f_r(x) = f_0(x) - Theta(x, X) M_r (f_0(X) - Y)``, for small problems.
 
         q is n, or n C with outputs "full". The cost is a recursion of q x q matrices. With weight decay M_r is the
-        matrix of the targets alone, in ``f_r(x) = gamma_r f_0(x) - Theta(x, X) (A_r f_0(X) - M_r Y)``.
+        matrix of the targets in ``f_r(x) = gamma_r f_0(x) - Theta(x, X) (A_r f_0(X) - M_r Y)``.
 
         Args:
             r: Number of finished rounds.

@@ -140,7 +140,7 @@ class Sphere(NamedTuple):
     """Random inputs of norm 1 with random signs as targets, and a network before training.
 
     ``x`` and ``y`` have the training examples first, then any further points. ``params`` are the network's initial
-    weights. ``step`` is half of the largest stable step of gradient descent on the training examples alone.
+    weights. ``step`` is half of the largest stable step of gradient descent on the training examples.
     """
 
     x: Float64[np.ndarray, "n d"]
