@@ -64,6 +64,13 @@ def test_a_recipe_of_ones_own_keeps_them() -> None:
     assert all(law.holds for law in laws)
 
 
+def test_weight_decay_has_no_theory_for_a_network_that_is_not_homogeneous() -> None:
+    recipe = averaging(stepped(1.0), {"weight_decay": 0.1})  # the law would look at the rule only
+    others = ("mapping", "order", "evaluation", "resume", "absence", "traces", "model", "rate 0")
+    laws = check_laws(recipe, client_learning_rate=0.2, exempt=dict.fromkeys(others, "tested above"))
+    assert laws[-1].name == "theory" and laws[-1].holds is None and "weight decay" in laws[-1].why
+
+
 @pytest.mark.parametrize(
     ("update", "rule", "broken"),
     [

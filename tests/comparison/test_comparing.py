@@ -15,7 +15,7 @@ import fedtangent as ft
 from fedtangent._src.cli import compare as cli_compare
 from fedtangent._src.cli import predict as cli_predict
 from fedtangent._src.cli.arguments import FigureOptions, VerdictOptions
-from fedtangent._src.comparison import comparing, linear_models, side_by_side
+from fedtangent._src.comparison import all_verdicts, comparing, linear_models, side_by_side
 from fedtangent._src.comparison.comparing import compare, comparison_of
 from fedtangent._src.comparison.predicted import predict, run_flow
 from fedtangent._src.comparison.simulated import cohorts, trained_networks
@@ -26,8 +26,8 @@ from fedtangent._src.engine.run import examples_of
 from fedtangent._src.entries import catalogue
 from fedtangent._src.federated.algorithms import fed_avg
 from fedtangent._src.federated.algorithms.common import AveragingParts, train_and_average, trained
-from fedtangent._src.federated.local import Work
-from fedtangent._src.federated.schedule import all_clients
+from fedtangent._src.federated.local import LocalProblem, Work
+from fedtangent._src.federated.schedule import all_clients, per_client_permutations
 from fedtangent._src.losses import LOSSES, mean_form
 from fedtangent._src.models.dense import mlp
 from fedtangent._src.models.features import linear
@@ -490,6 +490,54 @@ def test_a_server_optimiser_is_followed_as_fed_avg_m_is(looks_ahead: bool) -> No
     assert setting.followed.nesterov == looks_ahead
     wrong = dataclasses.replace(setting, rule=dataclasses.replace(setting.followed, nesterov=not looks_ahead))
     assert not linear_models.linearised_verdict(wrong, cohorts(wrong)).holds
+
+
+@ft.recipe
+def decayed(model, schedule, client_learning_rate, weight_decay=0.5, homogeneity=1.0):
+    """Builds FedAvg with weight decay in the clients' objective."""
+
+    def pose(broadcast, client_state):
+        return LocalProblem(broadcast, anchor=jax.tree.map(lambda w: 0 * w, broadcast), prox=weight_decay)
+
+    training = trained(model, client_learning_rate, None, Work(steps=3, batch_size=None), "squared_error")
+    rule = {"weight_decay": weight_decay, "homogeneity": homogeneity}
+    local = AveragingParts(local={"pose": pose})
+    return train_and_average("decayed", training, schedule, ft.Averaging(), local, rule)
+
+
+@pytest.fixture
+def few_programs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Small networks, and a single control."""
+    monkeypatch.setattr(linear_models, "LINEARISED_WIDTH", 16)
+    monkeypatch.setattr(linear_models, "near_misses", lambda *given: {})
+
+
+def of_decay(model: Any, **options: Any) -> Any:
+    found = decayed(model, per_client_permutations(2, 2), 0.1, **options)
+    examples = examples_of(found, own_data()[0], ft.partition.iid(24, 2, 0))
+    return comparison_of(found, examples, 6, 0, ft.Evaluation(6), (16, 32, 64), 5)
+
+
+@pytest.mark.usefixtures("few_programs")
+def test_weight_decay_shrinks_the_initial_function_in_laws_too() -> None:
+    setting = of_decay(linear(3, 2, sigma=1.0))
+    theory = predict(setting, cohorts(setting))
+    assert theory.limit is None and all(verdict.passed for verdict in linear_models.law_verdicts(theory))
+    variance = all_verdicts._propagated_variance(theory.blocks, *theory.influences[6])
+    np.testing.assert_allclose(variance, np.trace(theory.moments[-1].cov, axis1=1, axis2=2), rtol=1e-9)
+
+
+@pytest.mark.usefixtures("few_programs")
+@pytest.mark.parametrize("name", ["linearised", "of_kernel"])
+def test_weight_decay_of_a_network_of_homogeneity_2(name: str) -> None:
+    """Which one of two layers without biases has, at the weights about which it is linearised."""
+    setting = of_decay(mlp(3, 2, (16,), "relu", b_std=0.0), homogeneity=2.0)
+    plan = cohorts(setting)
+    if name == "linearised":
+        assert linear_models.linearised_verdict(setting, plan).passed
+        return
+    theory = predict(setting, plan)
+    assert linear_models.of_kernel_verdict(theory).passed and not linear_models.law_verdicts(theory)
 
 
 NO_TEST = "no test examples, so that all numbers are of training examples"

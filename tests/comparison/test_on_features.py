@@ -155,6 +155,7 @@ def test_an_algorithm_that_the_kernel_does_not_determine_is_linearised_and_the_s
     result = compared(ft.fed_adam, WHOLE, widths=(8, 16, 32), draws=5)
     assert isinstance(result, FromStart) and result.feature_learning[-1].mean() > 0
     assert "nor does the kernel determine its runs: runs on rotated features differ by " in result.notes[0]
+    assert "widths and draws" in result.notes[0]  # which this run was given, and does not use
     assert "\n" not in result.notes[0] and not result.verdicts
 
 

@@ -279,6 +279,9 @@ def test_starts_of_another_law_and_starts_alike_are_noticed(linear_setting: Sett
 def test_what_could_tell_nothing_is_refused_before_anything_runs(changed: dict, says: str) -> None:
     with pytest.raises(ValueError, match=says):
         run(dataclasses.replace(network(), size=network().size._replace(**changed)), say=pytest.fail)
+    still = dataclasses.replace(network().followed, server_learning_rate=np.zeros(network().size.num_rounds))
+    with pytest.raises(ValueError, match="num_rounds"):
+        run(dataclasses.replace(network(), rule=still), say=pytest.fail)
 
 
 def test_unknown_names_are_refused_with_the_allowed_ones() -> None:

@@ -77,6 +77,8 @@ def test_a_round_in_which_the_prediction_has_not_moved_is_left_out_of_the_mean()
     still = right._replace(scale=0.0)
     found = vd.mean_verdict("s", "mean", [still, right], {"shifted": [away, away]})
     assert found == vd.mean_verdict("s", "mean", [right], {"shifted": [away]}) and found.passed
+    for nothing in (0.0, np.nan):
+        assert vd.mean_verdict("s", "mean", [right._replace(scale=nothing)], {"shifted": [away]}).passed is None
 
 
 def test_variance_verdict() -> None:

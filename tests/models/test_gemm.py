@@ -215,6 +215,8 @@ BAD = {
     "channels": (X, W[:, :, :3], {}, "feature groups"),
     "groups": (X, W, {"feature_group_count": 3}, "3 feature groups"),
     "padding": (X, W, {"lhs_dilation": (2, 1)}, "padding: got 'SAME'"),
+    "groups of examples": (X, W, {"batch_group_count": 2}, "batch_group_count"),
+    "type of the result": (X, W, {"preferred_element_type": jnp.float64, "out_sharding": None}, "preferred_element"),
     "axes": (X[0, 0], W[0, 0], {}, "must have the same number of axes"),
 }
 

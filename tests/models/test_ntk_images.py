@@ -80,6 +80,7 @@ def test_tiles_are_the_whole(name: str, monkeypatch: pytest.MonkeyPatch) -> None
             assert np.max(np.abs(np.roll(a, 1, 0) - b)) > 1e-3 * np.max(a)
     square = np.asarray(tiled[0].ntk)
     assert np.array_equal(square, square.T)
+    assert kernel(x.astype(np.float32), get="ntk").dtype == np.float64  # as without tiles
 
 
 def test_blocks_and_large_kernels_use_the_tiles(monkeypatch: pytest.MonkeyPatch) -> None:

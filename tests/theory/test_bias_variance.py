@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -190,6 +192,9 @@ def test_bad_input(runs):
         "num_models: got 0": lambda: corollary_1(blocks, y, 0),
         "num_models: got 4, must be that of the flow": lambda: corollary_1(blocks, y, 4, run.flow()),
         r"cohorts: got shapes \[\], must be": lambda: ensemble_laws(blocks, y, partition, [], rule, (1,), K),
+        "rule: got .*'cross_entropy'": lambda: ensemble_laws(
+            blocks, y, partition, [run.cohorts], replace(rule, loss="cross_entropy"), (1,), K
+        ),
         "kernels: got None as nngp_train": lambda: ensemble_laws(
             blocks._replace(nngp_test=None), y, partition, [run.cohorts], rule, (1,), K
         ),

@@ -562,5 +562,7 @@ def test_odd_questions_are_refused_in_one_line(maker):
         flow.operator(3, None)
     with pytest.raises(ValueError, match="tolerance: got 0, must be above 0"):
         flow.largest_stable_learning_rate(tolerance=0)
+    with pytest.raises(ValueError, match="learning_rate: got 0"):
+        run.flow(learning_rate=np.arange(run.flow().num_rounds)[::-1] / 100).largest_stable_learning_rate()
     with pytest.raises(ValueError, match="rule: got a traced value, must be known numbers"):
         jax.jit(lambda rate: run.flow(learning_rate=rate).contraction())(0.5)

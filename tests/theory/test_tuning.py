@@ -70,6 +70,16 @@ def test_the_best_rate_of_a_known_loss():
     assert wall.rate == pytest.approx(1.0, rel=1e-3) and not wall.at_edge
 
 
+def test_an_unstable_rate_counts_as_infinite_without_a_derivative_too() -> None:
+    def loss(rate: float) -> float:
+        if rate > 1:
+            raise FloatingPointError
+        return -rate
+
+    found = best_learning_rate(loss, 0.01, 10.0, derivative=False)
+    assert found.rate == pytest.approx(1.0, rel=1e-3) and np.isinf(found.losses).any()
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

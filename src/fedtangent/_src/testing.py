@@ -284,5 +284,7 @@ def _theory(case: _Case) -> Law:
     if case.algorithm.composition.rebuild is None:
         return Law("theory", None, why="its recipe is not marked with fedtangent.recipe")
     setting = setting_of(case.algorithm, case.examples, Scale((1,), 1, ROUNDS), SEED)
+    if np.any(setting.followed.weight_decay):
+        return Law("theory", None, why="weight decay needs a homogeneous network, which that of the laws is not")
     verdict = linearised_verdict(setting, cohorts(setting))
     return Law("theory", bool(verdict.passed), float(verdict.measured), EXACT)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from jaxtyping import Float, Float64, Int
@@ -182,7 +182,7 @@ def _every_round(theory: Predicted, networks: tuple[Simulated, ...], wrong: dict
     means, followed = np.stack([law.mean for law in theory.moments[1:]]), []
     for at, r in enumerate(rounds, start=1):
         law = np.trace(theory.moments[at].cov, axis1=1, axis2=2)
-        variance = _propagated_variance(theory.blocks, theory.influences[r])
+        variance = _propagated_variance(theory.blocks, *theory.influences[r])
         followed.append(_followed(networks, [p[at - 1] for p in right], at, variance, law))
     away, slopes, variances = {}, {}, {}
     for mistake, flow in wrong.items():
@@ -190,7 +190,8 @@ def _every_round(theory: Predicted, networks: tuple[Simulated, ...], wrong: dict
         slopes[mistake] = predicted_networks(flow, networks, rounds)
         variances[mistake] = np.trace(np.asarray(flow.cov(rounds[-1])), axis1=1, axis2=2)
     slopes["targets of the other sign"] = [p - 2 * means[:, :, None] for p in right]
-    terms = [covariance_terms(theory.blocks, b) for b in theory.influences[rounds[-1]]]
+    at_end = zip(*theory.influences[rounds[-1]], strict=True)
+    terms = [covariance_terms(theory.blocks, b, gamma) for b, gamma in at_end]
     variances["no cross terms"] = np.array([np.trace(np.asarray(t.prior + t.propagated)) for t in terms])
     from_start = f"the flow's from the same initial functions, {len(rounds)} rounds"
     return [
@@ -266,15 +267,16 @@ def _followed(
 
 
 def _propagated_variance(
-    blocks: KernelBlocks, influences: Iterable[Float[np.ndarray, "m n"]]
+    blocks: KernelBlocks, influences: Float[np.ndarray, "K m n"], gammas: Float[np.ndarray, "K"] | None = None
 ) -> Float[np.ndarray, "K"]:
-    """Computes the variance of ``f0(x) - B f0(X)``, summed over x, for each matrix B in ``influences``, [K].
+    """Computes the variance of ``gamma f0(x) - B f0(X)``, summed over x, for each matrix B in ``influences``, [K].
 
     x are the test points and X the training points. f0 is drawn from the prior, so the sum is the trace of
-    ``[-B, I] S [-B, I]'`` with the prior's covariance S.
+    ``[-B, gamma I] S [-B, gamma I]'`` with the prior's covariance S. The ``gammas`` are 1 without weight decay.
     """
     prior = joined(*prior_blocks(blocks))
-    rows = (np.concatenate([-b, np.eye(len(b))], axis=1) for b in influences)
+    factors = np.ones(len(influences)) if gammas is None else gammas
+    rows = (np.concatenate([-b, g * np.eye(len(b))], axis=1) for b, g in zip(influences, factors, strict=True))
     return np.array([np.sum((a @ prior) * a) for a in rows])
 
 
@@ -284,7 +286,7 @@ def _limit(theory: Predicted, networks: tuple[Simulated, ...], limit: Gaussian) 
     There are no verdicts if the flow is far from this limit.
     """
     name, num_rounds, last = theory.setting.name, theory.setting.size.num_rounds, theory.moments[-1]
-    exact_variance = _propagated_variance(theory.blocks, theory.influences[num_rounds])
+    exact_variance = _propagated_variance(theory.blocks, *theory.influences[num_rounds])
     law = np.full(len(last.mean), np.trace(limit.cov))
     at_end = predicted_networks(theory.flow, networks, [num_rounds])
     away = last.mean - np.asarray(limit.mean)  # [K, m, C]

@@ -63,7 +63,8 @@ def compare(
         evaluation: Rounds between evaluations (default: a number that makes eight), and progress.
         widths: Widths of all hidden layers, three or more; ignored for a linear model.
         draws: Initialisations of the K models at every width, five or more. Leave ``widths`` and ``draws`` out with a
-            ``start`` or without an analytic kernel; they have no effect if the measurement leads to a linearisation.
+            ``start`` or without an analytic kernel; they have no effect if the measurement leads to a linearisation,
+            which the result's ``notes`` then say.
 
     Returns:
         Verdicts with their negative controls, and all curves: a ``Comparison`` with the closed form, an ``OnFeatures``
@@ -104,7 +105,8 @@ def compared(setting: Setting, progress: bool | None = False, say: Report = lamb
         except followed.NotFollowed as error:
             tried = {"whether the kernel determines the run": time.perf_counter() - begun}
             at_start = compare_from(at_seed(setting, str(error)), progress, say)
-            return dataclasses.replace(at_start, times=tried | at_start.times)
+            how = f"{at_start.how}; it is one run of a single width, on which widths and draws have no effect"
+            return dataclasses.replace(at_start, how=how, times=tried | at_start.times)
     return run(setting, progress, say)
 
 

@@ -164,6 +164,7 @@ def of_kernel_verdict(theory: Predicted) -> Verdict:
     """Checks that a linear model with the setting's analytic kernels follows the flow, not slightly wrong flows."""
     points = some_points(theory.setting.problem)
     small, rows = _of_kernels(theory, points)
+    small = dataclasses.replace(small, rule=dataclasses.replace(small.followed, homogeneity=1.0))  # of a linear model
     model = _two_feature_maps(rows, small.problem.y_train.shape[1], True)
     models = trained_networks(dataclasses.replace(small, algorithm=small.algorithm.on(model)), rows)
     statement = "linear model of the analytic kernel = flow, every round"
@@ -202,9 +203,12 @@ def linearised_follows(
         network: The network.
         at: Its parameters at which it is linearised.
         cohorts: Cohorts of the run: S clients in each of R rounds, [R, S].
-        start: Parameters [K, ...] that the networks begin with; None: parameters drawn from the setting's seed.
+        start: Parameters [K, ...] that the networks begin with; None: parameters drawn from the setting's seed. With
+            weight decay all begin at ``at``, where the rule's ``homogeneity`` is the network's.
     """
     problem, points = setting.problem, some_points(setting.problem)
+    if np.any(setting.followed.weight_decay):
+        start = jax.tree.map(lambda leaf: np.repeat(np.asarray(leaf)[None], setting.num_models, axis=0), at)
     small = dataclasses.replace(
         setting,
         problem=dataclasses.replace(problem, x_test=problem.x_test[points], y_test=problem.y_test[points]),
@@ -290,8 +294,11 @@ def law_verdicts(theory: Predicted) -> list[Verdict]:
         theory: Flow, kernels and cohorts of the setting.
 
     Returns:
-        A verdict on the K models and, if K > 1, a verdict on their ensemble.
+        A verdict on the K models and, if K > 1, a verdict on their ensemble; none with weight decay and a homogeneity
+        that a linear model cannot have.
     """
+    if theory.flow.kind.decays and theory.setting.followed.homogeneity != 1:
+        return []
     problem, rounds = theory.setting.problem, theory.setting.size.rounds
     at, round_ = max((i, r) for i, r in enumerate(rounds) if r <= max(LAW_ROUNDS, rounds[1]))
     points, outputs = some_points(problem), problem.y_train.shape[1]

@@ -61,10 +61,10 @@ class Predicted:
     blocks: KernelBlocks
     flow: Flow
     moments: tuple[ModelLaw, ...]  # one per evaluated round
-    limit: Gaussian | None  # None unless the loss is the squared error, and for a kernel that is singular in float64
+    limit: Gaussian | None  # None with weight decay, another loss than the squared error, or a singular kernel
     why_no_limit: str = ""  # the reason, if ``limit`` is None
-    influences: Mapping[int, np.ndarray] = field(default_factory=dict)
-    """Matrices B [K, m, n] by round: outputs are ``mean + f_0(x) - B f_0(X)``; empty if a run is not linear in f_0."""
+    influences: Mapping[int, tuple[np.ndarray, np.ndarray]] = field(default_factory=dict)
+    """(B [K, m, n], gamma [K]) by round: outputs are ``mean + gamma f_0(x) - B f_0(X)``; empty if not linear in f_0."""
 
     sampled: np.ndarray | None = None
     """Final test outputs [draws, K, m, C] from initial functions of the prior; None with a law in closed form."""
@@ -94,9 +94,10 @@ def predict(setting: Setting, cohorts: Cohort, progress: bool | None = False) ->
         outputs = from_starts(flow, prior_starts(setting, blocks, PRIOR_DRAWS), rounds, together=1).test
         sampled = np.asarray(finite_functions(outputs)).transpose(2, 0, 1, 3, 4)  # [E, r, K, m, C]
         return Predicted(setting, cohorts, blocks, flow, _sampled_laws(sampled), None, why, sampled=sampled[:, -1])
-    limit, why = limit_of(setting.problem, blocks)
-    influences = {r: np.asarray(flow.dependence(r)[0]) for r in rounds}
-    covs = [np.stack([covariance_terms(blocks, b).total for b in of_models]) for of_models in influences.values()]
+    limit, why = (None, "weight decay moves the limit") if flow.kind.decays else limit_of(setting.problem, blocks)
+    influences = {r: jax.tree.map(np.asarray, flow.dependence(r)) for r in rounds}
+    pairs = (zip(*influence, strict=True) for influence in influences.values())
+    covs = [np.stack([covariance_terms(blocks, b, gamma).total for b, gamma in of_models]) for of_models in pairs]
     moments = tuple(map(ModelLaw, np.asarray(flow.mean(rounds)), covs))
     return Predicted(setting, cohorts, blocks, flow, moments, limit, why, influences)
 

@@ -150,7 +150,7 @@ def run(setting: Setting, progress: bool | None = False, say: Report = lambda li
     Raises:
         ValueError: 64-bit mode is off (``fedtangent.enable_x64()``); or there are fewer than five draws or, unless the
             model is linear, fewer than three widths, which are too few for a verdict; or no closed form follows the
-            algorithm.
+            algorithm; or no client moves a model in any round.
         FloatingPointError: The closed form leaves the range of float64, because the run is not stable.
         DoesNotFit: A run needs more memory than the device has.
     """
@@ -160,9 +160,12 @@ def run(setting: Setting, progress: bool | None = False, say: Report = lambda li
         whole(name, draws, FEWEST_DRAWS)
     if not setting.is_linear and len(set(size.widths)) < FEWEST_WIDTHS:
         raise ValueError(f"widths: got {size.widths}, must be {FEWEST_WIDTHS} or more different ones")
+    plan, rule = cohorts(setting), setting.followed
+    if not np.any(np.max(plan.weight, axis=1) * rule.learning_rate * rule.server_learning_rate):
+        raise ValueError(f"num_rounds: got {size.num_rounds}, in which no client moves a model, must be more")
     steps = Steps(say, setting.name, "federated flow and limit")
     with jax.default_matmul_precision("highest"):
-        theory = predict(setting, cohorts(setting), progress)
+        theory = predict(setting, plan, progress)
         flow_seconds = sum(steps.stop().values())
         steps("programs of the networks")
         watched = watched_draws(setting)

@@ -313,7 +313,7 @@ def mean_verdict(
         subject: The setting.
         statement: Name of the comparison.
         rounds: Networks and predictions at each round; a round is left out if training has not moved the prediction by
-            then. At least one round must remain.
+            then. If no round remains, the verdict is undecided.
         wrong: Difference [m, C] between the wrong and the right mean at each round, for each wrong theory.
     """
     moved, rivals = [f.scale > 0 for f in rounds], []
@@ -322,6 +322,9 @@ def mean_verdict(
         at = int(np.argmax(far))
         rivals.append(Rival(name, far[at], partial(mean_error, rounds[at].pairs, rounds[at].scale, away[at])))
     estimates = [mean_error(f.pairs, f.scale) for f, m in zip(rounds, moved, strict=True) if m]
+    if not estimates:
+        unmoved = "no finite movement of the prediction in any round", f"<= {MEAN_MARGIN:g}", None
+        return Verdict.of(subject, statement, "", unmoved, ("none", "-", None))
     return judged(subject, statement, 0.0, MEAN_MARGIN, estimates, rivals)
 
 

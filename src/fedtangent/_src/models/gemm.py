@@ -362,8 +362,11 @@ def gemm_convolution(
     Raises:
         ValueError: The channels are not the last axis, the arrays have other numbers of axes, dtypes differ or are not
             floating, numbers of channels do not fit, or ``padding`` is a name although ``lhs_dilation`` dilates the
-            input.
+            input. Or there is another option, such as ``batch_group_count``, that is not its default.
     """
+    for name, value in options.items():  # flax passes defaults too, such as out_sharding=None
+        if name not in ConvolutionOptions.__annotations__ and value is not None and value != 1:
+            raise ValueError(f"{name}: got {value!r}, must be left out")
     lhs_dilation, rhs_dilation = options.get("lhs_dilation"), options.get("rhs_dilation")
     groups = options.get("feature_group_count", 1)
     _check(lhs, rhs, options.get("dimension_numbers"), groups)

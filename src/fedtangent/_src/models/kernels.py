@@ -138,7 +138,8 @@ class AnalyticKernel:
         side = self.side(first)
         if max(len(first), len(columns)) <= side:
             return _blocks(self, first, second, names)
-        out = {name: np.empty((len(first), len(columns)), first.dtype) for name in names}
+        dtype = jnp.promote_types(self._computing(first), self._computing(columns))
+        out = {name: np.empty((len(first), len(columns)), dtype) for name in names}
         rows = [(i, j) for i in tiles(len(first), side) for j in tiles(len(columns), side)]
         places = [(i, j) for i, j in rows if second is not None or i.start <= j.start]
         for done, (i, j) in enumerate(places):

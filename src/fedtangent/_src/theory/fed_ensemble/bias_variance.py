@@ -21,7 +21,7 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Float64
 
-from fedtangent._src.checks import finite, number, real_array, whole
+from fedtangent._src.checks import finite, instance, number, real_array, whole
 from fedtangent._src.kernels.gram import KernelBlocks, SingularKernelError, joined
 from fedtangent._src.theory import checks
 from fedtangent._src.theory.checks import Assumption, assumption, in_float64
@@ -158,19 +158,22 @@ def ensemble_laws(
 
     Args:
         kernels, y_train, partition, rule: As for ``federated_flow``, with outputs that share a kernel. The rule must
-            have the squared error as its loss; this is not checked.
+            have the squared error as its loss.
         cohorts: Cohorts of each schedule, arrays [R, S] of equal shapes.
         rounds: Numbers of finished rounds, from 0 to R.
         num_models: Number K of models of each schedule.
 
     Raises:
-        ValueError: There are no cohorts, or of several shapes; or the kernels have no nngp blocks.
+        ValueError: There are no cohorts, or of several shapes; the kernels have no nngp blocks; or another loss.
         FloatingPointError: A run is unstable and leaves the range of float64.
     """
     if not cohorts or len({np.shape(c.client) for c in cohorts}) > 1:
         raise ValueError(
             f"cohorts: got shapes {[np.shape(c.client) for c in cohorts]}, must be one or more of one shape"
         )
+    instance("rule", rule, Rule)
+    if rule.loss != "squared_error":
+        raise ValueError(f"rule: got one with the loss {rule.loss!r}, must have 'squared_error'")
     targets, factor = checks.check_rows("y_train", y_train, "n, C"), _factor(kernels)
     outputs, q = targets.shape[1], factor.shape[1]
     start = np.concatenate([np.zeros((len(factor), outputs)), factor], axis=1)

@@ -354,7 +354,9 @@ class Flow:
             tolerance: Relative tolerance of the result.
         """
         number("tolerance", tolerance, above=0)
-        return float(self.rounds.learning_rate[-1]) * asymptotics.largest_stable(self, self._index(model), tolerance)
+        if (rate := float(self.rounds.learning_rate[-1])) == 0:
+            raise ValueError("learning_rate: got 0 in the last round, must be above 0, because the result is its rate")
+        return rate * asymptotics.largest_stable(self, self._index(model), tolerance)
 
     def largest_stable_server_rate(self, delays: ArrayLike, model: int = 0, *, tolerance: float = 1e-6) -> float:
         """Computes the largest server rate at which rounds with late answers are stable, for random delays.

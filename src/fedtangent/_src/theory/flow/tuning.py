@@ -108,12 +108,12 @@ def best_learning_rate(
 
     Args:
         loss: Function of the rate, such as ``lambda rate: predicted_loss(federated_flow(.., rate), y_test).total``. A
-            loss that is not finite (an unstable rate) counts as infinite. Errors that it raises are not caught.
+            loss that is not finite, or a ``FloatingPointError`` (an unstable rate), counts as infinite.
         low, high: Ends of the interval.
         coarse: Number of rates of the first search, at least 3.
         tolerance: Relative tolerance of the rate.
         derivative: Whether JAX can trace and differentiate ``loss``. If not, it is called with plain numbers, and the
-            slope is NaN; an unstable ``predicted_loss`` then raises ``FloatingPointError``.
+            slope is NaN.
 
     Raises:
         ValueError: not ``0 < low < high``; fewer than 3 coarse rates; no rate with a finite loss; 64-bit types off.
@@ -129,7 +129,10 @@ def best_learning_rate(
     tried: list[_Tried] = []
 
     def look(log: float) -> _Tried:
-        value, slope = differentiated(jnp.asarray(log)) if derivative else (loss(float(np.exp(log))), np.nan)
+        try:
+            value, slope = differentiated(jnp.asarray(log)) if derivative else (loss(float(np.exp(log))), np.nan)
+        except FloatingPointError:  # of an unstable ``predicted_loss`` that is not traced
+            value, slope = np.inf, np.nan
         tried.append(_Tried(log, float(value) if np.isfinite(value) else np.inf, float(slope)))
         return tried[-1]
 
