@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 
 import numpy as np
 
@@ -36,6 +37,7 @@ def drawn_for(setting: Setting) -> theorem2.Theorem2:
     return theorem2.Theorem2(theory, *gaps, law, "Theorem 2's limit", moved, tuple(trained))
 
 
+@functools.cache
 def drawn(outputs: int = 8, seed: int = 0) -> theorem2.Theorem2:
     """Eighty models of the sine at widths 256 and 1024, with so many outputs that learn the same."""
     setting = theorem2._sine(seed, 80, (256, 1024), 100)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from typing import Any
 
 from fedtangent._src.comparison.comparing import comparison_of
@@ -12,6 +13,7 @@ from fedtangent._src.comparison.side_by_side import Comparison, run
 from fedtangent._src.engine.building import Built, build
 from fedtangent._src.engine.description import describe
 from fedtangent._src.engine.loop import Evaluation
+from fedtangent._src.types import Model
 
 SMALL: dict[str, Any] = {
     "dataset": "digits", "num_train": 40, "num_test": 8, "partition": "quantity_skew", "num_clients": 5, "alpha": 2.0,
@@ -21,11 +23,23 @@ MINIBATCHES = {"batch_size": 4, "local_epochs": 2}
 BESIDE: dict[str, Any] = {"compared": (8, 16, 32), "draws": 5, "every": 2}
 
 
+def remembered(model: Model) -> Model:
+    """The model, each of whose other widths is one object too, so that runs share their programs."""
+    return model if model.at_width is None else model._replace(at_width=functools.cache(model.at_width))
+
+
+MODELS: dict[tuple[str, ...], Model] = {}  # by their descriptions: runs of one model share its programs
+
+
 def built(model_options: dict[str, Any] | None = None, **options: Any) -> Built:
     """The described run; options of its model that have the name of another stand apart."""
     described = describe(**options)
     changed = dataclasses.replace(described.model.options, **(model_options or {}))
-    return build(described._replace(model=described.model._replace(options=changed)))
+    found = build(described._replace(model=described.model._replace(options=changed)))
+    key = found.model.name, repr(found.description.model), found.description.dataset.entry.name
+    if key not in MODELS:
+        MODELS[key] = remembered(found.model)
+    return found._replace(model=MODELS[key], algorithm=found.algorithm.on(MODELS[key]))
 
 
 def setting_of(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from pathlib import Path
 from typing import Any
 
@@ -35,8 +36,9 @@ from fedtangent._src.types import Server
 
 from .. import documents
 from ..nightly import nightly
+from ..stand_ins import stand_in
 from . import tiny
-from .runs import BESIDE, MINIBATCHES, SMALL, beside, setting_of
+from .runs import BESIDE, MINIBATCHES, SMALL, beside, remembered, setting_of
 
 RUNS: dict[str, dict[str, Any]] = {
     "momentum, decay": {"client_optimizer": "momentum", "decay": 0.5, "decay_every": 2, "batch_size": 0},
@@ -84,7 +86,7 @@ def test_the_linearised_network_follows_the_flow_of_its_very_run(
 def test_a_linear_model_follows_the_flow_under_every_loss_in_every_round(loss: str) -> None:
     """Of algorithm 3, from the zero function; a flow that forgets the start, or takes a mean for a sum, does not."""
     rate = {"client_learning_rate": 0.02 if loss.endswith("_sum") else 0.05}
-    setting = evaluated(described("modified_local_gd", model="linear", loss=loss, **rate), 1)
+    setting = evaluated(described("modified_local_gd", model="linear", loss=loss, batch_size=0, **rate), 1)
     theory, seen = predict(setting, cohorts(setting)), trained_networks(setting, 1)
     assert not np.any(seen.train[0]) and len(seen.rounds) == setting.size.num_rounds + 1
     verdict = linear_models.linear_verdict(theory, seen)
@@ -178,7 +180,7 @@ def test_runs_of_other_kinds_end_without_a_disagreement(options: dict[str, Any])
 
 @pytest.mark.parametrize("loss", nightly(["squared_error", "cross_entropy"], ["squared_error"]))
 def test_the_linear_model_of_the_analytic_kernel_follows_the_flow(loss: str) -> None:
-    setting = described("fed_prox", loss=loss)
+    setting = described("fed_prox", loss=loss, batch_size=0)
     theory = predict(evaluated(setting, setting.size.num_rounds), cohorts(setting))
     assert linear_models.of_kernel_verdict(theory).passed
 
@@ -191,8 +193,15 @@ def own_data() -> tuple[Any, Any]:
     return (x[:24], y[:24], x[24:], y[24:]), quantity_skew(24, 4, 2.0, 0, min_client_size=2)
 
 
+@functools.cache
+def small_network() -> ft.types.Model:
+    """One object, whose programs tests share."""
+    return remembered(mlp(3, 2, (16,)))
+
+
+@pytest.mark.slow
 def test_the_example_of_the_readme_learns_as_predicted() -> None:
-    """Its text up to the comparison, which is the slow test below."""
+    """Its text up to the comparison, which is the test below; by day runs of other tests learn as predicted."""
     names = documents.run("side = ft.compare(", until="side = ft.compare(")
     run, theory = names["run"], names["theory"]
     before, after = (
@@ -404,7 +413,7 @@ def trained_once(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("trained_once")
 def test_a_rule_of_ones_own_that_is_wrong_by_5_percent_does_not_pass() -> None:
     data, clients = own_data()
-    network = half_way(mlp(3, 2, (16,)), all_clients(4), 0.5, batch_size=None)
+    network = half_way(small_network(), all_clients(4), 0.5, batch_size=None)
     wrong = network._replace(
         composition=network.composition._replace(rule={**network.rule, "server_learning_rate": 0.475})
     )
@@ -439,7 +448,7 @@ def test_arrays_without_a_test_split_and_images() -> None:
 )
 def test_refuses_arguments(change: dict[str, Any], said: str) -> None:
     data, clients = own_data()
-    algorithm = fed_avg(mlp(3, 2, (16,)), all_clients(4), 0.3)
+    algorithm = fed_avg(small_network(), all_clients(4), 0.3)
     with pytest.raises(ValueError) as caught:
         compare(algorithm, data, **{"clients": clients, "num_rounds": 2, **change})
     assert said in str(caught.value)
@@ -466,14 +475,14 @@ def test_refuses_arguments(change: dict[str, Any], said: str) -> None:
 )
 def test_the_closed_form_is_not_used_for_steps_that_it_would_get_wrong(more: dict[str, Any], said: str) -> None:
     data, clients = own_data()
-    algorithm = fed_avg(mlp(3, 2, (16,)), all_clients(4), **{"client_learning_rate": 0.3, **more})
+    algorithm = fed_avg(small_network(), all_clients(4), **{"client_learning_rate": 0.3, **more})
     theory = ft.predict(algorithm, data, clients, num_rounds=2, forecasting=ft.Forecasting(rates=False))
     assert not theory.plan.is_flow and said in theory.plan.how
 
 
 def test_refuses_a_rate_of_0() -> None:
     data, clients = own_data()
-    algorithm = fed_avg(mlp(3, 2, (16,)), all_clients(4), lambda round_: 0.0 * round_)
+    algorithm = fed_avg(small_network(), all_clients(4), lambda round_: 0.0 * round_)
     for call in (ft.predict, ft.compare):
         with pytest.raises(ValueError, match="client_learning_rate: got 0 in every round"):
             call(algorithm, data, clients, num_rounds=2)
@@ -484,7 +493,8 @@ def test_refuses_a_rate_of_0() -> None:
 def test_a_server_optimiser_is_followed_as_fed_avg_m_is(looks_ahead: bool) -> None:
     data, clients = own_data()
     by_optax = ft.Averaging(server_optimizer=optax.sgd(0.7, momentum=0.6, nesterov=looks_ahead))
-    found = fed_avg(mlp(3, 2, (16,)), all_clients(4), 0.3, averaging=by_optax)
+    whole = Work(steps=2, batch_size=None)
+    found = fed_avg(small_network(), all_clients(4), 0.3, whole, averaging=by_optax)
     setting = comparison_of(found, examples_of(found, data, clients), 6, 0, ft.Evaluation(), (16, 32, 64), 5)
     assert linear_models.linearised_verdict(setting, cohorts(setting)).passed
     assert setting.followed.nesterov == looks_ahead
@@ -563,18 +573,28 @@ def test_a_comparison_without_test_examples_has_training_metrics_only() -> None:
 
 def test_a_recipe_that_is_not_marked_cannot_be_compared() -> None:
     data, clients = own_data()
-    algorithm = half_way.__wrapped__(mlp(3, 2, (16,)), all_clients(4), 0.5)
+    algorithm = half_way.__wrapped__(small_network(), all_clients(4), 0.5)
     with pytest.raises(ValueError, match=r"mark the function that builds it with @fedtangent\.recipe"):
         compare(algorithm, data, clients, num_rounds=2)
 
 
 def test_a_standard_case_is_one_call_in_python(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(comparing, "build", lambda name, *given: [tiny.linear()] if given == (None, "smoke", 3) else [])
-    monkeypatch.setattr(side_by_side, "_evolutions", lambda *given: [])  # of NTK-FL, as in conftest.py
-    (found,) = ft.compare_case("sine", scale="smoke", seed=3, progress=False)
-    assert found.setting.name == tiny.linear().name and all(v.passed is not False for v in found.verdicts)
-    monkeypatch.undo()
+    """Of its settings nothing is run here: ``run`` itself is that of test_side_by_side.py."""
+    with monkeypatch.context() as patch:
+        patch.setattr(comparing, "build", lambda *given: [given, "another setting"])
+        patch.setattr(comparing, "run", lambda *given: stand_in(side_by_side.Comparison, given=given))
+        found = ft.compare_case("sine", scale="smoke", seed=3, progress=False)
+    assert [one.given for one in found] == [(("sine", None, "smoke", 3), False), ("another setting", False)]
     with pytest.raises(ValueError, match="case: got 'sin', allowed are digits, fashion_mnist, sine"):
         ft.compare_case("sin")
     with pytest.raises(ValueError, match="scale: got 'small', allowed are smoke, default, paper"):
         ft.compare_case("sine", scale="small")
+
+
+@pytest.mark.slow
+def test_a_standard_case_is_compared_in_one_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By day the test above, and those of ``linear_result``, hold the same."""
+    monkeypatch.setattr(comparing, "build", lambda name, *given: [tiny.linear()] if given == (None, "smoke", 3) else [])
+    monkeypatch.setattr(side_by_side, "_evolutions", lambda *given: [])  # of NTK-FL, as in conftest.py
+    (found,) = ft.compare_case("sine", scale="smoke", seed=3, progress=False)
+    assert found.setting.name == tiny.linear().name and all(v.passed is not False for v in found.verdicts)

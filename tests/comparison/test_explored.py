@@ -155,7 +155,7 @@ def test_more_examples_than_can_be_followed_are_refused(monkeypatch: pytest.Monk
         explored("digits")
 
 
-@pytest.mark.parametrize("num_clients", [1, 7])
+@pytest.mark.parametrize("num_clients", [pytest.param(1, marks=pytest.mark.slow), 7])
 def test_every_number_of_clients_has_strata_of_one_size(num_clients: int) -> None:
     run = explored("sine", num_clients=num_clients, num_rounds=1)
     positions = run.positions()

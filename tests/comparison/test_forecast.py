@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import jax
@@ -85,7 +86,7 @@ def test_training_metrics_of_a_sample_are_those_of_its_rows_and_named_by_its_siz
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(examples, "MOST_MEASURED", 7)
-    plan = planned(2)
+    plan = planned(32, rates=False)
     n, y = len(plan.setting.problem.x_train), np.asarray(plan.setting.problem.y_train)
     rows, runs = plan.examples.train_rows, runs_of(plan)
     curve = runs.curve(plan.rate, False)
@@ -245,7 +246,8 @@ def test_the_fastest_rate_reaches_the_target_in_the_fewest_rounds() -> None:
         rounds[float(rate)] = found.reached(TARGET, curve).round
     fewest = min(r for r in rounds.values() if r is not None)
     assert rounds[found.fastest.rate] == fewest < max(r for r in rounds.values() if r is not None)
-    assert foretold(planned(3, target=1.0, num_rounds=2, client_learning_rate=0.01)).fastest is None
+    beyond = dataclasses.replace(plan.forecasting, target=1.0)
+    assert foretold(plan._replace(forecasting=beyond)).fastest is None
 
 
 @pytest.mark.slow
@@ -271,7 +273,7 @@ def test_rounds_without_end_lead_to_the_limit() -> None:
     ],
 )  # fmt: skip
 def test_bytes_are_those_of_the_run_to_the_last(more: dict[str, Any]) -> None:
-    plan = planned(2, num_rounds=4, **more)
+    plan = planned(2, num_rounds=4, batch_size=0, **more)
     up, down = forecasts_._traffic(plan, cohorts(plan.setting))
     setting = plan.setting
     run = simulate(setting.algorithm, plan.examples.data, num_rounds=4, seed=setting.seed, evaluation=Evaluation(1))
@@ -309,7 +311,7 @@ def test_predictions_of_arrays() -> None:
 
 @pytest.mark.slow
 def test_the_example_of_the_documentation() -> None:
-    """By day that of README.md runs, and ``test_the_best_rate_is_that_of_brute_force`` looks at the rates."""
+    """By day ``test_the_best_rate_is_that_of_brute_force`` looks at the rates."""
     found = documents.run("theory.reached")["theory"]
     assert 0 < found.rates.best <= found.rates.stable and found.loss <= found.given.mean("test", "mse")[-1]
 

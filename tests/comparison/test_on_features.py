@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import jax
@@ -14,6 +15,7 @@ from fedtangent._src.comparison.on_features import OnFeatures
 
 from .. import documents
 from ..nightly import nightly
+from .runs import remembered
 
 CLIENTS = 6
 WORK = {"client_learning_rate": 0.5, "work": ft.Work(steps=4, batch_size=5)}
@@ -89,7 +91,7 @@ def test_verdicts_hold_and_wrong_kernels_fail(seed: int) -> None:
 def test_a_linear_model_is_that_of_its_features() -> None:
     """To rounding, and not that of wrong kernels, whatever the algorithm."""
     case = runs()
-    algorithm = ft.fed_avg(ft.models.linear(4, 2), case["schedule"], **CLIPPED)
+    algorithm = ft.fed_avg(case["linear"], case["schedule"], **CLIPPED)
     x, y, *_ = case["data"]  # without test examples too
     result = ft.compare(algorithm, (x, y), ft.partition.iid(24, 3, 0), num_rounds=3, draws=5)
     (verdict,) = result.verdicts
@@ -151,7 +153,9 @@ def test_where_features_do_not_do() -> None:
         ft.compare(kept, case["data"], clients, num_rounds=2, **options)
 
 
+@pytest.mark.slow
 def test_an_algorithm_that_the_kernel_does_not_determine_is_linearised_and_the_size_is_said() -> None:
+    """By day ``test_a_forecast_that_the_kernel_does_not_determine_is_of_the_linearised_network`` holds the same."""
     result = compared(ft.fed_adam, WHOLE, widths=(8, 16, 32), draws=5)
     assert isinstance(result, FromStart) and result.feature_learning[-1].mean() > 0
     assert "nor does the kernel determine its runs: runs on rotated features differ by " in result.notes[0]
@@ -162,7 +166,7 @@ def test_an_algorithm_that_the_kernel_does_not_determine_is_linearised_and_the_s
 def test_an_algorithm_of_random_numbers_has_no_verdict_and_says_so() -> None:
     options = {**WHOLE, "privacy": ft.ClientPrivacy(0.5, 0.3, 3)}
     case = runs()
-    private = ft.dp_fed_avg(ft.models.linear(4, 2), case["schedule"], **options)
+    private = ft.dp_fed_avg(case["linear"], case["schedule"], **options)
     result = ft.compare(private, case["data"], ft.partition.iid(24, 3, 0), num_rounds=2, draws=5)
     assert isinstance(result, OnFeatures) and not result.rotations.is_exact and not result.verdicts
     assert "random numbers differ" in repr(result)
@@ -193,18 +197,20 @@ def test_a_forecast_on_features_is_that_of_the_flow() -> None:
     assert abs(clipped.loss / theory.loss - 1) > 0.01  # the control: one that does clip
 
 
-@pytest.mark.slow
-def test_a_forecast_that_the_kernel_does_not_determine_is_of_the_linearised_network() -> None:
-    theory = forecast(ft.fed_adam, WORK)
+@pytest.mark.parametrize("work", [pytest.param(WORK, marks=pytest.mark.slow), WHOLE])
+def test_a_forecast_that_the_kernel_does_not_determine_is_of_the_linearised_network(work: dict[str, Any]) -> None:
+    theory = forecast(ft.fed_adam, work, forecasting=ft.Forecasting(rates=work is WORK))
     assert theory.plan.setting.start is not None and theory.plan.draws == 1
-    assert "nor does the kernel determine its runs" in repr(theory)
+    assert "nor does the kernel determine its runs: runs on rotated features differ by " in repr(theory)
 
 
+@functools.cache
 def runs() -> dict[str, Any]:
+    """The same models for all tests, which share their programs."""
     rng = np.random.default_rng(0)
     x, y = rng.normal(size=(30, 4)), rng.normal(size=(30, 2))
-    model = ft.models.mlp(4, 2, (8,), "erf")
-    return {"model": model, "data": (x[:24], y[:24], x[24:], y[24:]), "schedule": ft.schedules.all_clients(3)}
+    models = {"model": remembered(ft.models.mlp(4, 2, (8,), "erf")), "linear": ft.models.linear(4, 2)}
+    return {**models, "data": (x[:24], y[:24], x[24:], y[24:]), "schedule": ft.schedules.all_clients(3)}
 
 
 @pytest.mark.parametrize("place", nightly([0, 1, 2], [1]))
@@ -216,7 +222,8 @@ def test_a_client_without_examples_may_stand_anywhere(place: int) -> None:
     clients.insert(place, [])
     theory = ft.predict(algorithm, case["data"], clients, num_rounds=2, forecasting=ft.Forecasting(rates=False))
     two = ft.fed_avg(case["model"], ft.schedules.all_clients(2), 0.3, work=ft.Work(steps=3, batch_size=None))
-    other = ft.predict(two, case["data"], [np.arange(12), np.arange(12, 24)], num_rounds=2)
+    halves, few = [np.arange(12), np.arange(12, 24)], ft.Forecasting(rates=False)
+    other = ft.predict(two, case["data"], halves, num_rounds=2, forecasting=few)
     ends = [forecast.given.mean("train", "mse")[-1] for forecast in (theory, other)]
     assert np.isfinite(ends[0]) and abs(ends[0] / ends[1] - 1) < 0.5
 

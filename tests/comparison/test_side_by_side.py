@@ -157,8 +157,8 @@ def test_every_kind_of_verdict_is_there(linear_result: Comparison, network_resul
 
 @pytest.mark.slow
 @pytest.mark.theory
-def test_the_flows_fixed_point_is_theorem_2_under_three_schedules(network_result: Comparison) -> None:
-    found = named(network_result, "flow repeated for ever = Theorem 2")
+def test_the_flows_fixed_point_is_theorem_2_under_three_schedules(whole_result: Comparison) -> None:
+    found = named(whole_result, "flow repeated for ever = Theorem 2")
     assert len(found) == 3
     assert all(v.passed for v in found)
 

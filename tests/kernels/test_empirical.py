@@ -12,6 +12,7 @@ from fedtangent._src.kernels.empirical import empirical_ntk
 from fedtangent._src.models import mlp, rbf_linear
 
 from ..drawn import parameters
+from ..nightly import nightly
 
 RNG = np.random.default_rng(0)
 X1, X2 = RNG.normal(size=(7, 4)), RNG.normal(size=(5, 4))
@@ -43,9 +44,13 @@ def both_of(model, params, x1, x2, **options):
 
 @pytest.mark.parametrize(
     ("widths", "activation", "parameterization", "b_std"),
-    [*((widths, "erf", "ntk", 0.3) for widths in WIDTHS), ((6, 7), "erf", "ntk", None),
-     ((6, 7), "erf", "standard", None), ((6, 7), "erf", "standard", 0.3), ((), "erf", "standard", None),
-     *(((6, 7), name, "ntk", 0.3) for name in ("relu", "gelu", "sin", "leaky_relu", "abs", "cos"))],
+    nightly(
+        [*((widths, "erf", "ntk", 0.3) for widths in WIDTHS), ((6, 7), "erf", "ntk", None),
+         ((6, 7), "erf", "standard", None), ((6, 7), "erf", "standard", 0.3), ((), "erf", "standard", None),
+         *(((6, 7), name, "ntk", 0.3) for name in ("relu", "gelu", "sin", "leaky_relu", "abs", "cos"))],
+        [((), "erf", "ntk", 0.3), ((6, 7, 8), "erf", "ntk", 0.3), ((6, 7), "erf", "standard", None),
+         ((6, 7), "erf", "standard", 0.3), ((6, 7), "relu", "ntk", 0.3)],
+    ),
 )  # fmt: skip
 def test_equals_the_jacobian_contraction(widths, activation, parameterization, b_std):
     model = mlp(4, 3, widths, activation, parameterization, w_std=1.4, b_std=b_std, last_w_std=0.8, dtype=jnp.float64)
@@ -62,7 +67,9 @@ def test_equals_the_jacobian_contraction(widths, activation, parameterization, b
         assert np.abs(np.asarray(whole) - wrong).max() > 1e-2
 
 
-@pytest.mark.parametrize(("block_size", "trace"), [(1, True), (3, True), (3, False), (100, True)])
+@pytest.mark.parametrize(
+    ("block_size", "trace"), nightly([(1, True), (3, True), (3, False), (100, True)], [(3, True), (3, False)])
+)
 def test_blocks_change_nothing(block_size, trace):
     model = mlp(4, 3, (6, 5), "relu", dtype=jnp.float64)
 

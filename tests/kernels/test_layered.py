@@ -155,8 +155,9 @@ def test_only_layers_that_own_their_weights_are_counted(network):
     assert plan.num_others == sum(leaf.size for leaf in jax.tree.leaves(params)) - sum(owned)
 
 
-@pytest.mark.parametrize("network", nightly([Residual, Shared], [Residual]))
+@pytest.mark.parametrize("network", nightly([Residual, Shared], [Shared]))
 def test_networks_of_ones_own(network):
+    """By day of layers that are used twice; strides, skips and normalisation are those of the network below."""
     model = flax_model(network, SHAPES[network])
     params, x = double_params(model), RNG.normal(size=(4, *SHAPES[network]))
     every = jacobians(model, params, x)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 
 import numpy as np
 import pytest
@@ -25,6 +26,7 @@ from ..drawn import drawn
 K, M, C = 50, 6, 3
 
 
+@functools.cache
 def law(seed: int = 0) -> ModelLaw:
     """Models whose means and covariances differ from one to the next, points strongly correlated."""
     rng = np.random.default_rng(seed)
@@ -35,12 +37,7 @@ def law(seed: int = 0) -> ModelLaw:
 
 def draw(from_law: ModelLaw, seed: int) -> np.ndarray:
     rng = np.random.default_rng(seed)
-    return np.stack(
-        [
-            m + np.linalg.cholesky(c) @ rng.standard_normal(m.shape)
-            for m, c in zip(from_law.mean, from_law.cov, strict=True)
-        ]
-    )
+    return from_law.mean + np.linalg.cholesky(from_law.cov) @ rng.standard_normal(from_law.mean.shape)
 
 
 def test_standard_errors_are_those_of_repeated_draws() -> None:
@@ -66,6 +63,7 @@ def test_entries_are_plain_means_and_covariances() -> None:
         np.testing.assert_allclose(found["covariance"].measured.reshape(-1, C)[:, c], above, rtol=1e-12)
 
 
+@functools.cache
 def sampled(seed: int, off: float = 3.0, by: float = 1.0) -> Ensembles:
     """Networks of two widths that scatter about their own draws by O(width^-1/2), with a variance ``by`` too large.
 
@@ -84,14 +82,11 @@ def sampled(seed: int, off: float = 3.0, by: float = 1.0) -> Ensembles:
 @pytest.mark.parametrize("ratio", [Ensembles.variance_ratio, Ensembles.covariance_ratio])
 def test_intervals_hold_the_ratio_at_infinite_width_and_not_that_of_a_width(ratio) -> None:
     """The noise adds off^2 / width to the variance: the covariance's part of that is nothing, and all of it is 0."""
-    right, missed, lengths = law(), 0, []
-    for seed in range(100):
-        found = ratio(sampled(seed, 1.0), right)
-        missed += not found.low <= 1 <= found.high
-        lengths.append(found.length / 2)
-        assert found.value == pytest.approx(1, abs=0.1)
-    values = [ratio(sampled(seed, 1.0), right).value for seed in range(100)]
-    assert missed <= 1
+    right = law()
+    found = [ratio(sampled(seed, 1.0), right) for seed in range(100)]
+    values, lengths = [each.value for each in found], [each.length / 2 for each in found]
+    np.testing.assert_allclose(values, 1, rtol=0, atol=0.1)
+    assert sum(not each.low <= 1 <= each.high for each in found) <= 1
     # half an interval is 3.9 standard deviations at LEVEL, a little more at 98 degrees of freedom
     assert np.mean(lengths) / np.std(values, ddof=1) == pytest.approx(4.07, rel=0.25)
     narrow = sampled(0, 1.0)
@@ -139,7 +134,7 @@ def test_coverage_is_that_of_the_law_and_a_wrong_law_covers_what_is_expected() -
     assert sampled(1, 0.5).cover(right).within(0.93, 0.97)
 
 
-@pytest.mark.parametrize("seed", nightly(range(4), [0, 1]))
+@pytest.mark.parametrize("seed", nightly(range(4), [0]))
 def test_networks_drawn_from_the_limit_pass_every_check_at_every_seed(seed: int) -> None:
     found = limit.rows(drawn(seed=seed))
     assert len(found) == 5 and all(row.passed for row in found), found
@@ -147,7 +142,7 @@ def test_networks_drawn_from_the_limit_pass_every_check_at_every_seed(seed: int)
 
 
 def test_networks_off_by_what_is_noticed_are_rejected() -> None:
-    result = drawn()
+    result = drawn(seed=0)
     size = np.linalg.norm(result.law.mean[0])
     for off, holds in ((0.0, True), (0.3, False)):
         shift = off * result.movement / size * result.law.mean
@@ -159,7 +154,7 @@ def test_networks_off_by_what_is_noticed_are_rejected() -> None:
 
 
 def test_networks_are_judged_by_the_limit_though_their_flow_is_not_quite_there() -> None:
-    result = drawn()
+    result = drawn(seed=0)
     off = 0.2 * result.movement / np.linalg.norm(result.law.mean[0]) * result.law.mean
     moments = (result.law._replace(mean=result.law.mean + off),)
     away = tuple(t._replace(own_flow=t.own_flow + off) for t in result.trained)
@@ -170,13 +165,13 @@ def test_networks_are_judged_by_the_limit_though_their_flow_is_not_quite_there()
 
 
 def test_noisier_networks_are_undecided_not_right() -> None:
-    result, rng = drawn(), np.random.default_rng(0)
+    result, rng = drawn(seed=0), np.random.default_rng(0)
     noisy = tuple(t._replace(samples=t.samples + 3 * rng.standard_normal(t.samples.shape)) for t in result.trained)
     assert all(row.holds is not True for row in limit.rows(result._replace(trained=noisy))[1:])
 
 
 def test_finite_width_is_what_the_networks_have_beyond_their_own_flow() -> None:
-    result = drawn()
+    result = drawn(seed=0)
     law, trained = result.law, result.trained[0]
     perfect = trained._replace(samples=trained.own_flow)
     assert limit.finite_width(perfect, law) == (0, 0)
