@@ -102,7 +102,7 @@ def ran(name: str) -> tuple[Any, Any]:
     return simulated(CASES[name], "vmap")
 
 
-DAILY = ("adam_ensemble", "yogi", "adagrad_momentum", "avg_m_nesterov_ensemble")
+DAILY = ("adam", "yogi", "adagrad_momentum", "avg_m_nesterov_ensemble")
 WRONG = [(name, wrong) for name, case in CASES.items() for wrong in case.wrong]
 
 
@@ -148,7 +148,9 @@ def test_fed_adam_is_not_optax_adam_and_what_makes_it_so() -> None:
     assert distance(total, after(optax.adam(0.1, 0.9, 0.99, 1e-3), gradients())) < 1e-12
 
 
+@pytest.mark.slow
 def test_momentum_of_zero_is_fed_avg() -> None:
+    """By day the loop has the momentum, and one that forgets it is told apart."""
     still = CASES["avg_m"]._replace(options={"momentum": 0.0})
     average = still._replace(recipe=algorithms.fed_avg, options={})
     (_, end), (_, plain) = simulated(still, "vmap"), simulated(average, "vmap")

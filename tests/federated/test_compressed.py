@@ -118,7 +118,10 @@ def replayed(name: str, fault: str = "none", memory: dict[int, np.ndarray] | Non
     return loops.compressed_averaging(start, selections(), train, send, weight, rate)
 
 
-@pytest.mark.parametrize("name", ALGORITHMS)
+DAILY = ("fed_com", "fed_paq_buckets", "top_k_feedback")
+
+
+@pytest.mark.parametrize("name", nightly(ALGORITHMS, DAILY))
 def test_equals_the_loop(name: str) -> None:
     start, end, _ = simulated(name)
     assert distance(start, end) > 1e-2
@@ -127,9 +130,12 @@ def test_equals_the_loop(name: str) -> None:
 
 @pytest.mark.parametrize(
     ("name", "fault"),
-    [(name, fault) for name in ALGORITHMS for fault in ("weights", "compressor")]
-    + [(name, "random") for name in ALGORITHMS if name != "top_k_feedback"]
-    + [("top_k_feedback", "forgets")],
+    nightly(
+        [(name, fault) for name in ALGORITHMS for fault in ("weights", "compressor")]
+        + [(name, "random") for name in ALGORITHMS if name != "top_k_feedback"]
+        + [("top_k_feedback", "forgets")],
+        DAILY,
+    ),
 )
 def test_a_loop_with_one_thing_wrong_differs(name: str, fault: str) -> None:
     assert distance(simulated(name)[1], replayed(name, fault)) > VISIBLE

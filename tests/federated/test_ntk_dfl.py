@@ -19,6 +19,7 @@ from fedtangent._src.federated.ntk_fl import Evolution
 from fedtangent._src.federated.schedule import all_clients, neighbourhoods, own_models
 from fedtangent._src.types import NO_EXAMPLES, OK, Algorithm, Array, Cohort, FederatedData, Key, PyTree, Schedule
 
+from ..nightly import nightly
 from .reference_decentralised import consensus_distance, ntk_dfl
 from .toys import NUM_CLIENTS, cohorts, distance, go, models_of, owned_rows, two_layer, uneven_data
 
@@ -77,7 +78,7 @@ def on_any_graph() -> tuple[Algorithm, PyTree]:
     return algorithm, algorithm.init(SEED, NUM_CLIENTS)
 
 
-@pytest.mark.parametrize("name", SCHEDULES)
+@pytest.mark.parametrize("name", nightly(SCHEDULES, ["lopsided", "dynamic", "dropout"]))
 def test_three_rounds_equal_the_loop(name: str) -> None:
     (algorithm, state), near = on_any_graph(), heard(SCHEDULES[name])
     start = models_of(algorithm, state)

@@ -14,7 +14,6 @@ import pytest
 
 from fedtangent._src.engine import Devices, Evaluation
 from fedtangent._src.engine.clients import engine_for
-from fedtangent._src.engine.history import Run
 from fedtangent._src.engine.run import predict, simulate
 from fedtangent._src.federated import algorithms
 from fedtangent._src.federated.aggregate import optax_server, stack
@@ -30,7 +29,7 @@ from fedtangent._src.types import Client, Cost, FederatedData, Key, Local, Model
 
 from ..nightly import nightly
 from . import reference
-from .toys import SIZES, arguments_of, cohorts, distance, fixed, leaves, two_layer, uneven_data
+from .toys import SIZES, arguments_of, cohorts, distance, fixed, go, leaves, two_layer, uneven_data
 
 
 def test_optax_server_takes_the_message_as_a_gradient() -> None:
@@ -83,20 +82,17 @@ def test_a_model_without_clients_stays_and_is_reported(model: Model) -> None:
     local = local_training(model, squared_error, optax.sgd(0.1), Work(steps=1, batch_size=None))
     algorithm = compose("idle", model, local, optax_server(optax.sgd(1.0, momentum=0.9)), schedule)
     data = uneven_data(sizes=(3, 5))
-    run = simulate(
-        algorithm,
-        data,
-        num_rounds=4,
-        seed=seed,
-        evaluation=Evaluation(1, lambda _, state: {"at": leaves(state.server)}),
-        devices=Devices("scan"),
-    )
-    states = [evaluation.metrics["at"] for evaluation in run.history.evaluations]
+    at, states, found = algorithm.init(seed, 2), [], []
+    states.append(leaves(at.server))
+    for _ in range(4):
+        at, infos = go(algorithm, data, "scan", 1, at)
+        states.append(leaves(at.server))
+        found.append(infos["model_weight"][0])
     cohort = cohorts(schedule, seed, 4)
     expected = np.array(
         [[sum(s for s, m in zip((3, 5), row, strict=True) if m == k) for k in range(4)] for row in cohort.model]
     )
-    assert np.array_equal(run.history.rounds["model_weight"], expected)
+    assert np.array_equal(found, expected)
     assert (expected[:, :] == 0).sum() >= 8  # two clients, four models
     for t, k in np.ndindex(4, 4):
         moved = any(not np.array_equal(a[k], b[k]) for a, b in zip(states[t], states[t + 1], strict=True))
@@ -129,12 +125,13 @@ STRATA = strata(6, 3, 4)  # strata of 2, 2, 1 and 1 clients: two empty slots a r
 
 
 @functools.cache
-def visited(mapping: str, aggregate: str) -> Run:
+def visited(mapping: str, aggregate: str) -> tuple[PyTree, PyTree]:
+    """The state after nine rounds, and the rounds."""
     if aggregate == "mean":
         algorithm = compose("visits", two_layer(), visiting(), optax_server(optax.sgd(1.0)), STRATA)
     else:
         algorithm = compose("visits", two_layer(), visiting(), pooling(), STRATA, Parts(aggregate=stack(8)))
-    return simulate(algorithm, uneven_data(), num_rounds=9, seed=0, devices=Devices(mapping))
+    return go(algorithm, uneven_data(), mapping, 9, algorithm.init(0, len(SIZES)))
 
 
 COMBINATIONS = pytest.mark.parametrize(
@@ -148,9 +145,9 @@ COMBINATIONS = pytest.mark.parametrize(
 
 @COMBINATIONS
 def test_what_an_empty_slot_sends_does_not_leak(mapping: str, aggregate: str) -> None:
-    run = visited(mapping, aggregate)
-    assert np.all(np.isfinite(np.concatenate([leaf.ravel() for leaf in leaves(run.state.server)])))
-    assert (run.history.rounds["cohort"].weight == 0).sum() == 2 * 9
+    state, rounds = visited(mapping, aggregate)
+    assert np.all(np.isfinite(np.concatenate([leaf.ravel() for leaf in leaves(state.server)])))
+    assert (rounds["cohort"].weight == 0).sum() == 2 * 9
 
 
 @COMBINATIONS
@@ -159,7 +156,7 @@ def test_client_state_is_kept_per_model_and_client_and_never_by_an_empty_slot(ma
     expected, with_empty = np.zeros((3, 6), int), np.zeros((3, 6), int)
     np.add.at(expected, (cohort.model[cohort.weight > 0], cohort.client[cohort.weight > 0]), 1)
     np.add.at(with_empty, (cohort.model, cohort.client), 1)
-    assert np.array_equal(visited(mapping, aggregate).state.client, expected)
+    assert np.array_equal(visited(mapping, aggregate)[0].client, expected)
     assert not np.array_equal(expected, with_empty)
     clash = [  # the case that needs care: an empty slot names a pair that a filled slot trains in the same round
         t
@@ -170,7 +167,7 @@ def test_client_state_is_kept_per_model_and_client_and_never_by_an_empty_slot(ma
 
 
 def test_each_client_and_round_has_its_own_key_whatever_the_model() -> None:
-    rounds = visited("scan", "mean").history.rounds
+    _, rounds = visited("scan", "mean")
     by_pair: dict[tuple[int, int], set[bytes]] = {}
     for t, s in np.ndindex(rounds["cohort"].client.shape):
         by_pair.setdefault((t, int(rounds["cohort"].client[t, s])), set()).add(rounds["key"][t, s].tobytes())
@@ -201,7 +198,7 @@ def test_the_channels_key_is_not_one_of_training() -> None:
         fixed(2, 1, [(0, 0, 1.0), (1, 0, 1.0)]),
         Parts(aggregate=stack(2), channel=lossless()._replace(send=send)),
     )
-    sent = simulate(algorithm, uneven_data(sizes=(3, 5)), num_rounds=3, seed=0, devices=Devices("scan")).history.rounds
+    _, sent = go(algorithm, uneven_data(sizes=(3, 5)), "scan", 3, algorithm.init(0, 2))
     training = {tuple(key) for key in sent["epochs"].reshape(-1, 2).tolist()}
     channel = {tuple(int(word) for word in key) for key in sent["sent"].reshape(-1, 2).tolist()}
     assert len(channel) == 3 * 2

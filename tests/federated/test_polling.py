@@ -140,8 +140,9 @@ def ran(name: str, mapping: str = "scan") -> tuple[PyTree, PyTree]:
     return go(algorithm, data_of(name), mapping, ROUNDS, algorithm.init(SEED, NUM_CLIENTS))
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", nightly(CASES, ["power_of_choice", "best_fitting", "assigned_by_loss"]))
 def test_a_run_is_the_loop_of_its_paper(name: str) -> None:
+    """Gradient norms and the best clients have daily tests of their own below."""
     case, algorithm = CASES[name], algorithms(name)
     start, clients = models_of(algorithm, algorithm.init(SEED, NUM_CLIENTS)), clients_of(data_of(name), case.loss)
     state, infos = ran(name)
@@ -164,11 +165,10 @@ def test_a_run_is_the_loop_of_its_paper(name: str) -> None:
 # ---- laws -----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("name", "mapping"), nightly(itertools.product(CASES, ("vmap", "chunked:2")), [("best_fitting", "vmap")])
-)
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "mapping"), list(itertools.product(CASES, ("vmap", "chunked:2"))))
 def test_the_mapping_does_not_change_the_run(name: str, mapping: str) -> None:
-    """By day of one choice, all clients at once; that chunks change nothing, ``engine/test_mapping.py`` holds."""
+    """By day gradient norms are sampled of all clients at once below; ``engine/test_mapping.py`` has other rounds."""
     state, infos = ran(name, mapping)
     assert distance(state.server, ran(name)[0].server) < ROUNDING
     assert np.array_equal(infos["cohort"].client, ran(name)[1]["cohort"].client)
@@ -189,12 +189,15 @@ def test_clients_answer_on_their_devices() -> None:
     state, engine = algorithm.init(SEED, NUM_CLIENTS), engine_for(data, "scan")
     mesh = device_mesh(1)
     over_devices = Engine(sharded(scan_clients, mesh), engine.max_client_size, mesh)
-    one, other = (jax.jit(lambda s, e=e: algorithm.step(s, data, e)[0])(state) for e in (engine, over_devices))
+    one, _ = go(algorithm, data, "scan", 1, state)  # the program of the runs above
+    other = jax.jit(lambda s: algorithm.step(s, data, over_devices)[0])(state)
     assert distance(one.server, other.server) < ROUNDING
     assert distance(one.server, state.server) > VISIBLE
 
 
-@pytest.mark.parametrize("name", ["power_of_choice", "best_fitting", "gradient_norm_sampling"])
+@pytest.mark.parametrize(
+    "name", nightly(["power_of_choice", "best_fitting", "gradient_norm_sampling"], ["best_fitting"])
+)
 def test_the_order_of_candidates_and_cohort_does_not_change_the_run(name: str) -> None:
     schedule, order = CASES[name].schedule, np.random.default_rng(0).permutation
     poll = schedule.poll
@@ -264,10 +267,10 @@ def test_chances_are_the_optimal_ones(expected: int, seed: int) -> None:
 
 
 def test_chances_without_gradients_and_with_infinite_ones() -> None:
-    chances = functools.partial(schedules._chances, expected=2)
+    chances = jax.jit(functools.partial(schedules._chances, expected=2))
     assert np.asarray(chances(jnp.array([0.0, 0.0, 3.0]))).tolist() == [0, 0, 1]
     assert np.asarray(chances(jnp.zeros(3))).tolist() == [0, 0, 0]
-    draw = ft.schedules.gradient_norm_sampling(3, 2).poll.choose
+    draw = jax.jit(ft.schedules.gradient_norm_sampling(3, 2).poll.choose)
     values = jnp.array([[1.0, jnp.inf, jnp.inf]])
     cohort, _ = draw(jax.random.key(0), (), jnp.int32(0), Polled(jnp.arange(3, dtype=jnp.int32), jnp.ones(3), values))
     assert np.asarray(cohort.weight).tolist() == [0, 1, 1]
@@ -288,7 +291,13 @@ def test_gradient_norm_sampling_is_without_bias_and_of_the_variance_that_it_prom
         step = lambda key: algorithm.step(state._replace(schedule_key=key), data, engine)[0].server.params  # noqa: E731
         return flat(jax.tree.map(lambda leaf: leaf[:, 0], jax.jit(jax.vmap(step))(keys))) - flat(start)
 
-    all_of_them = moves(full, 1)[0]
+    clients = clients_of(data)._replace(steps=1, rate=rate)
+    shares = np.array(SIZES) / sum(SIZES)
+    (model,) = models_of(full, full.init(SEED, NUM_CLIENTS))
+    trained = [clients.train(i, model) for i in range(NUM_CLIENTS)]
+    all_of_them = flat(
+        {k: sum(p * (t[k] - model[k]) for p, t in zip(shares, trained, strict=True))[None] for k in model}
+    )
     of_cohort = schedule._replace(poll=schedule.poll._replace(inverse_weights=False))
     means = {}
     for name, plan in {"right": schedule, "wrong": of_cohort}.items():
@@ -298,10 +307,6 @@ def test_gradient_norm_sampling_is_without_bias_and_of_the_variance_that_it_prom
         if name == "right":
             spread = np.mean(np.sum((found - all_of_them) ** 2, axis=1))
     assert means["right"] < 1.5 and means["wrong"] > 5, means
-    clients = clients_of(data)._replace(steps=1, rate=rate)
-    shares = np.array(SIZES) / sum(SIZES)
-    (model,) = models_of(full, full.init(SEED, NUM_CLIENTS))
-    trained = [clients.train(i, model) for i in range(NUM_CLIENTS)]
     norms = shares * [np.sqrt(sum(np.sum((model[k] - t[k]) ** 2) for k in model)) for t in trained]
     p, uniform = loops.chances(norms, 2), np.full(NUM_CLIENTS, 2 / NUM_CLIENTS)
     promised, alike = (np.sum((1 - q) / q * norms**2) for q in (p, uniform))
@@ -310,7 +315,7 @@ def test_gradient_norm_sampling_is_without_bias_and_of_the_variance_that_it_prom
 
 @pytest.mark.parametrize(("fit", "fewer"), [("worst", 0), ("best", 2)])
 def test_models_have_equally_many_clients_and_no_client_two_models(fit: str, fewer: int) -> None:
-    schedule = ft.schedules.assigned_by_loss(9, 4, 9 - fewer, fit)
+    choose = jax.jit(ft.schedules.assigned_by_loss(9, 4, 9 - fewer, fit).poll.choose)
     rng = np.random.default_rng(0)
     for t in range(4):
         polled = Polled(
@@ -318,11 +323,14 @@ def test_models_have_equally_many_clients_and_no_client_two_models(fit: str, few
             jnp.ones(9 - fewer),
             jnp.asarray(rng.normal(size=(4, 9 - fewer))),
         )
-        cohort, _ = schedule.poll.choose(jax.random.key(0), (), jnp.int32(t), polled)
+        cohort, _ = choose(jax.random.key(0), (), jnp.int32(t), polled)
         assert sorted(cohort.client.tolist()) == sorted(polled.client.tolist())
         counts = np.bincount(cohort.model, minlength=4)
         assert counts.max() - counts.min() <= 1
         assert counts[t] == counts.max()  # the first in turn
+        losses = np.asarray(polled.value[t])
+        wanted = int(polled.client[losses.argmin() if fit == "best" else losses.argmax()])
+        assert cohort.model[cohort.client.tolist().index(wanted)] == t  # and it has its first choice
 
 
 # ---- clients that are absent, and numbers that are not finite ------------------------------------------------------

@@ -109,16 +109,15 @@ def local(run: Any, rule: dict, i: int, start: np.ndarray, tilt: Any, rate: floa
 def _flow(
     run: Any, rows: np.ndarray, start: np.ndarray, tilt: Any, mu: float, decay: float, time: float, y: np.ndarray
 ) -> np.ndarray:
-    """The solution of ``w' = -(H w - q)`` at ``time``, by one matrix exponential for each output."""
+    """The solution of ``w' = -(H w - q)`` at ``time``, by one matrix exponential for all outputs."""
     phi = run.train[rows]
     h = phi.T @ phi / len(rows) + (mu + decay) * np.eye(phi.shape[1])
     q = phi.T @ y[rows] / len(rows) + mu * start - tilt
-    size, end = len(h), np.empty_like(start)
-    for c in range(start.shape[1]):
-        system = np.zeros((size + 1, size + 1))
-        system[:size, :size], system[:size, size] = -h, q[:, c]
-        end[:, c] = (expm(time * system) @ np.append(start[:, c], 1.0))[:size]
-    return end
+    size, outputs = start.shape
+    system = np.zeros((size + outputs, size + outputs))
+    system[:size, :size], system[:size, size:] = -h, q
+    moved = expm(time * system)[:size]
+    return moved[:, :size] @ start + moved[:, size:]
 
 
 def weight_map(run: Any, rule: dict[str, Any], model: int) -> np.ndarray:

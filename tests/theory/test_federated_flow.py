@@ -165,11 +165,7 @@ def test_a_point_is_predicted_alike_whatever_other_points_are_asked_for(maker):
     w0, whole = initial_weights(run), run.flow()
     at_all, mean, cov = predicted(run, w0), whole.mean(7), np.asarray(whole.cov(7, 1))
     far = replace(run, test=np.concatenate([run.test[[9, 4]], 100 * run.test]))
-    for points, other in (
-        ([3], replace(run, test=run.test[[3]])),
-        ([9, 4], replace(run, test=run.test[[9, 4]])),
-        ([9, 4], far),
-    ):
+    for points, other in (([3], replace(run, test=run.test[[3]])), ([9, 4], far)):
         flow, asked = other.flow(), slice(len(points))
         assert distance(predicted(other, w0)[..., asked, :], at_all[..., points, :]) < 1e-13
         assert distance(flow.mean(7)[..., asked, :], mean[..., points, :]) < 1e-13

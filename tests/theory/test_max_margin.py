@@ -306,6 +306,7 @@ def test_weaker_and_weaker_it_points_where_the_projections_do(case):
     assert theory.direction_distance(models, modified)[-1] > 10 * distance[-1]
 
 
+@pytest.mark.slow
 def test_the_example_of_the_documentation(capsys):
     names = documents.run("local_regression(")
     assert "246 rounds to a thousandth" in capsys.readouterr().out

@@ -19,6 +19,7 @@ from ..documents import run
 SIZES, INPUTS, OUTPUTS, TEST, STEPS, RATE = (4, 40, 1, 7, 3), 4, 2, 5, 3, 0.2
 CLIENTS = np.array([[0, 1, 2], [3, 1, 4], [2, 0, 3], [4, 1, 0], [3, 2, 1]])  # of each round
 SERVER = np.array([1.0, 0.5, 0.8, 1.0, 0.7])
+RUNS = 16  # of most tests, so that they share a program
 
 
 SINGLE = """
@@ -78,10 +79,10 @@ class Problem(NamedTuple):
 def test_runs_without_noise_equal_the_loop(clip_norm: float, m: float) -> None:
     of, start = Problem.of(), np.random.default_rng(1).normal(size=(INPUTS, OUTPUTS))
     private = private_flow(of.flow(), clip_norm, 0.0, m)
-    runs = private.runs(2, 0, of.x @ start, of.x_test @ start)
+    runs = private.runs(RUNS, 0, of.x @ start, of.x_test @ start)
     weights, norms = of.trained(clip_norm, start, m)
-    np.testing.assert_allclose(runs.test, np.stack([of.x_test @ weights] * 2), rtol=1e-10, atol=1e-12)
-    np.testing.assert_allclose(runs.clipped, np.stack([(norms > clip_norm).mean(axis=1)] * 2))
+    np.testing.assert_allclose(runs.test, np.stack([of.x_test @ weights] * RUNS), rtol=1e-10, atol=1e-12)
+    np.testing.assert_allclose(runs.clipped, np.stack([(norms > clip_norm).mean(axis=1)] * RUNS))
     unclipped = of.x_test @ of.trained(np.inf, start, m)[0]
     assert clip_norm > 10 or np.abs(runs.test[0] - unclipped).max() > 1e-2
 
@@ -119,7 +120,7 @@ def test_drawn_runs_have_the_law() -> None:
     deviations = np.sqrt(np.diag(law.cov))[:, None]
     assert np.abs((runs.mean(axis=0) - law.mean) / deviations).max() < 4.5 / np.sqrt(draws)
     assert np.abs(runs.var(axis=0) / deviations**2 - 1).max() < 4.5 * np.sqrt(2 / draws)
-    assert not np.array_equal(private.runs(3, seed=5).test, private.runs(3, seed=6).test)
+    assert not np.array_equal(private.runs(RUNS, seed=5).test, private.runs(RUNS, seed=6).test)
 
 
 def test_one_step_on_batches_and_another_loss_are_clipped_too() -> None:
@@ -127,7 +128,7 @@ def test_one_step_on_batches_and_another_loss_are_clipped_too() -> None:
     of = Problem.of()
     closed, stepwise = of.flow(), of.flow(step_weights=np.ones(STEPS), loss=ft.losses.squared_error)
     assert stepwise.kind.stepwise and not closed.kind.stepwise
-    at = [private_flow(flow, 0.2, 0.5).runs(3, 2).test for flow in (closed, stepwise)]
+    at = [private_flow(flow, 0.2, 0.5).runs(RUNS, 2).test for flow in (closed, stepwise)]
     np.testing.assert_allclose(at[0], at[1], rtol=1e-9, atol=1e-12)
 
 
@@ -135,15 +136,18 @@ def test_the_best_pair_is_the_least_of_its_table() -> None:
     of = Problem.of(4)
     private = private_flow(of.flow(), 1.0, 0.5)
     rates, clips = (0.05, 0.2, 0.4), (0.05, 0.5, 5.0)
-    best = private.best(of.y_test, rates, clips, num_runs=16, seed=1)
-    errors = [[np.mean((private.at(rate, clip).runs(16, 1).test - of.y_test) ** 2) for clip in clips] for rate in rates]
+    best = private.best(of.y_test, rates, clips, num_runs=RUNS, seed=1)
+    errors = [
+        [np.mean((private.at(rate, clip).runs(RUNS, 1).test - of.y_test) ** 2) for clip in clips] for rate in rates
+    ]
     np.testing.assert_allclose(best.losses, errors)
     i, k = np.unravel_index(np.argmin(errors), (3, 3))
     assert (best.learning_rate, best.clip_norm) == (rates[i], clips[k]) and best.loss == best.losses.min()
-    quiet = private_flow(of.flow(), 1.0, 0.0).best(of.y_test, rates, clips, num_runs=1)
+    quiet = private_flow(of.flow(), 1.0, 0.0).best(of.y_test, rates, clips, num_runs=RUNS)
     assert quiet.loss < best.loss and quiet.clip_norm > best.clip_norm
 
 
+@pytest.mark.slow
 def test_numbers_are_float64_in_a_program_of_single_precision() -> None:
     done = subprocess.run([sys.executable, "-c", SINGLE], capture_output=True, text=True, check=True)
     assert done.stdout == "float64 float64\n"
@@ -198,6 +202,7 @@ def test_a_budget_out_of_reach_is_refused() -> None:
         ft.measures.noise_multiplier(1e-9, num_clients=10, clients_per_round=10, num_rounds=10**6, delta=1e-9)
 
 
+@pytest.mark.slow
 def test_the_example_of_the_documentation(capsys: pytest.CaptureFixture[str]) -> None:
     run("theory.private_flow(")
     *printed, without_noise = capsys.readouterr().out.splitlines()

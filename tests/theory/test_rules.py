@@ -75,6 +75,10 @@ RULES: dict[str, dict[str, Any]] = {
     "gradient flow, fed_dyn": {"dynamics": "gradient_flow", "algorithm": "fed_dyn", "mu": 0.5},
     "step weights": {"step_weights": np.array([0.3, 1.2, 0.7, 0.0, 1.5])},
     "step weights, weight decay": {"step_weights": np.array([0.3, 1.2, 0.7, 0.0, 1.5]), "weight_decay": 0.2},
+    "nesterov, step weights, weight decay": {
+        **{"server_momentum": 0.5, "nesterov": True, "server_learning_rate": 0.6},
+        **{"step_weights": np.array([0.3, 1.2, 0.7, 0.0, 1.5]), "weight_decay": 0.2},
+    },
     "step weights, fed_nova": {"step_weights": np.array([0.3, 1.2, 0.7, 0.0, 1.5]), "algorithm": "fed_nova"},
     "minibatches": {"batches": order_of},
     "minibatches, prox, weight decay": {"batches": order_of, "mu": 0.3, "weight_decay": 0.2},
@@ -93,7 +97,7 @@ RULES: dict[str, dict[str, Any]] = {
         **{"delays": ages, "delay_weights": DISCOUNT},
     },
 }
-LEFT_OUT = {  # the option whose absence must show
+LEFT_OUT = {  # the option whose absence must show, or several of them, one at a time
     "server rates": "server_learning_rate",
     "momentum": "server_momentum",
     "nesterov": "nesterov",
@@ -104,6 +108,7 @@ LEFT_OUT = {  # the option whose absence must show
     "modified_local_gd, prox": "anchoring",
     "minibatches, modified_local_gd": "anchoring",
     "gradient flow, scaffold": "algorithm",
+    "nesterov, step weights, weight decay": ("server_momentum", "nesterov", "step_weights", "weight_decay"),
     "step weights, fed_nova": "algorithm",
     "minibatches, scaffold": "algorithm",
     "minibatches, step weights": "step_weights",
@@ -158,13 +163,13 @@ def without(rule: dict, option: str) -> dict:
     return left
 
 
-DAILY = ("momentum and weight decay", "fed_dyn", "fed_nova and prox", "gradient flow, prox, weight decay")
-DAILY += ("step weights, weight decay", "minibatches, scaffold", "modified_local_gd, prox", "nesterov")
-DAILY += ("fed_async",)
+DAILY = ("nesterov, step weights, weight decay", "fed_nova and prox", "gradient flow, prox, weight decay")
+DAILY += ("minibatches, scaffold", "modified_local_gd, prox", "fed_async")
 
 
 @pytest.mark.parametrize("name", nightly(RULES, DAILY))
 def test_every_option_is_the_algorithm_itself(maker, name):
+    """By day of options that are met together where a rule may have them; FedDyn's long run is another daily test."""
     is_the_algorithm(maker, "permutations", name)
 
 
@@ -186,10 +191,11 @@ def is_the_algorithm(maker, schedule, name):
     assert distance(flow.cov(10), np.array([r @ r.T for r in root])) < TOLERANCE
     mean = [run.test @ reference_rules.train(run, rule, k, 0 * w0[k])[10] for k in range(run.num_models)]
     assert distance(flow.mean(ROUNDS)[-1], np.array(mean)) < TOLERANCE
-    option = LEFT_OUT.get(name, next(iter(rule)))
-    plain = without(rule, option)
-    wrong = [run.test @ reference_rules.train(run, plain, k, w0[k])[ROUNDS[-1]] for k in range(run.num_models)]
-    assert distance(wrong, expected[-1]) > WRONG
+    options = LEFT_OUT.get(name, next(iter(rule)))
+    for option in (options,) if isinstance(options, str) else options:
+        plain = without(rule, option)
+        wrong = [run.test @ reference_rules.train(run, plain, k, w0[k])[ROUNDS[-1]] for k in range(run.num_models)]
+        assert distance(wrong, expected[-1]) > WRONG, option
 
 
 @pytest.mark.slow
@@ -215,6 +221,7 @@ def test_models_that_start_as_one(maker):
     assert distance(flow.cross_cov(10, 0, 0), expected) > WRONG
 
 
+@pytest.mark.slow
 def test_outputs_that_are_coupled(maker):
     """Minibatches and SCAFFOLD with a kernel [n C, n C]: one of two independent outputs is the shared one."""
     for name in ("minibatches, scaffold",):
@@ -233,7 +240,7 @@ ENDS = {
 
 
 @pytest.mark.parametrize("labels", nightly(["one truth", "contradicting"], ["contradicting"]))
-@pytest.mark.parametrize("name", nightly(ENDS, ("scaffold", "weight decay", "minibatches")))
+@pytest.mark.parametrize("name", nightly(ENDS, ("fed_dyn", "weight decay")))
 def test_the_fixed_point_is_where_long_runs_end(maker, name, labels):
     run = long_run(maker, labels == "contradicting")
     rule = {key: value(run) if callable(value) else value for key, value in ENDS[name].items()}
@@ -313,8 +320,10 @@ def test_theorem_2_with_weight_decay_is_ridge(maker):
 STEPPED = ("mu", "momentum", "scaffold", "fed_dyn", "fed_nova", "minibatches", "weight decay", "fed_buff")
 
 
-@pytest.mark.parametrize("name", nightly(STEPPED, ("momentum",)))
+@pytest.mark.slow
+@pytest.mark.parametrize("name", STEPPED)
 def test_the_largest_stable_step_parts_runs_that_grow_from_those_that_do_not(maker, name):
+    """By day ``test_stable_rates.py`` compares the largest step to a scan of assembled rounds."""
     run = long_run(maker, False)
     rule = {key: value(run) if callable(value) else value for key, value in RULES[name].items()}
     bound = run.flow(**rule).largest_stable_learning_rate()
@@ -498,9 +507,9 @@ def test_the_rate_of_weight_decay_is_part_of_the_spectrum(maker):
         **{part: np.tile(getattr(run, part), (900, 1)) for part in ("client", "model", "weight")},
         rates=np.full(900, 0.6),
     )
-    maps = [run.test @ reference_rules.weight_map(replace(long, client=long.client[:r]), {"weight_decay": 0.001}, 0)
-            for r in (600, 900)]  # fmt: skip
-    ends = [np.linalg.norm(m * np.sqrt(run.prior)) for m in maps]
+    size = run.train.shape[1]
+    path = reference_rules.train(long, {"weight_decay": 0.001}, 0, np.eye(size), np.zeros((len(run.train), size)))
+    ends = [np.linalg.norm(run.test @ path[r] * np.sqrt(run.prior)) for r in (600, 900)]
     assert flow.contraction() == pytest.approx((ends[1] / ends[0]) ** (1 / 300), rel=1e-4)
 
 

@@ -118,6 +118,7 @@ def test_random_delays_beside_maps_assembled_for_every_outcome(name: str) -> Non
         assert flow.largest_stable_server_rate(one) != pytest.approx(end, rel=1e-3)
 
 
+@pytest.mark.slow
 def test_the_example_of_the_documentation() -> None:
     edge = run("largest_stable_server_rate")["edge"]
     edges = [edge(np.eye(s + 1)[s]) for s in range(5)]

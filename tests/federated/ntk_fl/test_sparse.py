@@ -147,7 +147,7 @@ def test_float32_jacobians_and_fewer_bits(structured: bool) -> None:
     assert min(errors(few, params, sparse.astype(np.float64)).values()) > 1e-4
 
 
-@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("dtype", nightly([np.float32, np.float64], [np.float32]))
 def test_thresholds_leave_exactly_the_largest(dtype: Any) -> None:
     left, right = (RNG.normal(size=(6, size)).astype(dtype) for size in (13, 9))
     right[:, ::2] = 0  # dead units
@@ -173,12 +173,12 @@ def test_thresholds_leave_exactly_the_largest(dtype: Any) -> None:
 
 def test_entries_equal_to_the_last_kept_one_are_all_kept() -> None:
     numbers = jnp.asarray([[3.0, -2.0, 2.0, 2.0, 1.0]])
-    for k, kept in ((1, 1), (2, 4), (3, 4), (4, 4), (5, 5)):
+    for k, kept in ((1, 1), (2, 4), (5, 5)):
         found = thresholds(numbers, 1 - k / 5)
         assert int(np.sum(np.abs(numbers) >= np.asarray(found)[:, None])) == kept
 
 
-@pytest.mark.parametrize("kernel", ["averaged", "exact"])
+@pytest.mark.parametrize("kernel", nightly(["averaged", "exact"], ["exact"]))
 def test_the_evolution_of_sparsified_jacobians_is_descent_with_them(kernel: str) -> None:
     """Equations (9b) and (10) in NumPy, with sparsified Jacobians in kernel and update alike."""
     model, steps, rate = network("two layers", True), 40, 0.3

@@ -13,6 +13,8 @@ import pytest
 
 import fedtangent as ft
 from fedtangent._src.engine import Devices, simulate
+from fedtangent._src.engine.clients import engine_for
+from fedtangent._src.engine.history import charge
 from fedtangent._src.federated import algorithms, faults, schedule
 from fedtangent._src.federated.local import Work
 from fedtangent._src.federated.schedule import all_clients, uniform_sampling
@@ -20,7 +22,7 @@ from fedtangent._src.federated.wire import channel
 from fedtangent._src.federated.wire.secure_aggregation import decode_mean, encode, fraction_bits, mask_messages
 
 from ...nightly import nightly
-from ..toys import arguments_of, distance, two_layer, uneven_data
+from ..toys import arguments_of, distance, go, two_layer, uneven_data
 
 KEY = jax.random.key(0)
 RNG = np.random.default_rng(0)
@@ -179,24 +181,19 @@ def options(**more: Any) -> dict[str, Any]:
 def test_clients_that_drop_out(name: str) -> None:
     """Masks are drawn among those who answered: the average is the plain one, to the resolution of the numbers."""
     plan, data, recipe = faults.dropout(uniform_sampling(6, 4), 0.4), uneven_data(), getattr(algorithms, name)
-    plain = simulate(recipe(two_layer(), plan, **options()), data, num_rounds=3, seed=2, devices=Devices("scan"))
-    answered = (plain.history.rounds["cohort"].weight > 0).sum(axis=1)
+    plain = recipe(two_layer(), plan, **options())
+    seen, rounds = go(plain, data, "scan", 3, plain.init(2, 6))
+    answered = (rounds["cohort"].weight > 0).sum(axis=1)
     assert answered.min() < 4
-    hidden = simulate(
-        recipe(two_layer(), plan, **arguments_of(algorithms.fed_avg, options(secure_aggregation=32))),
-        data,
-        num_rounds=3,
-        seed=2,
-        devices=Devices("scan"),
-    )
+    hidden = recipe(two_layer(), plan, **arguments_of(algorithms.fed_avg, options(secure_aggregation=32)))
+    masked, infos = go(hidden, data, "scan", 3, hidden.init(2, 6))
     step = 2.0 ** -fraction_bits(4, 32)  # of the largest number of a message, which is below 1
-    assert 0 < distance(plain.state.server, hidden.state.server) < 3 * 4 * 8 * step
+    assert 0 < distance(seen.server, masked.server) < 3 * 4 * 8 * step
     if name == "fed_avg":
         arrays = len(jax.tree.leaves(two_layer().init(KEY)))
         numbers = sum(leaf.size for leaf in jax.tree.leaves(two_layer().init(KEY)))
-        assert hidden.history.evaluations[-1].uplink_bytes == int(answered.sum()) * (
-            4 * (numbers + 1) + 32 + 4 * arrays
-        )
+        sent, _ = charge(hidden.cost(data, engine_for(data, "scan")), infos)
+        assert sent == int(answered.sum()) * (4 * (numbers + 1) + 32 + 4 * arrays)
 
 
 @pytest.mark.parametrize(
