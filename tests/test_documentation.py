@@ -107,6 +107,7 @@ def test_the_best_rates_are_inside_and_the_correction_helps() -> None:
     assert not names["plain"].at_edge and names["corrected"].loss < names["plain"].loss
 
 
+@pytest.mark.slow
 def test_a_sweep_tells_the_better_rate() -> None:
     try:
         names = run("ft.sweep")
@@ -116,6 +117,7 @@ def test_a_sweep_tells_the_better_rate() -> None:
     assert names["better"].low > 0
 
 
+@pytest.mark.slow
 def test_data_and_networks_of_ones_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     clients = run("np.savez")["clients"]
@@ -131,6 +133,7 @@ def test_data_and_networks_of_ones_own(tmp_path: Path, monkeypatch: pytest.Monke
     assert last < 0.8 * first
 
 
+@pytest.mark.slow
 def test_a_network_of_stax_has_the_kernel_of_its_infinite_width() -> None:
     network = run("from_stax(pooled")["network"]
     assert network.at_width(64).kernel(np.ones((2, 4, 4, 1)), get="ntk").shape == (2, 2)
@@ -202,7 +205,13 @@ def test_pages_ask_for_every_table_of_the_code(generated: ModuleType) -> None:
         "errata",
         "reproduction",
     } <= asked
-    assert all(f"| `{name}` |" in generated.rules() for name in catalogue("algorithms"))
+
+
+@pytest.mark.slow
+def test_the_table_of_rules_has_every_algorithm(generated: ModuleType) -> None:
+    """It builds each of them."""
+    rules = generated.rules()
+    assert all(f"| `{name}` |" in rules for name in catalogue("algorithms"))
 
 
 TABLES = [kind for kind in KINDS if kind != "theorems"]

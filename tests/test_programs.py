@@ -14,8 +14,6 @@ import pytest
 from fedtangent._src import programs
 from fedtangent._src.cli import main
 
-from .nightly import nightly
-
 SOURCE = Path(__file__).parents[1] / "src"
 # Prints a result, the programs that were read and those that were compiled and written.
 RUN = """
@@ -62,9 +60,11 @@ def test_the_second_process_compiles_nothing(tmp_path: Path):
 @pytest.mark.parametrize(
     ("first", "variables"),
     [
-        ("", {"JAX_ENABLE_COMPILATION_CACHE": "false"}),
+        pytest.param("", {"JAX_ENABLE_COMPILATION_CACHE": "false"}, marks=pytest.mark.slow),
         ("from fedtangent._src import programs; import fedtangent.types; programs.keep('off')", {}),
-        ("import jax; jax.config.update('jax_compilation_cache_dir', '{users}')", {}),
+        pytest.param(
+            "import jax; jax.config.update('jax_compilation_cache_dir', '{users}')", {}, marks=pytest.mark.slow
+        ),
         ("", {"JAX_COMPILATION_CACHE_DIR": "{users}"}),
     ],
 )
@@ -85,7 +85,8 @@ def test_programs_cut_short_are_compiled_again_and_replaced(tmp_path: Path):
     assert ended(started(tmp_path)) == (result, written, 0)
 
 
-@pytest.mark.parametrize("most", nightly([1, 4], [4]))
+@pytest.mark.slow
+@pytest.mark.parametrize("most", [1, 4])
 def test_kill_9_while_programs_are_written_loses_and_changes_nothing(tmp_path: Path, most: int):
     killed = started(tmp_path / "killed")
     while len(kept(tmp_path / "killed")) < most and killed.poll() is None:
@@ -98,6 +99,7 @@ def test_kill_9_while_programs_are_written_loses_and_changes_nothing(tmp_path: P
     assert ended(started(tmp_path / "killed")) == (result, written, 0)
 
 
+@pytest.mark.slow
 def test_two_processes_at_once_keep_the_same_programs(tmp_path: Path):
     (first, *_), (second, *_) = [ended(process) for process in [started(tmp_path), started(tmp_path)]]
     assert first == second and len(kept(tmp_path)) > 1

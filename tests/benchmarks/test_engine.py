@@ -227,7 +227,8 @@ def test_the_table_fits_the_screen(bench, width: int):
 @pytest.mark.parametrize(
     ("model", "mapping", "precision"),
     [
-        *(("logistic", "scan", "float32"), ("mlp", "python loop", "float32")),
+        pytest.param("logistic", "scan", "float32", marks=pytest.mark.slow),
+        ("mlp", "python loop", "float32"),
         pytest.param("mlp", "auto", "float32", marks=pytest.mark.slow),  # as engine/test_auto.py
         ("logistic", "chunked:2", "bfloat16"),
         pytest.param("lstm", "vmap", "bfloat16", marks=pytest.mark.slow),
@@ -255,11 +256,13 @@ def test_a_transformer_reads_its_tokens_in_order(bench):
     assert not np.allclose(apply(params, x), apply(params, np.roll(x, 1, axis=1)), atol=1e-4)
 
 
-@pytest.mark.parametrize("precise", [(), pytest.param(("float32", "float64"), marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("precise", [(), ("float32", "float64")])
 def test_the_command_writes_its_rows_and_holds_no_device(bench, precise: tuple[str, ...], tmp_path: Path):
     """Four host devices and a stand-in for the peak; a case that fails keeps its error and makes the status 1.
 
-    By day without the two processes of one precision each, whose distance the test below holds.
+    Without the two processes of one precision each too. By day the tests around this one hold what a process measures,
+    what is kept of it, and the distance of two precisions.
     """
     code = f"""
 import os, sys

@@ -13,11 +13,13 @@ import pytest
 from fedtangent._src import cli
 from fedtangent._src.cli import check, commands, main
 from fedtangent._src.comparison.settings import Setting
+from fedtangent._src.comparison.side_by_side import Comparison
 from fedtangent._src.comparison.verdicts import Verdict
 from fedtangent._src.output.junit import write_junit
 
-from .test_compare import compared
+from ..stand_ins import stand_in
 
+CLAIM_OF: dict[str, Any] = {}  # by its table: read once for all outcomes
 RIGHT = Verdict("S", "slope against width", "1", "1 +- 0", True, "one is two", "2", True)
 WRONG = RIGHT._replace(statement="mean = flow", holds=False)
 UNCLEAR = RIGHT._replace(statement="variance = flow", holds=None)
@@ -40,7 +42,7 @@ agree = ["slope", "mean"]
 
 
 @pytest.fixture
-def outcomes(monkeypatch: pytest.MonkeyPatch, trained_once: None) -> list[Any]:
+def outcomes(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """What each claim's comparison gives, in order: verdicts, or an error."""
     found: list[Any] = []
 
@@ -48,9 +50,17 @@ def outcomes(monkeypatch: pytest.MonkeyPatch, trained_once: None) -> list[Any]:
         outcome = found.pop(0)
         if isinstance(outcome, Exception):
             raise outcome
-        return compared()._replace(verdicts=outcome, times={"networks": 0.0})
+        return stand_in(Comparison, verdicts=outcome, times={"networks": 0.0}, simulated=(), gaps=(), notes=())
+
+    read = check._claim
+
+    def once(table: dict[str, Any]) -> check.ClaimedRuns:
+        if (name := repr(table)) not in CLAIM_OF:
+            CLAIM_OF[name] = read(table)
+        return CLAIM_OF[name]
 
     monkeypatch.setattr(check, "compared", instead)
+    monkeypatch.setattr(check, "_claim", once)
     return found
 
 

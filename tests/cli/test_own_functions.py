@@ -211,9 +211,9 @@ def test_in_python() -> None:
     x = jnp.ones((2, 6))
     for name, options, size in (("mine:wide", {"widths": (3,)}, 6 * 3 + 3 * 4 + 7), ("mine:network", {"units": 2}, 26)):
         model = models.build(name, 6, 4, **options)
-        params = model.init(jax.random.key(0))
+        params = jax.jit(model.init)(jax.random.key(0))
         assert sum(leaf.size for leaf in jax.tree.leaves(params)) == size
-        assert model.apply(params, x).shape == (2, 4)
+        assert jax.eval_shape(model.apply, params, x).shape == (2, 4)
     assert describe(model="mine:wide", widths=(7,)) == describe(model="mine:wide", widths=(7,))
     with pytest.raises(ValueError, match="depth: got an option that mine:wide does not have, allowed are widths"):
         models.build("mine:wide", 6, 4, depth=3)

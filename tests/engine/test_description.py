@@ -23,6 +23,8 @@ from fedtangent._src.federated.algorithms.entry import WRITTEN, Supplied
 from fedtangent._src.federated.schedule import all_clients, drawn_cohorts, uniform_sampling
 from fedtangent._src.models.dense import mlp
 
+from ..nightly import nightly
+
 ALGORITHMS = catalogue("algorithms")
 NONE = inspect.Parameter.empty
 TINY = {"num_clients": 4, "num_train": 120, "widths": (6,), "num_rounds": 1, "client_learning_rate": 0.1}
@@ -35,16 +37,24 @@ def tiny(**given: Any) -> Built:
 
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_every_algorithm_is_built_by_name(name: str) -> None:
-    built = tiny(algorithm=name)
-    engine, algorithm = engine_for(built.data, "scan"), built.algorithm
-    assert algorithm.name == name
-    state = jax.eval_shape(lambda: algorithm.init(0, built.data.num_clients))
-    _, info = jax.eval_shape(lambda s, d: algorithm.step(s, d, engine), state, built.data)
-    assert info["model_weight"].shape == (algorithm.schedule.num_models,)
+    """The laws of ``federated/test_laws.py`` take each of them through its rounds."""
+    assert tiny(algorithm=name).algorithm.name == name
     assert set(ALGORITHMS[name].needs) <= {*Supplied._fields, "pool_size"}
 
 
-@pytest.mark.parametrize("base", [name for name, entry in ALGORITHMS.items() if entry.inside])
+@pytest.mark.parametrize("name", nightly(ALGORITHMS, ["fed_be", "ntk_fl"]))
+def test_every_algorithm_that_is_built_by_name_takes_its_data(name: str) -> None:
+    """By day two whose data are not all of the clients'."""
+    built = tiny(algorithm=name)
+    engine, algorithm = engine_for(built.data, "scan"), built.algorithm
+    state = jax.eval_shape(lambda: algorithm.init(0, built.data.num_clients))
+    _, info = jax.eval_shape(lambda s, d: algorithm.step(s, d, engine), state, built.data)
+    assert info["model_weight"].shape == (algorithm.schedule.num_models,)
+
+
+@pytest.mark.parametrize(
+    "base", nightly([name for name, entry in ALGORITHMS.items() if entry.inside], ["fed_avg", "fed_dyn", "scaffold"])
+)
 @pytest.mark.parametrize("name", [name for name, entry in ALGORITHMS.items() if entry.has_base])
 def test_every_base_inside_another_algorithm_is_built(name: str, base: str) -> None:
     built = tiny(algorithm=name, base=base).algorithm

@@ -352,7 +352,9 @@ def test_metrics_of_a_sample_of_the_training_examples_are_named_by_its_size(monk
     monkeypatch.setattr(examples, "MOST_MEASURED", 30)
     x, labels = np.random.default_rng(0).normal(size=(60, 3)), np.repeat([0, 1], 30)
     model = ft.models.logistic(3, 2)
-    fed_avg = ft.fed_avg(model, ft.schedules.all_clients(2), client_learning_rate=0.1, loss="cross_entropy")
+    fed_avg = ft.fed_avg(
+        model, ft.schedules.all_clients(2), 0.1, ft.Work(steps=1, batch_size=None), loss="cross_entropy"
+    )
     start = jax.tree.map(jnp.zeros_like, model.init(jax.random.key(0)))  # says class 0
     run = ft.simulate(fed_avg, (x, labels, x, labels), [np.arange(30), np.arange(30, 60)], num_rounds=2, start=start)
     first = run.history.evaluations[0].metrics

@@ -27,6 +27,7 @@ def case() -> ModuleType:
     return module
 
 
+@pytest.mark.slow
 def test_a_slice() -> None:
     numbers = ["--lines", "3", "--calls", "3", "--numbers", "2"]
     command = [sys.executable, HERE, *numbers, "--processes", "1", "--seed", "2"]

@@ -53,8 +53,15 @@ def loss(convolve, strides, padding, dilation):
     return scalar
 
 
-@pytest.mark.parametrize(("case", "dtype"), [*((case, jnp.float32) for case in CASES), ("dilated", jnp.float64)])
+@pytest.mark.parametrize(
+    ("case", "dtype"),
+    nightly(
+        [*((case, jnp.float32) for case in CASES), ("dilated", jnp.float64)],
+        ["same", "strided and dilated", "cropped", ("dilated", jnp.float64)],
+    ),
+)
 def test_values_and_derivatives(case, dtype):
+    """By day with the control, strides and dilation together, padding that cuts, and doubles."""
     spatial, window, strides, padding, dilation = CASES[case]
     x, w = operands(spatial, window, dtype)
     tangents = (np.cos(x), np.cos(w))
@@ -85,7 +92,10 @@ def test_values_by_a_plain_loop(dtype):
 
 @pytest.mark.parametrize(
     ("axes", "dtype"),
-    [((0, None), jnp.float32), ((None, 0), jnp.float32), ((0, 0), jnp.float32), ((2, 1), jnp.float64)],
+    nightly(
+        [((0, None), jnp.float32), ((None, 0), jnp.float32), ((0, 0), jnp.float32), ((2, 1), jnp.float64)],
+        [(2, 1)],  # and of one operand alone in the next test
+    ),
 )
 def test_vmap_inside_and_outside_of_the_gradient(axes, dtype):
     _, window, strides, padding, dilation = CASES["strided"]
@@ -165,7 +175,7 @@ def test_feature_groups_and_input_dilation():
     assert closeness(gradients(gemm_convolution), gradients(lax.conv_general_dilated)) < 1e-12
 
 
-@pytest.mark.parametrize("times", [1, 2])
+@pytest.mark.parametrize("times", nightly([1, 2], [2]))
 def test_a_kernel_for_each_channel(times):
     """Depthwise convolutions, alone and with one kernel for each client."""
     x, _ = operands((7, 6), (3, 3), jnp.float64, clients=(2,))
@@ -184,7 +194,7 @@ def test_a_kernel_for_each_channel(times):
     assert closeness(gradients(gemm_convolution, w[..., ::-1]), theirs) > 0.01  # negative control
 
 
-@pytest.mark.parametrize("window", [(3,), (3, 3), (2, 3, 2)], ids=len)
+@pytest.mark.parametrize("window", [pytest.param((3,), marks=pytest.mark.slow), (3, 3), (2, 3, 2)], ids=len)
 def test_behind_a_flax_layer_with_one_to_three_axes(window):
     spatial = (7, 6, 5)[: len(window)]
     x = jax.random.normal(jax.random.key(0), (2, *spatial, 3), jnp.float32)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import jax
@@ -19,6 +20,7 @@ from fedtangent._src.models import kernels
 from fedtangent._src.models.ntk_images import READOUTS, ntk_cnn, ntk_resnet, ntk_transformer
 from fedtangent._src.types import Model
 
+from ..drawn import parameters
 from ..nightly import nightly
 from .cntk_reference import cntk
 
@@ -40,12 +42,15 @@ NETWORKS: dict[str, Model] = {
 # ---- kernels ----
 
 
+@functools.cache
+def kernels_of(readout: str, depth: int, window: int) -> Any:
+    return ntk_cnn(SHAPE, C, depth=depth, window=window, readout=readout).kernel(images(2), images(2, seed=1))  # type: ignore[misc]
+
+
 @pytest.mark.parametrize(("depth", "window"), nightly([(1, 3), (2, 2)], [(2, 2)]))
 @pytest.mark.parametrize("readout", READOUTS)
 def test_kernel_is_that_of_the_formulas(readout: str, depth: int, window: int) -> None:
-    x, y = images(2), images(2, seed=1)
-    model = ntk_cnn(SHAPE, C, depth=depth, window=window, readout=readout)
-    computed = model.kernel(x, y)  # type: ignore[misc]
+    x, y, computed = images(2), images(2, seed=1), kernels_of(readout, depth, window)
     for i in range(2):
         for j in range(2):
             right, wrong = (cntk(x[i], y[j], d, window, readout) for d in (depth, depth + 1))
@@ -56,8 +61,7 @@ def test_kernel_is_that_of_the_formulas(readout: str, depth: int, window: int) -
 
 
 def test_kernels_of_other_readouts_differ() -> None:
-    x = images(2)
-    ntk = {readout: np.asarray(NETWORKS[f"cnn {readout}"].kernel(x, get="ntk")) for readout in READOUTS}  # type: ignore[misc]
+    ntk = {readout: np.asarray(kernels_of(readout, 2, 2).ntk) for readout in READOUTS}
     assert all(np.max(np.abs(ntk[a] / ntk[b] - 1)) > 0.05 for a in READOUTS for b in READOUTS if a != b)
 
 
@@ -128,33 +132,37 @@ def test_too_little_memory_is_refused_before_any_work(monkeypatch: pytest.Monkey
 
 def test_outputs_are_those_of_the_formula() -> None:
     model = ntk_cnn(SHAPE, C, width=8)
-    x, params = jnp.asarray(images(3), jnp.float32), model.init(jax.random.key(0))
+    x, params = jnp.asarray(images(3), jnp.float32), parameters(model)
 
-    def formula(window: Any) -> np.ndarray:
+    def formula(params: Any) -> tuple[jax.Array, jax.Array]:
+        """With the mean over places, and with their maximum."""
         z = x
         for weight, bias in (params[0], params[2]):
             scale = np.float32((2 / np.prod(weight.shape[:3])) ** 0.5)
             y = lax.conv_general_dilated(z, weight, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC"))
             z = jax.nn.relu(scale * y + 0.1 * bias)
-        return np.asarray(np.float32(0.5) * window(z) @ params[5][0] + 0.1 * params[5][1])
+        right, wrong = (
+            np.float32(0.5) * h @ params[5][0] + 0.1 * params[5][1] for h in (z.mean((1, 2)), z.max((1, 2)))
+        )
+        return right, wrong
 
-    outputs = np.asarray(model.apply(params, x))
-    assert np.max(np.abs(outputs - formula(lambda z: z.mean((1, 2))))) < 1e-6
-    assert np.max(np.abs(outputs - formula(lambda z: z.max((1, 2))))) > 0.1
+    outputs, (right, wrong) = jax.jit(lambda p: (model.apply(p, x), formula(p)))(params)
+    assert np.max(np.abs(outputs - np.asarray(right))) < 1e-6
+    assert np.max(np.abs(outputs - np.asarray(wrong))) > 0.1
 
 
 @pytest.mark.parametrize("name", nightly(NETWORKS, ["cnn flatten"]))
 def test_it_starts_as_the_same_numbers_and_keeps_its_dtype(name: str) -> None:
     model, x = NETWORKS[name], images(2)
     with jax.enable_x64(False):
-        narrow = model.init(jax.random.key(0))
-    wide = model.init(jax.random.key(0))
-    assert jax.tree.all(jax.tree.map(lambda a, b: bool(jnp.all(a == b)) and a.dtype == jnp.float32, narrow, wide))
-    outputs = model.apply(wide, x)
-    doubled = model.apply(jax.tree.map(lambda a: a.astype(jnp.float64), wide), x)
+        narrow = jax.jit(model.init)(jax.random.key(0))
+    wide, apply = jax.jit(model.init)(jax.random.key(0)), jax.jit(model.apply)
+    assert jax.tree.all(jax.tree.map(lambda a, b: np.array_equal(a, b) and a.dtype == jnp.float32, narrow, wide))
+    outputs = apply(wide, x)
+    doubled = apply(jax.tree.map(lambda a: np.asarray(a, np.float64), wide), x)
     assert outputs.dtype == jnp.float32 and doubled.dtype == jnp.float64
     assert outputs.shape == (2, C) and np.max(np.abs(outputs - doubled)) < 1e-5
-    assert np.max(np.abs(model.apply(wide, x.reshape(2, -1)) - outputs)) < 1e-6
+    assert np.max(np.abs(apply(wide, x.reshape(2, -1)) - outputs)) < 1e-6
     at_width = model.at_width
     assert at_width is not None and at_width(3).kernel is model.kernel and "width 3" in at_width(3).name
 
@@ -188,7 +196,7 @@ def tangent_kernel(model: Model, key: jax.Array, x: jax.Array) -> jax.Array:
 
 
 def run_of(model: Model, rate: float = 0.5) -> tuple[Any, Any, Any]:
-    x = images(12)
+    x = images(16)
     y = (x.mean(axis=(1, 2, 3)) > 0).astype(int)
     clients = ft.partition.iid(8, num_clients=2, seed=0)
     work, schedule = ft.Work(steps=2, batch_size=2), ft.schedules.all_clients(2)

@@ -134,7 +134,7 @@ def test_a_finished_run_is_read_again_and_a_damaged_one_trained_again(
 @pytest.mark.parametrize("steps", nightly([1, 6], [6]))
 def test_one_layer_is_its_flow_and_ends_at_its_limit(steps: int):
     """A network of one layer is the linear model itself. With K = 1 it ends at least squares, with K > 1 beside it."""
-    rounds = 4000 if steps == 1 else 1000
+    rounds = 4000 if steps == 1 else 150
     s, held = dataclasses.replace(TINY, depth=1, num_rounds=rounds), trials.dealt(GIVEN.labels, 4, 2, 0)
     with jax.enable_x64():
         found = curves._trained(GIVEN, held, s, Setting(4, steps), 0.2, 1, "scan").models

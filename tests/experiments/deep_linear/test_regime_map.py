@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import functools
+import itertools
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from fedtangent._src.comparison.theorems.deep_linear import Run, Size
 from fedtangent._src.experiments.deep_linear import regime_map
 from fedtangent._src.experiments.lab.runner import Study
 
@@ -43,8 +46,37 @@ def test_twice_as_many_clients_halve_each_and_take_twice_the_steps() -> None:
         assert list(one.partition.client(c)) == [*halves[0], *halves[1]]
 
 
-def test_a_lazy_cell_is_its_flow_and_a_rich_one_is_not() -> None:
-    lazy, rich = (regime_map._cell(SMALL, 0, 2, width, scale) for width, scale in ((1024, 1.0), (8, 0.5)))
+def product(weights: list[np.ndarray], size: int) -> np.ndarray:
+    """Of the layers' weights, the last one first; the identity of this size if there are none."""
+    return functools.reduce(lambda below, w: w @ below, weights, np.eye(size))
+
+
+def by_loop(size: Size, x: np.ndarray, y: np.ndarray, learning_rate: float, seed: int, every: int) -> Run:
+    """What the engine computes (``test_a_scale_of_weights_is_one_of_targets``), in NumPy: nothing is compiled."""
+    rng, fans = np.random.default_rng(seed), [size.dimension, *[size.width] * (size.depth - 1), size.outputs]
+    scale = (size.width ** (size.depth - 1) * size.outputs) ** -0.5
+    path = [[rng.standard_normal((out, into)) for into, out in itertools.pairwise(fans)]]
+    for _ in range(size.rounds):
+        ends = []
+        for c in range(size.clients):
+            weights, rows = path[-1], size.partition.client(c)
+            for _ in range(size.local_steps):
+                off = (scale * product(weights, size.dimension) @ x[rows].T - y[rows].T) @ x[rows]
+                slopes = [
+                    product(weights[i + 1 :], fans[i + 1]).T @ off @ product(weights[:i], size.dimension).T
+                    for i in range(size.depth)
+                ]
+                weights = [w - learning_rate * scale * g for w, g in zip(weights, slopes, strict=True)]
+            ends.append(weights)
+        path.append([np.mean(layer, axis=0) for layer in zip(*ends, strict=True)])
+    models = np.array([scale * product(weights, size.dimension).T for weights in path])
+    return Run(models, {r: weights for r, weights in enumerate(path) if r % every == 0})
+
+
+def test_a_lazy_cell_is_its_flow_and_a_rich_one_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    lazy = regime_map._cell(SMALL, 0, 2, 1024, 1.0)
+    monkeypatch.setattr(regime_map, "run_of", by_loop)
+    rich = regime_map._cell(SMALL, 0, 2, 8, 0.5)
     for found in (lazy, rich):
         assert found.loss[0] == found.own[0] == found.flow[0] == 1 and len(found.rounds) == 21
     assert np.abs(np.log(lazy.loss / lazy.own)).max() < 0.02 < 0.1 < np.abs(np.log(rich.loss / rich.own)).max()
@@ -105,7 +137,8 @@ def test_what_diverges_is_counted_and_left_out(monkeypatch: pytest.MonkeyPatch) 
     assert any("bound (18)" in line for line in regime_map._conclude(Study(s, "gaussian", (0, 1)), above, exact).failed)
 
 
-def test_a_network_that_diverges_has_no_numbers() -> None:
+def test_a_network_that_diverges_has_no_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(regime_map, "run_of", by_loop)
     s = regime_map.RegimeSettings(widths=(8, 16, 32), depths=(2, 3), num_rounds=20, step_factor=0.9)
     found = regime_map._cell(s, 0, 3, 8, 0.1)
     assert found.diverged and found.loss[0] == 1 and np.isnan(found.moved)

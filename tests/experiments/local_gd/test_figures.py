@@ -31,6 +31,7 @@ def test_figure_1a(tmp_path):
         assert row["g_finite_largest"] < 1e-12 < row["g_closed_largest"] < 1e-3 * row["g_c_start"]
 
 
+@pytest.mark.slow
 def test_figure_1a_with_the_printed_loss_is_not_its_closed_form(tmp_path):
     found, _ = run("fig1a", tmp_path, "loss=squared_error")
     assert found.claims[0].verdict == NOT_SEEN
