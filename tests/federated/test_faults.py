@@ -149,6 +149,15 @@ def test_whom_the_server_contacted_is_counted_through_nested_faults() -> None:
     assert cohorts(schedule, 0, 2).client.shape == (2, 4)
 
 
+def test_clients_without_examples_are_not_contacted_with_faults_and_without() -> None:
+    """As if absent: one of three has none, and nested faults, in which half of them drop out, contact the same two."""
+    everyone, sizes = all_clients(3), (2, 0, 3)
+    for schedule in (everyone, dropout(everyone, 0.5), stragglers(dropout(everyone, 0.5), 2)):
+        algorithm = compose("visits", two_layer(), visiting(), optax_server(optax.sgd(1.0)), schedule)
+        run = simulate(algorithm, uneven_data(sizes=sizes), num_rounds=2, devices=Devices("scan"))
+        assert run.history.rounds["contacted"].tolist() == [2, 2]
+
+
 # --- messages that the server does not accept ------------------------------------------------------------------
 
 
