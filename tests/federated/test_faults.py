@@ -17,7 +17,7 @@ from fedtangent._src.engine import Devices, Evaluation, simulate
 from fedtangent._src.engine.history import Run
 from fedtangent._src.federated.aggregate import optax_server, stack
 from fedtangent._src.federated.compose import Parts, compose
-from fedtangent._src.federated.faults import dropout, finite, stragglers
+from fedtangent._src.federated.faults import dropout, finite, round_times, stragglers
 from fedtangent._src.federated.schedule import all_clients, strata, uniform_sampling
 from fedtangent._src.streams import keys
 from fedtangent._src.types import Algorithm, Client, Cohort, FederatedData, Key, Local, PyTree, Schedule
@@ -120,11 +120,18 @@ def test_an_empty_slot_is_never_among_the_first() -> None:
     assert (drawn(stragglers(inner, 7), 60).weight == 0).sum() == 60
 
 
+def test_a_server_that_waits_twice_waits_at_least_as_long_as_the_first_time() -> None:
+    slow = stragglers(all_clients(6), 4, mean_time=100.0)
+    times = [round_times(schedule, keys(0).schedule, 3) for schedule in (slow, stragglers(slow, 2, mean_time=1e-3))]
+    assert np.array_equal(*times) and np.all(times[0] > 1)
+
+
 @pytest.mark.parametrize(
     ("changed", "named"),
     [
-        ({"keep": 0}, "keep: got 0, must be between 1 and 6"),
-        ({"keep": 7}, "keep: got 7, must be between 1 and 6"),
+        ({"keep": 0}, "keep: got 0"),
+        ({"keep": 7}, "keep: got 7"),
+        ({"keep": 1.5}, "keep: got 1.5"),
         ({"distribution": "uniform"}, "distribution: got 'uniform', allowed are lognormal, exponential"),
         ({"spread": 0.0}, "spread: got 0.0"),
         ({"mean_time": -1.0}, "mean_time"),

@@ -95,11 +95,10 @@ def stragglers(
         spread: Standard deviation of the log of a lognormal time.
 
     Raises:
-        ValueError: ``keep`` below 1 or above the schedule's number of slots, times or a spread that are not positive
-            and finite, times of another shape, or an unknown distribution.
+        ValueError: ``keep`` is no whole number from 1 to the schedule's number of slots; times or a spread that are not
+            positive and finite; times of another shape, or an unknown distribution.
     """
-    if not 1 <= keep <= schedule.num_slots:
-        raise ValueError(f"keep: got {keep}, must be between 1 and {schedule.num_slots}, the schedule's slots")
+    keep = whole("keep", keep, 1, schedule.num_slots)
     choice("distribution", distribution, DISTRIBUTIONS)
     if not 0 < spread < math.inf:
         raise ValueError(f"spread: got {spread}, must be positive and finite")
@@ -123,7 +122,7 @@ def stragglers(
         log_times = jax.vmap(lambda i: log_time(key, i))(cohort.client)
         first = jnp.argsort(jnp.where(cohort.weight > 0, log_times, jnp.inf))[:keep]
         first_cohort: Cohort = pytrees.take(cohort, first)
-        return first_cohort, jnp.max(jnp.where(first_cohort.weight > 0, jnp.exp(log_times[first]), waited))
+        return first_cohort, jnp.max(jnp.where(first_cohort.weight > 0, jnp.exp(log_times[first]), 0), initial=waited)
 
     return _wrapped(schedule, keep, streams.STRAGGLERS, pick)
 
