@@ -173,6 +173,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"projection": 0, "key_file": "key"}, "projection: got 0"),
     ({"projection": 65, "key_file": "key"}, "projection: got 65, must be a whole number from 1 to 64"),
     ({"projection": 9}, "key_file: got none, must be a file"),
+    ({"projection": 4, "key_file": "key", "dataset": "shakespeare", "model": "mlp"}, "dataset: got 'shakespeare'"),
     (
         {"projection": 9, "key_file": "key", "model": "cnn", "widths": None},
         "model: got 'cnn', must be for vectors",
