@@ -270,8 +270,8 @@ def projected(dataset: Dataset, dimension: int, seed: int | bytes, scale: str = 
     """Returns ``dataset`` with every example flattened and projected to ``dimension`` numbers, training and test alike.
 
     In CP-NTK-FL (Yue et al., ICML 2022, section 4.2) clients compute on the projected inputs ``Z = X P`` only. They
-    share the seed of P, which the server does not know. The products are computed in float64. Inputs keep their dtype. The
-    result has the kind "vector".
+    share the seed of P, which the server does not know. The products are computed in float64. Inputs keep their dtype.
+    The result has the kind "vector".
 
     Args:
         dataset: Data with floating inputs of any shape.
