@@ -278,6 +278,11 @@ def test_faults_of_a_schedule() -> None:
     assert share([0]) > 2 * large
 
 
+def test_none_for_a_choice_or_the_loss_is_the_default() -> None:
+    assert describe(algorithm=None, loss=None) == describe()
+    assert describe(algorithm="random_walk", base=None) == describe(algorithm="random_walk")
+
+
 def test_only_flat_options_of_what_was_chosen_describe_a_run() -> None:
     with pytest.raises(ValueError, match="mu: is not used with algorithm 'fed_avg', only with ditto"):
         describe(mu=0.3)
