@@ -282,6 +282,16 @@ def test_bytes_are_those_of_the_run_to_the_last(more: dict[str, Any]) -> None:
     assert up[-1] > up[1] > 0
 
 
+def test_no_model_goes_to_a_client_without_examples_in_theory_as_in_the_run() -> None:
+    data, rows = (np.eye(4), np.eye(4), np.eye(4), np.eye(4)), [np.arange(4), np.arange(0)]
+    algorithm = fed_avg(mlp(4, 4, (8,)), ft.faults.dropout(all_clients(2), 0.5), 0.1)
+    forecasting = ft.Forecasting(draws=2, rates=False)
+    theory = ft.predict(algorithm, data, rows, num_rounds=1, forecasting=forecasting)
+    run = simulate(algorithm, data, rows, num_rounds=1)
+    assert run.history.cost.downlink == theory.downlink_bytes[-1]
+    assert [e.downlink_bytes for e in run.history.evaluations] == theory.downlink_bytes.tolist()
+
+
 def test_the_network_is_the_described_one_of_any_width() -> None:
     x = planned().setting
     deeper, wider = (planned(widths=widths).setting for widths in ((64, 64), (64,)))

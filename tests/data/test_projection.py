@@ -50,3 +50,10 @@ def test_every_example_is_projected_with_the_same_matrix_and_keeps_its_size() ->
 def test_what_a_projection_refuses(arguments: tuple[Any, ...], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         projection_matrix(*arguments)
+
+
+def test_whole_numbers_are_not_projected() -> None:
+    digits = load("digits", num_train=4, num_test=4)
+    whole = digits._replace(x_train=digits.x_train.astype(np.int32), x_test=digits.x_test.astype(np.int32))
+    with pytest.raises(ValueError, match="dataset: got"):
+        projected(whole, 8, 0)

@@ -435,6 +435,7 @@ def test_other_threads_and_runs_without_checkpoints_leave_signals_alone(tmp_path
         ({"every": 0}, "checkpoints.every: got 0, must be a whole number of at least 1"),
         ({"every": 1.5}, "checkpoints.every: got 1.5"),
         ({"keep": 0}, "checkpoints.keep: got 0"),
+        ({"keep": None}, "checkpoints.keep: got None"),
         ({"config": {"a": [1, {"b": object()}]}}, r"checkpoints.config\['a'\]\[1\]\['b'\]: got a object"),
     ],
 )

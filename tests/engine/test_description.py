@@ -183,6 +183,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"projection": 0, "key_file": "key"}, "projection: got 0"),
     ({"projection": 65, "key_file": "key"}, "projection: got 65, must be a whole number from 1 to 64"),
     ({"projection": 9}, "key_file: got none, must be a file"),
+    ({"projection": 4, "key_file": "key", "dataset": "shakespeare", "model": "mlp"}, "dataset: got 'shakespeare'"),
     (
         {"projection": 9, "key_file": "key", "model": "cnn", "widths": None},
         "model: got 'cnn', must be for vectors",
@@ -285,6 +286,11 @@ def test_faults_of_a_schedule() -> None:
     large = 0.7 * (0.3**3 + 3 * 0.7 * 0.3**2)
     assert share([2]) == pytest.approx(large, abs=5 * np.sqrt(large * (1 - large) / rounds))
     assert share([0]) > 2 * large
+
+
+def test_none_for_a_choice_or_the_loss_is_the_default() -> None:
+    assert describe(algorithm=None, loss=None) == describe()
+    assert describe(algorithm="random_walk", base=None) == describe(algorithm="random_walk")
 
 
 def test_only_flat_options_of_what_was_chosen_describe_a_run() -> None:

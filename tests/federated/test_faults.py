@@ -17,7 +17,7 @@ from fedtangent._src.engine import Devices, Evaluation, simulate
 from fedtangent._src.engine.history import Run
 from fedtangent._src.federated.aggregate import optax_server, stack
 from fedtangent._src.federated.compose import Parts, compose
-from fedtangent._src.federated.faults import dropout, finite, stragglers
+from fedtangent._src.federated.faults import dropout, finite, round_times, stragglers
 from fedtangent._src.federated.schedule import all_clients, strata, uniform_sampling
 from fedtangent._src.streams import keys
 from fedtangent._src.types import Algorithm, Client, Cohort, FederatedData, Key, Local, PyTree, Schedule
@@ -121,11 +121,18 @@ def test_an_empty_slot_is_never_among_the_first(keep: int, empty: int) -> None:
     assert ((weight == 0).sum(axis=1) == empty).all() and weight.shape == (60, keep)
 
 
+def test_a_server_that_waits_twice_waits_at_least_as_long_as_the_first_time() -> None:
+    slow = stragglers(all_clients(6), 4, mean_time=100.0)
+    times = [round_times(schedule, keys(0).schedule, 3) for schedule in (slow, stragglers(slow, 2, mean_time=1e-3))]
+    assert np.array_equal(*times) and np.all(times[0] > 1)
+
+
 @pytest.mark.parametrize(
     ("changed", "named"),
     [
-        ({"keep": 0}, "keep: got 0, must be between 1 and 6"),
-        ({"keep": 7}, "keep: got 7, must be between 1 and 6"),
+        ({"keep": 0}, "keep: got 0"),
+        ({"keep": 7}, "keep: got 7"),
+        ({"keep": 1.5}, "keep: got 1.5"),
         ({"distribution": "uniform"}, "distribution: got 'uniform', allowed are lognormal, exponential"),
         ({"spread": 0.0}, "spread: got 0.0"),
         ({"mean_time": -1.0}, "mean_time"),
@@ -148,6 +155,15 @@ def test_whom_the_server_contacted_is_counted_through_nested_faults() -> None:
         assert int(schedule.contacted(state)) == 5
         assert int(np.sum(np.asarray(cohort.weight) > 0)) <= 4
     assert cohorts(schedule, 0, 2).client.shape == (2, 4)
+
+
+def test_clients_without_examples_are_not_contacted_with_faults_and_without() -> None:
+    """As if absent: one of three has none, and nested faults, in which half of them drop out, contact the same two."""
+    everyone, sizes = all_clients(3), (2, 0, 3)
+    for schedule in (everyone, dropout(everyone, 0.5), stragglers(dropout(everyone, 0.5), 2)):
+        algorithm = compose("visits", two_layer(), visiting(), optax_server(optax.sgd(1.0)), schedule)
+        run = simulate(algorithm, uneven_data(sizes=sizes), num_rounds=2, devices=Devices("scan"))
+        assert run.history.rounds["contacted"].tolist() == [2, 2]
 
 
 # --- messages that the server does not accept ------------------------------------------------------------------

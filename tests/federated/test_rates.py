@@ -168,6 +168,16 @@ def test_a_rate_that_turns_negative_is_refused_before_any_work() -> None:
     assert simulate(falling, uneven_data(), num_rounds=2).status == "finished"
 
 
+def test_a_proximal_term_times_a_rate_of_1_is_refused_in_a_later_round_too() -> None:
+    """0.4 r is 1.2 in round 3; before that the run is sound."""
+    growing = algorithms.fed_nova(
+        MODEL, all_clients(6), lambda round_: 0.4 * round_, Work(steps=1, batch_size=None), Normalisation(mu=1.0)
+    )
+    with pytest.raises(ValueError, match=r"^mu \* client_learning_rate: got 1\.2"):
+        simulate(growing, uneven_data(), num_rounds=4)
+    assert simulate(growing, uneven_data(), num_rounds=3).status == "finished"
+
+
 @pytest.mark.parametrize("recipe", nightly(["fed_avg", "scaffold", "fed_nova", "fed_dyn"], ["scaffold"]))
 def test_a_warm_up_from_0_moves_nothing_in_its_first_round(recipe: str) -> None:
     """By day of the recipe that is not among the daily ones of the next test."""

@@ -12,7 +12,7 @@ from scipy import stats
 from fedtangent._src.engine import Devices, simulate
 from fedtangent._src.federated import algorithms, graph
 from fedtangent._src.federated.local import Work
-from fedtangent._src.federated.schedule import mixed_permutations, own_models, random_walk
+from fedtangent._src.federated.schedule import mixed_permutations, own_models, random_models, random_walk
 from fedtangent._src.streams import keys
 
 from ..nightly import nightly
@@ -99,6 +99,15 @@ def test_own_models() -> None:
 def test_bad_arguments(arguments: tuple[object, ...], named: str) -> None:
     with pytest.raises(ValueError, match=named):
         random_walk(*arguments)
+
+
+def test_models_that_meet_after_the_first_round_cannot_walk() -> None:
+    """Two clients that draw two of 50 models: the first round's differ."""
+    schedule = random_models(2, 50)
+    first, *later = cohorts(schedule, 0, 100).model
+    assert first[0] != first[1] and any(a == b for a, b in later)
+    with pytest.raises(ValueError, match="schedule: got"):
+        algorithms.random_walk(two_layer(), schedule, client_learning_rate=RATE)
 
 
 @pytest.mark.parametrize("base", nightly(["fed_avg", "fed_ensemble"], ["fed_avg"]))

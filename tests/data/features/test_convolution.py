@@ -80,6 +80,14 @@ def test_they_are_worth_more_than_pixels() -> None:
     assert plain.x_train.min() == 0 and "standardised" not in plain.info.source
 
 
+def test_data_without_test_images_have_features() -> None:
+    digits = load("digits", num_train=20, num_test=2)
+    features = functools.partial(random_convolution, num_features=16, filter_size=3)
+    with_test, without = (with_features(data, features) for data in (digits, digits._replace(x_test=digits.x_test[:0])))
+    np.testing.assert_array_equal(without.x_train, with_test.x_train)
+    assert without.x_test.shape == (0, 16) and without.x_test.dtype == np.float32
+
+
 @pytest.fixture
 def few(monkeypatch: pytest.MonkeyPatch) -> np.ndarray:
     """Images of five blocks, of two batches each, the last one of one image."""

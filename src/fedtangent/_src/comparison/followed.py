@@ -16,6 +16,7 @@ from fedtangent._src.checks import instance, nearest
 from fedtangent._src.comparison.settings import Problem, Scale, Setting
 from fedtangent._src.data.examples import Examples
 from fedtangent._src.engine.loop import Evaluation
+from fedtangent._src.federated.faults import num_contacted
 from fedtangent._src.federated.local import Work, drawn_batches
 from fedtangent._src.federated.schedule import drawn_cohorts
 from fedtangent._src.kernels.gram import analytic
@@ -308,22 +309,25 @@ def steps_of(work: Work, partition: Partition) -> Int[np.ndarray, "N"]:
     return np.maximum(per_epoch, 1) * np.full(partition.num_clients, work.epochs)
 
 
-def contacted_clients(schedule: Schedule, cohorts: Cohort, seed: int | Key = 0) -> Int[np.ndarray, "R"]:
+def contacted_clients(
+    schedule: Schedule, cohorts: Cohort, sizes: ArrayLike, seed: int | Key = 0
+) -> Int[np.ndarray, "R"]:
     """Counts the clients that get a model in each round of ``cohorts``, [R].
 
-    Clients that drop out or are late after they got the model count too.
+    Clients that drop out or are late after they got the model count too, but clients without examples do not.
 
     Args:
         schedule: Schedule of the run.
         cohorts: Its cohorts: S clients in each of R rounds, [R, S].
+        sizes: Numbers of examples of the clients, [N].
         seed: Seed or key of the run.
     """
     if schedule.contacted is None:
         return np.sum(np.asarray(cohorts.weight) > 0, axis=1)
-    count, (init_key, sample_key) = schedule.contacted, streams.schedule_keys(streams.keys(seed).schedule)
+    init_key, sample_key = streams.schedule_keys(streams.keys(seed).schedule)
 
     def one(state: PyTree, round_: Array) -> tuple[PyTree, Array]:
-        state = schedule.sample(sample_key, state, round_)[1]
-        return state, count(state)
+        cohort, state = schedule.sample(sample_key, state, round_)
+        return state, num_contacted(schedule, cohort, state, jnp.asarray(sizes))
 
     return np.asarray(jax.lax.scan(one, schedule.init(init_key), jnp.arange(len(cohorts.client)))[1])

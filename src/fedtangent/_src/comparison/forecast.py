@@ -695,9 +695,9 @@ def _fastest_rate(runs: _Runs, rates: Rates) -> float | None:
 def _traffic(plan: Plan, cohorts: Cohort) -> tuple[Num[np.ndarray, "r"], Num[np.ndarray, "r"]]:
     """Computes uplink and downlink bytes until each evaluated round, [r] each, as ``simulate`` counts them."""
     setting = plan.setting
-    contacted = followed.contacted_clients(setting.algorithm.schedule, cohorts, setting.seed)
-    present = np.asarray(cohorts.weight) > 0
-    examples = np.asarray(setting.problem.partition.sizes)[np.asarray(cohorts.client)] * present
+    sizes = np.asarray(setting.problem.partition.sizes)
+    contacted = followed.contacted_clients(setting.algorithm.schedule, cohorts, sizes, setting.seed)
+    examples = sizes[np.asarray(cohorts.client)] * (np.asarray(cohorts.weight) > 0)
     return _sent(plan, {"cohort": cohorts, "contacted": contacted, "examples": examples})
 
 

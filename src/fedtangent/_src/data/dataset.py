@@ -270,18 +270,21 @@ def projected(dataset: Dataset, dimension: int, seed: int | bytes, scale: str = 
     """Returns ``dataset`` with every example flattened and projected to ``dimension`` numbers, training and test alike.
 
     In CP-NTK-FL (Yue et al., ICML 2022, section 4.2) clients compute on the projected inputs ``Z = X P`` only. They
-    share the seed of P, which the server does not know. The products are computed in float64. Inputs keep their dtype,
-    in which products of whole numbers lose their fractions. The result has the kind "vector".
+    share the seed of P, which the server does not know. The products are computed in float64. Inputs keep their dtype.
+    The result has the kind "vector".
 
     Args:
-        dataset: Data with inputs of any shape.
+        dataset: Data with floating inputs of any shape.
         dimension: Numbers of a projected example.
         seed: Seed of the matrix P, as in ``projection_matrix``.
         scale: Scale of the matrix, as in ``projection_matrix``.
 
     Raises:
-        ValueError: ``projection_matrix`` refuses the dimension, the seed or the scale.
+        ValueError: Inputs are whole numbers, such as tokens, or ``projection_matrix`` refuses the dimension, the seed
+            or the scale.
     """
+    if dataset.x_train.dtype.kind != "f":
+        raise ValueError(f"dataset: got {dataset.name} with inputs {dataset.x_train.dtype}, must be floating")
     shape = dataset.x_train.shape[1:]
     matrix = projection_matrix(math.prod(shape), dimension, seed, scale)
     train, test = (_project(x, matrix) for x in (dataset.x_train, dataset.x_test))

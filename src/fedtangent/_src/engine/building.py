@@ -12,7 +12,7 @@ import numpy as np
 
 from fedtangent._src import checks, data
 from fedtangent._src.data import sharing
-from fedtangent._src.data.dataset import projected
+from fedtangent._src.data.dataset import TOKENS, projected
 from fedtangent._src.data.examples import Examples, inputs_on_device, run_examples
 from fedtangent._src.engine.description import Chosen, CommonOptions, Description
 from fedtangent._src.entries import choose, option_names
@@ -157,6 +157,9 @@ def _check(described: Description) -> None:
         raise ValueError(f"max_update_norm: got {bound}, must be inf: {how.entry.name} sends no updates")
     if run.projection is not None:
         checks.whole("projection", run.projection)
+        if described.dataset.entry.kind == TOKENS:
+            got = described.dataset.entry.name
+            raise ValueError(f"dataset: got {got!r}, must be images or vectors with projection, not texts")
         key_path(run)
         if "vector" not in described.model.entry.kinds:
             got = described.model.entry.name

@@ -225,13 +225,15 @@ def describe(**options: Any) -> Description:
     """Builds the description of a run from names and options, as in ``describe(algorithm="fed_prox", mu=0.1)``.
 
     Args:
-        options: Names of choices and values of options; the others have their defaults.
+        options: Names of choices and values of options; the others have their defaults. None for a choice or the loss
+            also means the default.
 
     Raises:
         ValueError: An unknown name, an option that no chosen entry has (the message names the entries that have it), a
             number beyond its limit, or an option without effect, because the option that it needs is not set.
     """
-    chosen = {name: options[name] for name in DECIDING if options.get(name) is not None}
+    options = {name: value for name, value in options.items() if value is not None or name not in DECIDING}
+    chosen = {name: options[name] for name in DECIDING if name in options}
     entries, defaults = resolve(chosen), groups(chosen)
     names = {field.name for group in defaults.values() for field in dataclasses.fields(group)}
     for name in options:

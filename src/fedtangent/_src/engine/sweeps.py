@@ -176,7 +176,7 @@ def sweep(
     configs = tuple(dict(zip(axes, values, strict=True)) for values in itertools.product(*axes.values()))
     for config in configs:
         built = build(**{name: config[name] for name in grid})
-    variants = _variants(data, partitions)
+    variants = _variants(partitions)
     engine = single_device_engine(data, devices.mapping)
     if variants is not None:  # one engine for all partitions: its largest client is the largest of any
         engine = engine._replace(max_client_size=int(np.max(np.diff(np.asarray(variants[1]), axis=1))))
@@ -373,7 +373,7 @@ def _check_axes(
     return axis, partitions
 
 
-def _variants(data: FederatedData, partitions: Mapping[Any, Partition]) -> tuple[Array, Array] | None:
+def _variants(partitions: Mapping[Any, Partition]) -> tuple[Array, Array] | None:
     """Stacks V partitions of the same examples over N clients: returns their indices [V, m] and offsets [V, N + 1].
 
     Partitions with fewer than the largest number m of indices are padded with indices that belong to no client. Returns

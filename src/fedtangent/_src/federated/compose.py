@@ -373,7 +373,7 @@ def _step(composed: _Composed, state: State, data: FederatedData, engine: Engine
     after = State(state.round + 1, state.key, state.schedule_key, schedule_state, server, client, memory)
     report: dict[str, PyTree] = {
         "cohort": cohort,
-        "contacted": num_contacted(composed.schedule, cohort, schedule_state),
+        "contacted": num_contacted(composed.schedule, cohort, schedule_state, jnp.diff(data.offsets)),
         "model_weight": received.weight,
         "rejected": jnp.zeros((composed.schedule.num_models,), jnp.int32).at[cohort.model].add(refused),
     }

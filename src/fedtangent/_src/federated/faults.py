@@ -35,12 +35,14 @@ class Contacted(NamedTuple):
         inner: State of the schedule to which the fault was added.
         contacted: Number of models that the server sent to clients in the last round, before any fault: one for each
             client and each model that it was to train.
+        asked: Client of each slot of ``inner``'s cohort, before this fault; the number of clients for an empty slot.
         waited: How long the server waited for answers in the last round, in the unit of ``mean_time``; 0 if no
             completion times are drawn.
     """
 
     inner: PyTree
     contacted: Int32[Array, ""]
+    asked: Int32[Array, "S"]
     waited: Float32[Array, ""]
 
 
@@ -93,11 +95,10 @@ def stragglers(
         spread: Standard deviation of the log of a lognormal time.
 
     Raises:
-        ValueError: ``keep`` below 1 or above the schedule's number of slots, times or a spread that are not positive
-            and finite, times of another shape, or an unknown distribution.
+        ValueError: ``keep`` is no whole number from 1 to the schedule's number of slots; times or a spread that are not
+            positive and finite; times of another shape, or an unknown distribution.
     """
-    if not 1 <= keep <= schedule.num_slots:
-        raise ValueError(f"keep: got {keep}, must be between 1 and {schedule.num_slots}, the schedule's slots")
+    keep = whole("keep", keep, 1, schedule.num_slots)
     choice("distribution", distribution, DISTRIBUTIONS)
     if not 0 < spread < math.inf:
         raise ValueError(f"spread: got {spread}, must be positive and finite")
@@ -121,7 +122,7 @@ def stragglers(
         log_times = jax.vmap(lambda i: log_time(key, i))(cohort.client)
         first = jnp.argsort(jnp.where(cohort.weight > 0, log_times, jnp.inf))[:keep]
         first_cohort: Cohort = pytrees.take(cohort, first)
-        return first_cohort, jnp.max(jnp.where(first_cohort.weight > 0, jnp.exp(log_times[first]), waited))
+        return first_cohort, jnp.max(jnp.where(first_cohort.weight > 0, jnp.exp(log_times[first]), 0), initial=waited)
 
     return _wrapped(schedule, keep, streams.STRAGGLERS, pick)
 
@@ -194,13 +195,14 @@ def _wrapped(
     """
 
     def init(key: Key) -> Contacted:
-        return Contacted(schedule.init(key), jnp.int32(0), jnp.float32(0))
+        return Contacted(schedule.init(key), jnp.int32(0), jnp.zeros(schedule.num_slots, jnp.int32), jnp.float32(0))
 
     def at_fault(key: Key, round_: Int[Array, ""], cohort: Cohort, inner: PyTree) -> tuple[Cohort, Contacted]:
         fault_key = jax.random.fold_in(streams.apart(key, stream), round_)
+        asked = jnp.where(cohort.weight > 0, cohort.client, schedule.num_clients)
         before = inner.waited if isinstance(inner, Contacted) else jnp.float32(0)
         picked, waited = pick(jax.random.fold_in(fault_key, _depth(inner)), cohort, before)
-        return picked, Contacted(inner, num_contacted(schedule, cohort, inner), waited)
+        return picked, Contacted(inner, num_contacted(schedule, cohort, inner), asked, waited)
 
     def sample(key: Key, state: Contacted, round_: Int[Array, ""]) -> tuple[Cohort, Contacted]:
         return at_fault(key, round_, *schedule.sample(key, state.inner, round_))
@@ -219,7 +221,9 @@ def _depth(state: PyTree) -> int:
     return 1 + _depth(state.inner) if isinstance(state, Contacted) else 0
 
 
-def num_contacted(schedule: Schedule, cohort: Cohort, state: PyTree) -> Int[Array, ""]:
+def num_contacted(
+    schedule: Schedule, cohort: Cohort, state: PyTree, sizes: Int[Array, "N"] | None = None
+) -> Int[Array, ""]:
     """Returns how many models the server sent to clients in a round, [] int32.
 
     A client that trains several models counts once for each. Models for clients that then drop out or are late count
@@ -229,10 +233,18 @@ def num_contacted(schedule: Schedule, cohort: Cohort, state: PyTree) -> Int[Arra
         schedule: The schedule that drew the round.
         cohort: The cohort of the round.
         state: State of the schedule after it drew this cohort.
+        sizes: Numbers of examples of the N clients, to leave out clients without examples; None to count these, too.
+            Without faults these clients already have weight 0 in ``cohort``.
     """
-    if schedule.contacted is not None:
-        return schedule.contacted(state)
-    return jnp.sum(cohort.weight > 0, dtype=jnp.int32)
+    if schedule.contacted is None:
+        return jnp.sum(cohort.weight > 0, dtype=jnp.int32)
+    count = schedule.contacted(state)
+    if sizes is None or not isinstance(state, Contacted):
+        return count
+    first = state
+    while isinstance(first.inner, Contacted):
+        first = first.inner
+    return count - jnp.sum(sizes.at[first.asked].get(mode="fill", fill_value=1) == 0, dtype=jnp.int32)
 
 
 def finite(max_norm: float = math.inf) -> Accept:

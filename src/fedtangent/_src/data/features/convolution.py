@@ -90,20 +90,20 @@ def with_features(dataset: Dataset, features: Callable[[np.ndarray], Features], 
     The result has the kind "vector", and its ``info.source`` describes the features.
 
     Args:
-        dataset: A data set of images.
+        dataset: A data set of images, with or without test images.
         features: Function from images to features, such as ``functools.partial(random_convolution,
             num_features=1024)``.
         standardise: Whether to subtract the mean of each feature over the training images and divide by its standard
             deviation there (by 1 if that is 0).
 
     Raises:
-        ValueError: The data set has no images, ``features`` refuses them (``random_convolution`` and
-            ``resnet50_features`` refuse a data set without test images), or it describes training and test features
+        ValueError: The data set has no images, ``features`` refuses them, or it describes training and test features
             differently.
     """
     if dataset.kind != IMAGE:
         raise ValueError(f"dataset: got {dataset.name} of kind {dataset.kind}, must be of kind {IMAGE}")
-    train, test = features(dataset.x_train), features(dataset.x_test)
+    train = features(dataset.x_train)
+    test = features(dataset.x_test) if len(dataset.x_test) else train._replace(values=train.values[:0])
     if train.made_by != test.made_by:
         raise ValueError(
             f"features: got {train.made_by!r} of training and {test.made_by!r} of test images, must be of one kind"

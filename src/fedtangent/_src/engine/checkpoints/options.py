@@ -60,9 +60,9 @@ class Checkpoints:
 
     def __post_init__(self) -> None:
         """Raises ``ValueError`` for a number out of range or a config that JSON cannot hold."""
-        for name, value in (("every", self.every), ("keep", self.keep)):
-            if value is not None:
-                whole(f"checkpoints.{name}", value)
+        if self.every is not None:
+            whole("checkpoints.every", self.every)
+        whole("checkpoints.keep", self.keep)
         plain(dict(self.config), "checkpoints.config")
 
 

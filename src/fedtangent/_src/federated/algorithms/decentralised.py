@@ -28,6 +28,7 @@ from fedtangent._src.federated.graph import (
 )
 from fedtangent._src.federated.local import Work
 from fedtangent._src.federated.ntk_fl import Evolution
+from fedtangent._src.federated.schedule import drawn_cohorts
 from fedtangent._src.losses import Loss
 from fedtangent._src.optimizers import Optimizer, Rate, sgd
 from fedtangent._src.types import (
@@ -44,6 +45,7 @@ from fedtangent._src.types import (
 )
 
 ORDERS = ("train_then_mix", "mix_then_train")
+CHECKED_ROUNDS = 100  # of a schedule, to see whether models can walk by themselves
 MIXES = "every client trains a separate model, and neighbours mix theirs; nearest is fed_avg, which mixes all"
 EVOLVES = (
     "each client evolves a kernel (theory.neighbourhood_round); nearest is fed_avg, with which `compare` compares it"
@@ -63,9 +65,9 @@ def random_walk(model: Model, schedule: Schedule, *, base: Recipe = fed_avg, **o
         schedule: A schedule under which at most one client trains each model in a round.
 
     Raises:
-        ValueError: A schedule under which several clients train one model in the first round (others are not checked)
-            or whose clients are polled, ``averaging`` with ``shuffle`` or ``secure_aggregation``, which need a server,
-            and as ``base`` raises.
+        ValueError: A schedule under which several clients train one model in one of the first 100 rounds (others are
+            not checked) or whose clients are polled, ``averaging`` with ``shuffle`` or ``secure_aggregation``, which
+            need a server, and as ``base`` raises.
     """
     check_base(base)
     _no_server("random_walk", options.get("averaging"))
@@ -85,24 +87,24 @@ def _no_server(name: str, averaging: Averaging | None) -> None:
 
 
 def _walks(schedule: Schedule, same_client: bool = False) -> bool:
-    """Returns whether at most one client trains each model in the first round, so that models can walk by themselves.
+    """Returns whether at most one client trains each model in a round, so that models can walk by themselves.
 
-    With ``same_client`` client k must also train model k.
+    With ``same_client`` client k must also train model k. The first 100 rounds are checked.
     """
-    client, model = _first_round(schedule)
-    return len(np.unique(model)) == len(model) and (not same_client or np.array_equal(client, model))
+    client, model = _first_rounds(schedule, CHECKED_ROUNDS)
+    is_alone = np.all(np.diff(np.sort(model, axis=1), axis=1) > 0)
+    return bool(is_alone) and (not same_client or np.array_equal(client, model))
 
 
-def _first_round(schedule: Schedule) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the clients of the schedule's first round and the models that they train, [S] each for S pairs.
+def _first_rounds(schedule: Schedule, num_rounds: int) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the clients of the schedule's first R rounds and the models that they train, [R, S] each for S pairs.
 
     Pairs of weight 0, which do not train, are included.
     """
     instance("schedule", schedule, Schedule)
     with jax.ensure_compile_time_eval():
-        key = jax.random.key(0)
-        client, model = map(np.asarray, schedule.sample(key, schedule.init(key), jnp.int32(0))[0][:2])
-    return client, model
+        client, model, _ = drawn_cohorts(schedule, None, num_rounds, weighting=None)
+    return np.asarray(client), np.asarray(model)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -254,7 +256,7 @@ def ntk_dfl(
         >>> algorithm.model.apply(final, data.x_test).shape
         (30, 10)
     """
-    client, of_model = _first_round(schedule)
+    (client,), (of_model,) = _first_rounds(schedule, 1)
     nodes, is_own = schedule.num_models, client == of_model
     if nodes != schedule.num_clients or not np.array_equal(np.unique(client[is_own]), np.arange(nodes)):
         raise ValueError("schedule: must train model i on client i and others, as schedules.neighbourhoods does")

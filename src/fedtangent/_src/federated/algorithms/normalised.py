@@ -98,13 +98,23 @@ def fed_nova(
 
     Raises:
         ValueError: A ``client_optimizer`` that is not linear in the gradients (``optax.adam``), a negative mu, a ``mu *
-            client_learning_rate`` of 1 or more in the first round, and as ``fed_avg`` raises.
+            client_learning_rate`` of 1 or more in the first round or, before a run, in a later one; and as ``fed_avg``
+            raises.
     """
     mu, tau_eff = normalisation.mu, normalisation.tau_eff
     training = common.trained(model, client_learning_rate, client_optimizer, work, loss)
-    if client_optimizer is None:
+
+    def bounded(round_: Array) -> float | Array:
+        """Returns the clients' rate in a round; raises ``ValueError`` if mu times this rate is 1 or more."""
         assert client_learning_rate is not None
-        number("mu * client_learning_rate", mu * rate_at(client_learning_rate, jnp.int32(0)), at_least=0, below=1)
+        rate = rate_at(client_learning_rate, round_)
+        number("mu * client_learning_rate", mu * rate, at_least=0, below=1)
+        return rate
+
+    if client_optimizer is None:
+        bounded(jnp.int32(0))
+        if callable(client_learning_rate):  # before a run ``simulate`` evaluates a schedule in all rounds
+            training = training._replace(learning_rate=bounded)
     else:
         check_linear("client_optimizer", client_optimizer)
     descent = common.local_descent(training)
