@@ -17,6 +17,7 @@ from fedtangent._src.engine.building import build
 from fedtangent._src.engine.clients import engine_for, parse
 from fedtangent._src.engine.description import describe
 from fedtangent._src.engine.loop import run_chunk, state_shapes
+from fedtangent._src.engine.trials import TrialProgram, trial_program
 from fedtangent._src.entries import catalogue
 from fedtangent._src.federated import algorithms
 from fedtangent._src.federated.local import Work
@@ -116,6 +117,19 @@ def test_a_program_that_does_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(liveness, "memory_limit", lambda: 3 * x.nbytes // 2)
     with pytest.raises(ValueError, match=r"^over: got vmap, which needs 156.2 KiB of memory, .* 117.2 KiB$"):
         memory.check_program("over: got vmap", lambda x: x @ x, x)
+
+
+def test_trials_need_the_memory_of_their_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the memory of three clients more than one a trial fits by scan, but not with all eight at once."""
+    held, plan = data(), memory.plan(algorithm(), data(), parse("scan"), EXAMPLES, 1)
+    monkeypatch.setattr(liveness, "memory_limit", lambda: int((plan.total + 3 * plan.slot) / liveness.USABLE))
+
+    def program(mapping: str) -> TrialProgram:
+        return trial_program(algorithm, {}, held, engine_for(held, mapping), lambda *_: {})
+
+    assert program("scan").length == 1
+    with pytest.raises(memory.DoesNotFit, match="engine: got"):
+        program("vmap")
 
 
 def test_the_plan_grows_with_what_it_is_made_of() -> None:

@@ -100,6 +100,18 @@ def test_claims_are_those_of_the_paper() -> None:
     assert next(tables._claims(swapped)).verdict == "not seen"
 
 
+def test_the_title_says_that_clients_predict_for_themselves(monkeypatch: pytest.MonkeyPatch) -> None:
+    own = scores("fed_avg", [0.7, 0.8], 0, 0)
+    everybody = own._replace(values={"accuracy": own.values["accuracy"]})
+    monkeypatch.setattr(classifiers, "_draw_rounds", lambda *_: None)
+    titles = []
+    for one in (own, everybody):
+        monkeypatch.setattr(classifiers, "play_all", lambda studies, one=one: {"": ([one], {})})
+        study = study_of("fed_ensemble.table3", TINY)
+        titles.append(classifiers.outcome(study, "Table III", {}, lambda _: ()).sheets[0].title)
+    assert "own examples" in titles[0] and "own examples" not in titles[1]
+
+
 @pytest.mark.slow
 def test_the_table(tmp_path: Path) -> None:
     outcome, _ = performed("fed_ensemble.table3", TINY, tmp_path)

@@ -6,8 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from fedtangent._src.comparison.settings import Setting
+from fedtangent._src.comparison.theorems.fed_ensemble.limit import Theorem2
 from fedtangent._src.experiments.fed_ensemble import theorem2 as experiment
-from fedtangent._src.experiments.lab import Outcome
+from fedtangent._src.experiments.lab import Outcome, disagreeing
 from fedtangent._src.output.files import Metric
 
 from ...comparison.drawn import drawn_for
@@ -37,7 +39,7 @@ def test_every_statistic_stands_beside_its_prediction(ended: tuple[Outcome, list
 def test_it_prints_draws_and_says_what_it_did(ended: tuple[Outcome, list[Metric], Path]) -> None:
     outcome, kept, folder = ended
     assert sorted(p.name for p in folder.iterdir()) == ["theorem2_sine.png"]
-    assert len(outcome.verdicts) == 4 and all(v.holds is not False for v in outcome.verdicts)
+    assert len(outcome.verdicts) == 4 and all(v.holds is not False for v in outcome.verdicts) and not outcome.failed
     assert (
         "Theorem 2's limit" in outcome.verdicts[1].statement
         and "widths 64, 256, 60 rounds" in outcome.verdicts[1].sizes
@@ -45,6 +47,17 @@ def test_it_prints_draws_and_says_what_it_did(ended: tuple[Outcome, list[Metric]
     assert any("seed 0 alone" in line for line in outcome.remarks)
     assert any("changes the variance by" in line for line in outcome.remarks)
     assert {m.seed for m in kept} == {0} and all(m.uplink_bytes > 0 for m in kept)
+
+
+def test_networks_of_another_law_fail_the_experiment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def spread(setting: Setting, say: object) -> Theorem2:
+        result = drawn_for(setting)
+        return result._replace(trained=tuple(t._replace(samples=3 * t.samples) for t in result.trained))
+
+    monkeypatch.setattr(experiment, "compare", spread)
+    outcome, _ = performed("fed_ensemble.theorem2", TINY, tmp_path, (0, 1), "sine")
+    wrong = disagreeing([v for v in outcome.verdicts if v.holds is False])
+    assert wrong and set(wrong) <= set(outcome.failed)
 
 
 @pytest.mark.slow

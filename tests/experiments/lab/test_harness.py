@@ -10,7 +10,7 @@ import pytest
 
 from fedtangent._src.experiments.fed_ensemble import classifiers
 from fedtangent._src.experiments.lab import harness, runner
-from fedtangent._src.experiments.lab.harness import Record
+from fedtangent._src.experiments.lab.harness import Config, Record, Tuned
 from fedtangent._src.experiments.lab.runner import Study
 from fedtangent._src.output.files import Figures
 from fedtangent._src.progress import TimeLeft
@@ -42,6 +42,15 @@ def test_seeds_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     for seed in Study(None, "digits", (0, 4, 5), say=lines.append).each_seed():  # seed 0 is read from files
         watch.now += 10.0 * seed
     assert lines == ["seed 0: 0 s; 0 s left", "seed 4: 40 s; 40 s left", "seed 5: 50 s; 0 s left"]
+
+
+def test_a_remark_names_the_rates_and_the_steps_at_an_edge() -> None:
+    at_edge = {"A": ("steps",), "B": ("rate",), "C": (), "D": ("rate", "steps")}
+    tuned = {label: Tuned(Config(label, 0.1), 0.5, names, {}) for label, names in at_edge.items()}
+    (remark,) = harness.edges(tuned)
+    parts = remark.split("; ")
+    assert [("rate" in part, "steps" in part) for part in parts] == [(False, True), (True, False), (True, True)]
+    assert harness.edges({"C": tuned["C"]}) == ()
 
 
 def test_every_cell_of_a_comparison_is_counted_and_kept_ones_take_no_time(

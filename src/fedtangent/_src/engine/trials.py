@@ -13,7 +13,6 @@ import jax
 import jax.numpy as jnp
 
 from fedtangent._src.engine import loop, memory
-from fedtangent._src.engine.clients import parse
 from fedtangent._src.engine.history import Run
 from fedtangent._src.engine.sweeps import Build, Values
 from fedtangent._src.types import Algorithm, Array, ArrayLike, Cost, Engine, FederatedData, Key, PyTree
@@ -65,13 +64,16 @@ def trial_program(
         DoesNotFit: A trial needs more memory than the device has.
     """
     first, num_clients = build(**numbers), data.num_clients
-    shapes = loop.info_shapes(first, engine, loop.state_shapes(first, num_clients), data)
+    state = loop.state_shapes(first, num_clients)
+    shapes = loop.info_shapes(first, engine, state, data)
     length = min(loop.chunk_length(shapes), every)
-    memory.check(first, data, parse("scan"), engine.max_client_size, length)
 
     @partial(jax.jit, donate_argnames=("state",))
     def chunk(numbers: Values, data: FederatedData, state: PyTree, rounds: ArrayLike) -> tuple[PyTree, PyTree, Array]:
         return loop.run_chunk(build(**numbers), engine, length, state, data, rounds)
+
+    traced = {name: jnp.asarray(value) for name, value in numbers.items()}
+    memory.check_program("engine: got one", chunk, traced, data, state, jnp.int32(length))
 
     @jax.jit
     def metrics_of(numbers: Values, sets: PyTree, state: PyTree) -> dict[str, Array]:

@@ -548,7 +548,8 @@ def outcome(
     """
     scores, runs = play_all({"": study})[""]
     _draw_rounds(study, runs)
-    title = f"{name} on {study.dataset}: test accuracy of the last {LAST} rounds, {len(study.seeds)} seeds"
+    whose = " of a client's prediction on its own examples" if "others" in scores[0].values else ""
+    title = f"{name} on {study.dataset}: test accuracy{whose}, last {LAST} rounds, {len(study.seeds)} seeds"
     remarks = harness.edges({f"{f.entrant.label}, {scheme_name(f.classes)}": f.chosen for f in scores})
     if study.dataset in published:
         remarks += ("published: percent, on the paper's full set-up, in its last three rounds",)

@@ -358,9 +358,12 @@ SUMMARY_TABLE7 = (
 
 def _falls(scores: Sequence[Scores]) -> tuple[lab.Sheet, ...]:
     """Builds the table of how far each method's accuracy ends below its best."""
-    rows = [{"method": f.entrant.label, "fell": 100 * lab.interval(f.values["fell"]).mean} for f in scores]
+    rows = [
+        {"clients": scheme_name(f.classes), "method": f.entrant.label, "fell": 100 * float(f.values["fell"].mean())}
+        for f in scores
+    ]
     title = f"accuracy of the last {LAST} rounds, below the best {LAST} of the run"
-    return (lab.table(title, rows, "method: {method} | below its best %: {fell:.2f}"),)
+    return (lab.table(title, rows, "clients: {clients} | method: {method} | below its best %: {fell:.2f}"),)
 
 
 def claims_fig4(scores: Sequence[Scores]) -> Iterator[lab.Claim]:
@@ -369,10 +372,11 @@ def claims_fig4(scores: Sequence[Scores]) -> Iterator[lab.Claim]:
     Ends and bests are means over three rounds.
     """
     yield from classifiers.ahead(scores, "fed_ensemble")
-    for ensemble in [f for f in scores if f.entrant.method == "fed_ensemble"][:1]:
-        for other in (f for f in scores if f is not ensemble):
-            statement = f"{other.entrant.label} falls by more than {ensemble.entrant.label}"
-            yield classifiers.difference(other, ensemble, "fell").claim_above(statement)
+    for (classes,), group in lab.grouped(scores, "classes").items():
+        for ensemble in [f for f in group if f.entrant.method == "fed_ensemble"][:1]:
+            for other in (f for f in group if f is not ensemble):
+                statement = f"{scheme_name(classes)}: {other.entrant.label} falls by more than {ensemble.entrant.label}"
+                yield classifiers.difference(other, ensemble, "fell").claim_above(statement)
 
 
 TEN = "num_clients=10 batch_size=16 optimizer=sgd"

@@ -54,7 +54,7 @@ def run(study: Study) -> lab.Outcome:
     """Trains each data set's networks with the first seed, and compares them with FE-2024's Theorem 2.
 
     Compared are mean, variance, covariances and coverage of the K networks' outputs after the last round. A verdict
-    that does not hold does not fail the experiment.
+    that does not hold fails the experiment; an undecided one does not.
     """
     seed, rows, verdicts = study.seeds[0], list[lab.Row](), list[Verdict]()
     remarks = [
@@ -76,7 +76,8 @@ def run(study: Study) -> lab.Outcome:
         verdicts += limit.sampled_rows(result)
         remarks += _remarks(result)
         theorem2_figure(result, study.figures.path(f"theorem2_{setting.name}"))
-    return lab.Outcome((), rows, details={"seed": seed}, remarks=tuple(remarks), verdicts=tuple(verdicts))
+    failed = lab.disagreeing([v for v in verdicts if v.holds is not None])
+    return lab.Outcome((), rows, (), {"seed": seed}, tuple(remarks), failed, tuple(verdicts))
 
 
 def _rows(result: Theorem2) -> list[lab.Row]:

@@ -472,8 +472,8 @@ def edges(tuned: Mapping[str, Tuned], separator: str = "; ") -> tuple[str, ...]:
         tuned: Choices by the label that the remark shows.
         separator: Text between two labels.
     """
-    labels = [label for label, choice in tuned.items() if choice.at_edge]
-    return (f"rates at an edge of the grid: {separator.join(labels)}",) if labels else ()
+    labels = [f"{label} ({' and '.join(choice.at_edge)})" for label, choice in tuned.items() if choice.at_edge]
+    return (f"at an edge of the grid: {separator.join(labels)}",) if labels else ()
 
 
 def by_round(runs: Mapping[str, list[Record]], metric: str = "test.accuracy") -> dict[str, np.ndarray]:
