@@ -341,7 +341,7 @@ def test_the_ledger_is_charged_for_the_servers_data_once() -> None:
 
 
 def test_clients_beyond_the_places_are_reported() -> None:
-    algorithm = build(CASES["gaussian"], slots_per_model=3, work=Work(steps=1, batch_size=None), distillation=PLAIN)
+    algorithm = build(CASES["no_distillation"], slots_per_model=3, work=Work(steps=1, batch_size=None))
     _, infos = go(algorithm, uneven_data(labels=True), "scan", ROUNDS, algorithm.init(SEED, NUM_CLIENTS))
     assert infos["dropped"].tolist() == [[1], [1]]
 

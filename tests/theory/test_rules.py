@@ -164,12 +164,12 @@ def without(rule: dict, option: str) -> dict:
 
 
 DAILY = ("nesterov, step weights, weight decay", "fed_nova and prox", "gradient flow, prox, weight decay")
-DAILY += ("minibatches, scaffold", "modified_local_gd, prox", "fed_async")
+DAILY += ("minibatches, scaffold", "modified_local_gd, prox", "fed_async", "fed_dyn")
 
 
 @pytest.mark.parametrize("name", nightly(RULES, DAILY))
 def test_every_option_is_the_algorithm_itself(maker, name):
-    """By day of options that are met together where a rule may have them; FedDyn's long run is another daily test."""
+    """By day of options that are met together where a rule may have them."""
     is_the_algorithm(maker, "permutations", name)
 
 

@@ -31,32 +31,37 @@ def flow_of(x: np.ndarray, sizes: list[int], steps: np.ndarray, weights: np.ndar
 
 def radius_of(
     x: np.ndarray, sizes: list[int], steps: np.ndarray, weights: np.ndarray, **rule
-) -> Callable[[float], float]:
-    """The spectral radius of the assembled round in weight space (momentum doubles it), as a function of the rate."""
+) -> Callable[[np.ndarray], np.ndarray]:
+    """The spectral radius of the assembled round in weight space (momentum doubles it), as a function of the rates."""
     server, momentum = rule.get("server_learning_rate", 1.0), rule.get("server_momentum", 0.0)
     parts, eye = np.split(x, np.cumsum(sizes)[:-1]), np.eye(x.shape[1])
     shares = weights / weights.sum()
     if rule.get("algorithm") == "fed_nova":
         shares = shares * (shares @ steps) / steps
 
-    def radius(rate: float) -> float:
+    def radius(rates: np.ndarray) -> np.ndarray:
+        rates = rates[:, None, None]
         moves = sum(
-            share * (eye - np.linalg.matrix_power(eye - rate * part.T @ part / len(part), int(count)))
+            share * (eye - np.linalg.matrix_power(eye - rates * part.T @ part / len(part), int(count)))
             for share, part, count in zip(shares, parts, steps, strict=True)
         )
-        round_ = np.block([[eye - server * moves, -server * momentum * eye], [moves, momentum * eye]])
+        same = np.broadcast_to(eye, moves.shape)
+        round_ = np.block([[same - server * moves, -server * momentum * same], [moves, momentum * same]])
         if (late := rule.get("delays")) is not None:
             size = len(eye)
-            round_ = np.eye(size * (late + 1), k=-size)
-            round_[:size, :size], round_[:size, size * late :] = eye, -rule["delay_weights"][late] * moves
-        return float(np.abs(np.linalg.eigvals(round_)).max())
+            round_ = np.tile(np.eye(size * (late + 1), k=-size), (len(rates), 1, 1))
+            round_[:, :size, :size], round_[:, :size, size * late :] = eye, -rule["delay_weights"][late] * moves
+        return np.abs(np.linalg.eigvals(round_)).max(axis=1)
 
     return radius
 
 
-def first_unstable(radius: Callable[[float], float], start: float) -> float:
+def first_unstable(radius: Callable[[np.ndarray], np.ndarray], start: float) -> float:
     """The least rate of a dense scan at which the radius is above 1."""
-    return next(rate for rate in start * np.exp(np.arange(0, 12, FINE)) if radius(rate) > 1 + 1e-9)
+    for rates in np.split(start * np.exp(np.arange(0, 12, FINE)), 60):
+        if (grows := radius(rates) > 1 + 1e-9).any():
+            return float(rates[grows.argmax()])
+    raise ValueError("no rate of the scan is unstable")
 
 
 @pytest.mark.parametrize("rate", nightly([0.1, 3.0, 4.0, 100.0], [0.1, 4.0]))

@@ -28,6 +28,9 @@ KEY = jax.random.key(0)
 RNG = np.random.default_rng(0)
 
 
+encoded, decoded = jax.jit(encode, static_argnums=2), jax.jit(decode_mean, static_argnums=3)
+
+
 def messages(clients: int = 5) -> dict[str, Any]:
     return {"a": RNG.normal(size=(clients, 3, 2)), "b": RNG.normal(size=(clients, 4))}
 
@@ -43,7 +46,7 @@ def test_the_sum_is_exact(bits: int) -> None:
     sent["b"] *= 1e5  # an array of other sizes has a scale of its own
     sent["b"][2] = np.nan  # an empty place
     ids = jnp.asarray([7, 2, 0, 9, 4], jnp.int32)
-    numbers, scales, lost = encode(jax.tree.map(jnp.asarray, sent), jnp.asarray(weight), bits)
+    numbers, scales, lost = encoded(jax.tree.map(jnp.asarray, sent), jnp.asarray(weight), bits)
     unit = 2.0 ** fraction_bits(5, bits)
     share = weight / 4
     shares = share[active, None]
@@ -65,7 +68,7 @@ def test_the_sum_is_exact(bits: int) -> None:
     off = [int(v) - 2**bits * (int(v) >= 2 ** (bits - 1)) - e for v, e in zip(total, expected, strict=True)]
     assert max(abs(v) for v in off) <= (0 if bits == 32 else 2**10)  # float64 has 53 digits of 64
     assert not lost.any() and not masked[2].any()
-    mean = decode_mean(jnp.asarray(total), scales, sent, bits)
+    mean = decoded(jnp.asarray(total), scales, sent, bits)
     exact = np.average(flat(sent)[active], axis=0, weights=weight[active])
     found = flat({k: np.asarray(v)[None] for k, v in mean.items()})[0]
     step = 5 / unit / share.sum()  # half of one for each client, and as much for their weights
@@ -76,7 +79,7 @@ def test_the_sum_is_exact(bits: int) -> None:
 
 
 def test_a_masked_message_is_uniform_and_the_plain_one_is_not() -> None:
-    numbers = encode({"a": jnp.asarray(RNG.normal(size=(3, 20_000)))}, jnp.ones(3), 32)[0]
+    numbers = encoded({"a": jnp.asarray(RNG.normal(size=(3, 20_000)))}, jnp.ones(3), 32)[0]
     ids, all_ = jnp.arange(3, dtype=jnp.int32), jnp.ones(3, bool)
     masked = np.asarray(mask_messages(KEY, numbers, all_, ids))
 
@@ -110,8 +113,8 @@ def test_the_mean_has_the_digits_of_numbers_of_any_size(size: float, clients: in
         "b": np.full((clients, 3), size / 1e6, np.float32),
     }
     weight = RNG.integers(1, 50, clients).astype(np.float32)
-    numbers, scales, lost = encode(jax.tree.map(jnp.asarray, sent), jnp.asarray(weight), 32)
-    mean = decode_mean(jnp.sum(numbers, axis=0, dtype=jnp.uint32), scales, sent, 32)
+    numbers, scales, lost = encoded(jax.tree.map(jnp.asarray, sent), jnp.asarray(weight), 32)
+    mean = decoded(jnp.sum(numbers, axis=0, dtype=jnp.uint32), scales, sent, 32)
     assert not lost.any()
     for name, rows in sent.items():
         exact = np.average(rows.astype(np.float64), axis=0, weights=weight)
@@ -122,8 +125,8 @@ def test_the_mean_has_the_digits_of_numbers_of_any_size(size: float, clients: in
 
 def test_what_is_too_small_beside_the_largest_is_counted_and_nothing_is_cut() -> None:
     sent = {"a": jnp.asarray([[1e9, 1.0, 0.0], [1e9, -1.0, 3.0], [1e9, 1e-3, 0.0]]), "b": jnp.full((3, 1), 1e-3)}
-    numbers, scales, lost = encode(sent, jnp.asarray([1.0, 1.0, 0.0]), 32)
-    mean = decode_mean(jnp.sum(numbers, axis=0, dtype=jnp.uint32), scales, sent, 32)
+    numbers, scales, lost = encoded(sent, jnp.asarray([1.0, 1.0, 0.0]), 32)
+    mean = decoded(jnp.sum(numbers, axis=0, dtype=jnp.uint32), scales, sent, 32)
     # 1 and -1 of the two clients; neither 3, nor 0, nor an array of smaller numbers, nor an empty place
     assert lost.tolist() == [1, 1, 0]
     np.testing.assert_allclose(mean["a"][0], 1e9, rtol=1e-6)
@@ -133,8 +136,8 @@ def test_what_is_too_small_beside_the_largest_is_counted_and_nothing_is_cut() ->
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
 def test_an_array_that_is_not_finite_has_no_mean(bad: float) -> None:
     sent = {"a": jnp.asarray([[bad, 1.0], [2.0, 3.0]]), "b": jnp.ones((2, 1))}
-    numbers, scales, _ = encode(sent, jnp.ones(2), 32)
-    mean = decode_mean(jnp.sum(numbers, axis=0, dtype=jnp.uint32), scales, sent, 32)
+    numbers, scales, _ = encoded(sent, jnp.ones(2), 32)
+    mean = decoded(jnp.sum(numbers, axis=0, dtype=jnp.uint32), scales, sent, 32)
     assert np.isnan(mean["a"]).all() and np.allclose(mean["b"], 1)
 
 
