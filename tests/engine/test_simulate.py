@@ -137,6 +137,22 @@ def test_another_number_of_rounds_compiles_and_traces_nothing() -> None:
         )
 
 
+def test_neither_an_evaluation_nor_a_second_run_traces_the_model_again() -> None:
+    traced: list[Any] = []
+
+    def init(key: jax.Array) -> jax.Array:
+        traced.append(key)
+        return jax.random.normal(key, (2, 1))
+
+    model = Model("counted", init, lambda w, x: x @ w, None, 1)
+    counted, x = ft.fed_avg(model, uniform_sampling(3, 2), 0.1), jnp.ones((4, 2))
+    outputs = Evaluation(1, lambda algorithm, state: {"mean": np.asarray(algorithm.predict(state, x).mean)})
+    assert len(simulate(counted, data(), num_rounds=2, evaluation=outputs).history.evaluations) == 3
+    before = len(traced)
+    assert len(simulate(counted, data(), num_rounds=9, evaluation=outputs).history.evaluations) == 10
+    assert len(traced) == before > 0
+
+
 def test_a_step_that_changes_the_state_s_type_is_refused_when_traced() -> None:
     def step(state: Any, *rest: Any) -> Any:
         after, info = algorithm().step(state, *rest)

@@ -17,6 +17,7 @@ that any optax transformation can be the server's optimiser.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple, Protocol, TypeAlias, TypeVar, runtime_checkable
 
 import jax
@@ -276,6 +277,17 @@ class Model(NamedTuple):
     def descend(self) -> Descend | None:
         """Function that takes several full-batch gradient steps at once; None for models without a faster way."""
         return getattr(self.structure, "descend", None)
+
+    @property
+    def shapes(self) -> PyTree:
+        """Shapes and types of the parameters; ``init`` is traced at the first call, and never computed."""
+        shapes: PyTree = _first_params.eval_shape(self.init)
+        return shapes
+
+
+@partial(jax.jit, static_argnames="init")
+def _first_params(init: Callable[[Key], PyTree]) -> PyTree:
+    return init(jax.random.key(0))
 
 
 @runtime_checkable

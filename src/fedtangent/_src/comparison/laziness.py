@@ -123,7 +123,7 @@ def watched_draws(setting: Setting) -> int:
     if setting.is_linear or rows > linear_models.MOST_ROWS:
         return 0
     widest = setting.model(setting.size.largest)
-    num_params = pytrees.size(jax.eval_shape(widest.init, jax.random.key(0)))
+    num_params = pytrees.size(widest.shapes)
     if widest.structure is None and rows * num_params > MOST_NUMBERS:
         return 0
     return 1 if setting.num_models > 1 else 2
@@ -274,7 +274,7 @@ def check_linearisable(model: Model, x: Shaped[AnyArray, "m ..."], schedule: Sch
             f"schedule: got one whose clients compare K = {schedule.num_models} models, must not compare models: each "
             "model is linearised by itself"
         )
-    shapes = jax.eval_shape(model.init, jax.random.key(0))
+    shapes = model.shapes
     try:
         jax.jit(functools.partial(first_order, model)).lower(shapes, shapes, x)
     except TypeError as error:

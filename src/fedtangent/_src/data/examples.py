@@ -371,7 +371,7 @@ def _check_model(model: Model, dataset: Dataset, classes: tuple[str, ...] | None
             f"model: got {model.name} of {_counted(model.output_size, 'output')}, must have {dataset.num_outputs}, one "
             f"for each {counted}{hint}"
         )
-    params = jax.eval_shape(lambda: model.init(jax.random.key(0)))
+    params = model.shapes
     dtype = jnp.int32 if dataset.x_train.dtype.kind in "iu" else jnp.float32
     try:
         jax.eval_shape(model.apply, params, jax.ShapeDtypeStruct((1, *dataset.input_shape), dtype))

@@ -246,8 +246,7 @@ def _check_poll(name: str, poll: Poll, parts: Parts) -> None:
 
 def _params(composed: _Composed, state: State) -> PyTree:
     """Returns the parameters of the K models as clients receive them, [K, ...]."""
-    of_model = jax.eval_shape(lambda: composed.model.init(jax.random.key(0)))
-    return pytrees.cast_like(jax.vmap(composed.server.params)(state.server), of_model)
+    return pytrees.cast_like(jax.vmap(composed.server.params)(state.server), composed.model.shapes)
 
 
 @partial(jax.jit, static_argnames="model")
@@ -324,7 +323,7 @@ def _cost(composed: _Composed, data: FederatedData, engine: Engine) -> Cost:
     cost = Cost(uplink, per_example, pytrees.num_bytes(broadcast))
     poll = composed.schedule.poll
     if poll is not None:
-        of_model = pytrees.num_bytes(jax.eval_shape(lambda: composed.model.init(jax.random.key(0))))
+        of_model = pytrees.num_bytes(composed.model.shapes)
         cost = cost._replace(
             downlink=max(cost.downlink - of_model, 0),  # a candidate that trains has the parameters already
             uplink_per_poll=NUMBER_BYTES * poll.num_answers,

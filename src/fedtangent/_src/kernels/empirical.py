@@ -98,7 +98,7 @@ def _check_params(model: Model, params: PyTree) -> None:
     """Raises ``ValueError`` if a model with a ``structure`` has parameters of other shapes than ``model.init``."""
     if model.structure is None:
         return
-    allowed = [leaf.shape for leaf in jax.tree.leaves(jax.eval_shape(model.init, jax.random.key(0)))]
+    allowed = [leaf.shape for leaf in jax.tree.leaves(model.shapes)]
     shapes = [jnp.shape(leaf) for leaf in jax.tree.leaves(params)]
     if shapes != allowed:
         raise ValueError(f"params: got arrays of shapes {shapes}, must be {allowed}, as {model.name} has them")

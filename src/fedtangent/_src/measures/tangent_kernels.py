@@ -489,7 +489,7 @@ def check_watchable(algorithm: Algorithm, model: Model, num_clients: int, num_ex
             f"algorithm: got {algorithm.name}, must predict with trained networks, whose kernels are measured"
         )
     stacked = pytrees.by_path(jax.eval_shape(lambda: params(algorithm.init(0, num_clients))))
-    single = pytrees.by_path(jax.eval_shape(model.init, jax.random.key(0)))
+    single = pytrees.by_path(model.shapes)
     if {path: leaf.shape for path, leaf in single.items()} != {path: a.shape[1:] for path, a in stacked.items()}:
         raise ValueError(
             f"model: got {model.name}, must have parameters of the same shapes as the networks of {algorithm.name}"

@@ -175,7 +175,7 @@ def selection(name: str, model: Model, select: Select, are_matrices: bool = Fals
             parameters, or a value of the tree or the function is not a bool.
     """
     instance("model", model, Model)
-    params = jax.eval_shape(model.init, jax.random.key(0))
+    params = model.shapes
     structure: Any = jax.tree.structure(params)
     by_path = jax.tree.leaves_with_path(params)
     shapes = {jax.tree_util.keystr(path, simple=True, separator="/"): leaf.shape for path, leaf in by_path}

@@ -244,7 +244,7 @@ def local_only(
         ValueError: Options of a server or a channel, since nothing travels, and as ``fed_avg`` raises.
     """
     instance("model", model, Model)
-    initial = pytrees.num_bytes(jax.eval_shape(model.init, jax.random.key(0)))
+    initial = pytrees.num_bytes(model.shapes)
     posed = Posed(
         pose=lambda broadcast, own_model: LocalProblem(start=own_model),
         answer=lambda broadcast, own_model, params, steps, client: ((), params),

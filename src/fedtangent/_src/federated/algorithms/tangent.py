@@ -197,7 +197,7 @@ def evolving(
     check_rate("learning_rate", learning_rate)
     check_sparsity(compression.sparsity)
     if compression.sparsity > 0 or compression.value_bits is not None:
-        dtype = jnp.result_type(*jax.tree.leaves(jax.eval_shape(model.init, jax.random.key(0))))
+        dtype = jnp.result_type(*jax.tree.leaves(model.shapes))
         linearise = sparse_linearise(compression.sparsity, value_bits=compression.value_bits, dtype=dtype)
         evolution = dataclasses.replace(evolution, linearise=linearise)
     most, slots = schedule.num_slots, pooling.slots_per_model
