@@ -48,7 +48,7 @@ class Staleness:
     buffered: bool = False
     """Add a late client's change to the present model (FedBuff)."""
     discount: str = "polynomial"
-    """Weights of answers: constant, polynomial, hinge. After a delay of d rounds these are 1, (1 + d)^-a, and 1 up
+    """Weight of an answer: constant, polynomial or hinge. After a delay of d rounds these are 1, (1 + d)^-a, and 1 up
     to the delay b and then 1 / (1 + a (d - b))."""
     discount_rate: float = 0.5
     """The number a: of d rounds late, polynomial has the weight (1 + d)^-a."""
