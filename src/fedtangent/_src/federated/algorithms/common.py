@@ -53,7 +53,7 @@ class Averaging:
     server_optimizer: Optimizer | None = None
     """An optax optimiser of the server, in place of gradient descent at ``server_learning_rate``."""
     weighting: str | None = None
-    """examples or uniform weights (default: the algorithm's, else examples)."""
+    """examples or uniform weights (default: by algorithm, else examples)."""
     channel: Channel | None = None
     """How messages travel, such as ``channels.qsgd(4)`` (default: unchanged)."""
     accept: Accept | None = None
