@@ -280,7 +280,7 @@ class Model(NamedTuple):
 
     @property
     def shapes(self) -> PyTree:
-        """Shapes and types of the parameters; ``init`` is traced at the first call, and never computed."""
+        """The shapes and dtypes of the parameters, from ``init``, which is traced once and not computed."""
         shapes: PyTree = _first_params.eval_shape(self.init)
         return shapes
 
