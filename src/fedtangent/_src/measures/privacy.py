@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import math
 from typing import TYPE_CHECKING
@@ -127,6 +128,7 @@ def noise_multiplier(
 
     number("target_epsilon", target_epsilon, above=0)
 
+    @functools.cache
     def over(log: float) -> float:
         spent = epsilon(
             num_clients=num_clients,
