@@ -106,8 +106,8 @@ def test_the_law_equals_the_recursion_of_the_covariance() -> None:
             step = np.eye(INPUTS) - RATE * x.T @ x / len(x)
             moves += (np.linalg.matrix_power(step, STEPS) - np.eye(INPUTS)) / 3
         m = np.eye(INPUTS) + SERVER[r] * moves
-        cov = m @ cov @ m.T + (SERVER[r] * private.deviation) ** 2 * fresh
-        kept = kept + (SERVER[r] * private.deviation) ** 2 * fresh
+        variance = (SERVER[r] * noise * clip_norm / len(cohort)) ** 2
+        cov, kept = m @ cov @ m.T + variance * fresh, kept + variance * fresh
     law = private.law()
     np.testing.assert_allclose(law.cov, of.x_test @ cov @ of.x_test.T, rtol=1e-9)
     np.testing.assert_allclose(law.mean, of.x_test @ of.trained(np.inf, np.zeros((INPUTS, OUTPUTS)))[0], rtol=1e-9)
