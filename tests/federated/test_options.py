@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
 from collections.abc import Callable
 from typing import Any
@@ -19,6 +20,7 @@ from fedtangent._src.federated import algorithms, faults, graph, predict, schedu
 from fedtangent._src.federated.local import Work
 from fedtangent._src.federated.schedule import all_clients, per_client_permutations, uniform_sampling
 from fedtangent._src.federated.wire import channel
+from fedtangent._src.losses import get_loss
 from fedtangent._src.types import Algorithm
 
 from ..nightly import nightly
@@ -73,6 +75,31 @@ def test_what_a_recipe_refuses(name: str, options: dict[str, Any], message: str)
 def test_an_optimiser_is_one_of_optax_and_not_the_function_that_makes_it(optimizer: Any) -> None:
     with pytest.raises(ValueError, match=r"client_optimizer: got .*, must be an optax optimiser such as"):
         algorithms.fed_avg(two_layer(), all_clients(6), work=Work(steps=2, batch_size=None), client_optimizer=optimizer)
+
+
+@dataclasses.dataclass
+class NoHash:
+    function: Callable[..., Any]
+
+    def __call__(self, *arguments: Any) -> Any:
+        return self.function(*arguments)
+
+
+def test_objects_that_compiled_programs_could_not_be_found_by_are_refused() -> None:
+    """Each is taken as soon as it is a function: a plain dataclass is equal by its values, and has no hash."""
+    model, clients, sgd = two_layer(), all_clients(6), optax.sgd(0.1)
+
+    def fed_avg(wrap: Callable[..., Any], of: str) -> Algorithm:
+        network = model._replace(**{of: wrap(getattr(model, of))}) if of in ("init", "apply") else model
+        loss = wrap(get_loss("squared_error")) if of == "loss" else None
+        optimizer = sgd._replace(init=wrap(sgd.init)) if of == "client_optimizer" else sgd
+        work = Work(steps=2, batch_size=None)
+        return algorithms.fed_avg(network, clients, work=work, loss=loss, client_optimizer=optimizer)
+
+    for of, name in {"init": "model", "apply": "model", "loss": "loss", "client_optimizer": "client_optimizer"}.items():
+        assert isinstance(fed_avg(lambda function: lambda *arguments: function(*arguments), of), Algorithm)
+        with pytest.raises(ValueError, match=rf"{name}: got .*, which has an unhashable type: 'NoHash'; must"):
+            fed_avg(NoHash, of)
 
 
 @pytest.mark.parametrize(("name", "unknown"), [("fed_avg", "sever_learning_rate"), ("fed_sgd", "client_learning_rate")])

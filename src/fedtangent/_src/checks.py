@@ -108,7 +108,7 @@ MADE_BY = {
 
 
 def instance(name: str, value: object, of: type) -> None:
-    """Raises ``ValueError`` if ``value`` is not an instance of a type.
+    """Raises ``ValueError`` if ``value`` is not an instance of a type, or is a model or algorithm without a hash.
 
     Args:
         name, value: Name of the argument, for the error message, and the value that the user passed.
@@ -118,6 +118,21 @@ def instance(name: str, value: object, of: type) -> None:
         article = "an" if of.__name__[0] in "AEIOU" else "a"
         advice = MADE_BY.get(of.__name__, "")
         raise ValueError(f"{name}: got {shown(value)}, must be {article} {of.__name__}{advice}")
+    if of.__name__ in MADE_BY:
+        has_hash(name, value)
+
+
+def has_hash(name: str, value: object) -> None:
+    """Raises ``ValueError`` if ``value`` has no hash, by which the compiled programs that compute it are found again.
+
+    Args:
+        name, value: Name of the argument, for the error message, and the value that the user passed.
+    """
+    try:
+        hash(value)
+    except TypeError as error:
+        allowed = "must consist of functions, or of objects with a hash, such as frozen dataclasses"
+        raise ValueError(f"{name}: got {shown(value)}, which has an {error}; {allowed}") from error
 
 
 def flag(name: str, value: object) -> bool:

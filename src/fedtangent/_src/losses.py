@@ -15,7 +15,7 @@ import numpy as np
 from jax.scipy.special import logsumexp
 from jaxtyping import Bool, Float, Int, Num
 
-from fedtangent._src.checks import choice
+from fedtangent._src.checks import choice, has_hash
 from fedtangent._src.pytrees import wide
 from fedtangent._src.types import AnyArray, Array, ArrayLike, Loss
 
@@ -149,9 +149,10 @@ def get_loss(name: str | Loss) -> Loss:
     """Returns the loss function called ``name``; a user's own loss function is returned unchanged.
 
     Raises:
-        ValueError: An unknown name; the message lists the allowed names.
+        ValueError: An unknown name, or an object without a hash; the message says what is allowed.
     """
     if callable(name):
+        has_hash("loss", name)
         return name
     choice("loss", name, LOSSES)
     return LOSSES[name]

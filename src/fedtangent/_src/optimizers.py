@@ -19,7 +19,7 @@ import optax
 from jax.typing import ArrayLike, DTypeLike
 
 from fedtangent._src import pytrees
-from fedtangent._src.checks import number, whole
+from fedtangent._src.checks import has_hash, number, whole
 from fedtangent._src.types import Array, PyTree
 
 Value = TypeVar("Value")  # of a schedule: a rate or an optimiser
@@ -86,6 +86,7 @@ def check_optimizer(name: str, optimizer: Optimizer) -> None:
         optimizer: The value that the user passed.
     """
     if isinstance(optimizer, optax.GradientTransformation):
+        has_hash(name, optimizer)
         return
     parameters = list(inspect.signature(optimizer).parameters) if callable(optimizer) else []
     if not parameters or "rate" in parameters[0]:
