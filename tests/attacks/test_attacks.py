@@ -182,7 +182,7 @@ def test_adam_and_values_that_are_not_finite() -> None:
 
 def test_a_jacobian_gives_the_image_and_another_images_does_not(lenet: Case) -> None:
     find = partial(attacks.from_jacobians, lenet.model, lenet.params, shape=(SIDE, SIDE, 1), key=jax.random.key(5))
-    whole = find(seen=lenet.jacobians, attack=SEARCH)
+    whole = find(messages=lenet.jacobians, attack=SEARCH)
     assert whole.finite.all() and (score(whole.x, lenet.x) > 0.9).all() and (whole.mismatch < 1e-6).all()
     assert score(whole.x, np.roll(lenet.x, 1, axis=0)).max() < 0.6
     untrained = np.asarray(jax.random.normal(jax.random.key(5), lenet.x.shape))
@@ -193,7 +193,7 @@ def test_a_jacobian_gives_the_image_and_another_images_does_not(lenet: Case) -> 
 def test_jacobians_in_another_order_give_the_images_in_that_order(lenet: Case) -> None:
     others = jax.tree.map(partial(jnp.roll, shift=1, axis=0), lenet.jacobians)
     find = partial(attacks.from_jacobians, lenet.model, lenet.params, shape=(SIDE, SIDE, 1), key=jax.random.key(5))
-    wrong = find(seen=others, attack=SEARCH)
+    wrong = find(messages=others, attack=SEARCH)
     assert score(wrong.x, lenet.x).max() < 0.6
     assert (score(wrong.x, jnp.roll(lenet.x, 1, axis=0)) > 0.9).all()
 
@@ -204,10 +204,10 @@ def test_sparsity_blurs_a_search_that_compares_zeros_and_not_one_that_does_not(
 ) -> None:
     find = partial(attacks.from_jacobians, lenet.model, lenet.params, shape=(SIDE, SIDE, 1), key=jax.random.key(5))
     sparse = {s: attacks.sparsify(lenet.jacobians, s) for s in (more, less)}
-    found = {s: score(find(seen=seen, attack=SEARCH).x, lenet.x) for s, seen in sparse.items()}
+    found = {s: score(find(messages=seen, attack=SEARCH).x, lenet.x) for s, seen in sparse.items()}
     gain = found[less] - found[more]
     assert gain.mean() > 3 * gain.std(ddof=1) / SEARCHED**0.5 > 0
-    kept = score(find(seen=sparse[0.8], attack=dataclasses.replace(SEARCH, compare="kept")).x, lenet.x)
+    kept = score(find(messages=sparse[0.8], attack=dataclasses.replace(SEARCH, compare="kept")).x, lenet.x)
     assert (kept > 0.99).all() and kept.min() > found[0.8].mean()
 
 
@@ -365,16 +365,16 @@ def test_mistakes_are_named(lenet: Case, dense: Case) -> None:
     _fail(lambda: Attack(compare="some"), "compare", "all, kept")
     _fail(lambda: Attack(num_restarts=0), "num_restarts", "0")
     _fail(lambda: Attack(learning_rate=0.0), "learning_rate", "0.0")
-    _fail(lambda: jacobians(seen=lenet.gradients, shape=shape), "seen", f"[m, {SEARCHED},")
-    _fail(lambda: gradients(seen=lenet.jacobians, shape=shape), "seen", "[m, ")
-    _fail(lambda: jacobians(seen=lenet.jacobians, shape=(7, 7, 1)), "shape", "(7, 7, 1)")
-    _fail(lambda: jacobians(seen=lenet.jacobians, shape=shape, outputs=jnp.zeros((2, 4))), "outputs", "(2, 4)")
+    _fail(lambda: jacobians(messages=lenet.gradients, shape=shape), "messages", f"[m, {SEARCHED},")
+    _fail(lambda: gradients(messages=lenet.jacobians, shape=shape), "messages", "[m, ")
+    _fail(lambda: jacobians(messages=lenet.jacobians, shape=(7, 7, 1)), "shape", "(7, 7, 1)")
+    _fail(lambda: jacobians(messages=lenet.jacobians, shape=shape, outputs=jnp.zeros((2, 4))), "outputs", "(2, 4)")
     _fail(lambda: Batch(loss="hinge"), "loss", "hinge")
     _fail(lambda: Batch(0), "size", "0")
     wrong = Batch(labels=jnp.zeros((1, 1, 10)))
-    _fail(lambda: gradients(seen=lenet.gradients, shape=shape, batch=wrong), "labels", "(1, 1, 10)")
+    _fail(lambda: gradients(messages=lenet.gradients, shape=shape, batch=wrong), "labels", "(1, 1, 10)")
     _fail(lambda: attacks.read_first_layer(lenet.model, lenet.params, lenet.jacobians), "model", "dense")
-    _fail(lambda: attacks.read_first_layer(dense.model, dense.params, lenet.jacobians), "seen", "[m, C,")
+    _fail(lambda: attacks.read_first_layer(dense.model, dense.params, lenet.jacobians), "messages", "[m, C,")
     _fail(lambda: attacks.lenet((8, 8)), "input_shape", "(8, 8)", "(H, W, channels)")
     _fail(lambda: attacks.gradient(lenet.model, lenet.params, lenet.x[:3], lenet.y[:2]), "y", "2 targets, must be 3")
     _fail(lambda: attacks.lenet((8, 8, 1), activation="tanh"), "activation", "sigmoid, relu")

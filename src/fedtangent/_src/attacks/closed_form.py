@@ -16,7 +16,9 @@ from fedtangent._src.models.dense import DenseStructure
 from fedtangent._src.types import AnyArray, Array, Model, PyTree
 
 
-def read_first_layer(model: Model, params: PyTree, seen: Observed, fill: float = 0.0) -> Float[Array, "m input_size"]:
+def read_first_layer(
+    model: Model, params: PyTree, messages: Observed, fill: float = 0.0
+) -> Float[Array, "m input_size"]:
     """Reconstructs the inputs [m, input_size] of a dense network from Jacobians or gradients of single examples.
 
     The derivative dW by the first layer's weights is the input x times the derivative db by its biases: ``dW[i, h] =
@@ -28,21 +30,22 @@ def read_first_layer(model: Model, params: PyTree, seen: Observed, fill: float =
     Args:
         model: Dense network with biases in its first layer.
         params: Parameters at which the derivatives were taken.
-        seen: Derivatives that the server received, and which entries were sent: ``values`` are Jacobians [m, C, P]
+        messages: Derivatives that the server received, and which entries were sent: ``values`` are Jacobians [m, C, P]
             of C outputs by P parameters, or gradients [m, P].
         fill: Value of a pixel for which no pair was sent.
 
     Raises:
-        ValueError: The network is not dense or has no biases in its first layer, or ``seen`` has another shape.
+        ValueError: The network is not dense or has no biases in its first layer, or ``messages`` has another shape.
     """
     structure = model.structure
     if not isinstance(structure, DenseStructure) or structure.layers[0].bias_scale is None:
         raise ValueError(f"model: got {model.name}, must be a network of dense layers, the first with biases")
     flat = ravel_pytree(params)[0]
-    if seen.values.shape[-1] != flat.size or seen.values.ndim not in (2, 3):
-        raise ValueError(f"seen.values: got shape {seen.values.shape}, must be [m, C, {flat.size}] or [m, {flat.size}]")
+    if messages.values.shape[-1] != flat.size or messages.values.ndim not in (2, 3):
+        allowed = f"[m, C, {flat.size}] or [m, {flat.size}]"
+        raise ValueError(f"messages.values: got shape {messages.values.shape}, must be {allowed}")
     scale = structure.layers[0].bias_scale / structure.layers[0].weight_scale
-    return _read(scale, float(fill), params, seen)
+    return _read(scale, float(fill), params, messages)
 
 
 @partial(jax.jit, static_argnums=(0, 1))

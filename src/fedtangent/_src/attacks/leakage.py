@@ -122,7 +122,7 @@ class Minimum(NamedTuple):
 def from_jacobians(
     model: Model,
     params: PyTree,
-    seen: Observed,
+    messages: Observed,
     shape: tuple[int, ...],
     key: Key,
     attack: Attack = Attack(),
@@ -137,8 +137,8 @@ def from_jacobians(
     Args:
         model: The clients' network.
         params: Parameters at which the Jacobians were taken.
-        seen: Jacobians [m, C, P] of m examples of any clients, as ``observation.jacobians`` returns them, for C outputs
-            and P parameters.
+        messages: Jacobians [m, C, P] of m examples of any clients, as ``observation.jacobians`` returns them, for C
+            outputs and P parameters.
         shape: Shape of an input.
         key: Key of the random starts.
         attack: Options of the search.
@@ -146,26 +146,26 @@ def from_jacobians(
             if they are unknown.
 
     Raises:
-        ValueError: ``seen``, ``shape`` or ``outputs`` do not fit the model.
+        ValueError: ``messages``, ``shape`` or ``outputs`` do not fit the model.
     """
     flat = ravel_pytree(params)[0]
     expected = (model.output_size, flat.size)
-    if seen.values.ndim != 3 or seen.values.shape[1:] != expected:
+    if messages.values.ndim != 3 or messages.values.shape[1:] != expected:
         must = f"must be the model's Jacobians, [m, {expected[0]}, {expected[1]}]"
-        raise ValueError(f"seen.values: got shape {seen.values.shape}, {must}")
+        raise ValueError(f"messages.values: got shape {messages.values.shape}, {must}")
     _check_shape(model, params, shape)
-    if outputs is not None and outputs.shape != seen.values.shape[:2]:
-        raise ValueError(f"outputs: got shape {outputs.shape}, must be {seen.values.shape[:2]}")
-    count = len(seen.values) * attack.num_restarts
+    if outputs is not None and outputs.shape != messages.values.shape[:2]:
+        raise ValueError(f"outputs: got shape {outputs.shape}, must be {messages.values.shape[:2]}")
+    count = len(messages.values) * attack.num_restarts
     start = jax.random.normal(key, (count, *shape), flat.dtype) * attack.init_scale, None
-    sight = seen.values, _weight(seen, attack), outputs
-    return _best_of(_search(model, None, _limits(attack), params, sight, start), len(seen.values))
+    sight = messages.values, _weight(messages, attack), outputs
+    return _best_of(_search(model, None, _limits(attack), params, sight, start), len(messages.values))
 
 
 def from_gradients(
     model: Model,
     params: PyTree,
-    seen: Observed,
+    messages: Observed,
     shape: tuple[int, ...],
     key: Key,
     attack: Attack = Attack(),
@@ -179,29 +179,30 @@ def from_gradients(
     Args:
         model: The clients' network.
         params: Parameters at which the gradients were taken.
-        seen: Gradients [m, P] by P parameters as ``observation.gradient`` returns them, each of a separate batch of B
-            examples.
+        messages: Gradients [m, P] by P parameters as ``observation.gradient`` returns them, each of a separate batch of
+            B examples.
         shape: Shape of an input.
         key: Key of the random starts.
         attack: Options of the search.
         batch: Size B, loss and, if known, labels of the batches.
 
     Raises:
-        ValueError: ``seen``, ``shape`` or ``batch.labels`` do not fit the model.
+        ValueError: ``messages``, ``shape`` or ``batch.labels`` do not fit the model.
     """
     flat = ravel_pytree(params)[0]
-    if seen.values.ndim != 2 or seen.values.shape[1] != flat.size:
-        raise ValueError(f"seen.values: got shape {seen.values.shape}, must be the model's gradients, [m, {flat.size}]")
+    if messages.values.ndim != 2 or messages.values.shape[1] != flat.size:
+        must = f"must be the model's gradients, [m, {flat.size}]"
+        raise ValueError(f"messages.values: got shape {messages.values.shape}, {must}")
     _check_shape(model, params, shape)
-    labels, shape_of_labels = batch.labels, (len(seen.values), batch.size, model.output_size)
+    labels, shape_of_labels = batch.labels, (len(messages.values), batch.size, model.output_size)
     if labels is not None and labels.shape != shape_of_labels:
         raise ValueError(f"batch.labels: got shape {labels.shape}, must be {shape_of_labels}")
     pixels, logits = jax.random.split(key)
-    count = len(seen.values) * attack.num_restarts
+    count = len(messages.values) * attack.num_restarts
     x = jax.random.normal(pixels, (count, batch.size, *shape), flat.dtype) * attack.init_scale
     guess = jax.random.normal(logits, (count, *shape_of_labels[1:]), flat.dtype) if labels is None else None
-    sight = seen.values, _weight(seen, attack), labels
-    leak = _best_of(_search(model, batch.loss, _limits(attack), params, sight, (x, guess)), len(seen.values))
+    sight = messages.values, _weight(messages, attack), labels
+    leak = _best_of(_search(model, batch.loss, _limits(attack), params, sight, (x, guess)), len(messages.values))
     return leak._replace(labels=_targets(batch.loss, leak.labels, labels))
 
 

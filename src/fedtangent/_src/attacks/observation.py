@@ -87,7 +87,7 @@ def _gradient(
     return jax.grad(lambda w: loss(model.apply(unravel(w), x), y, mask))(flat)[None]
 
 
-def sparsify(seen: Observed, sparsity: float) -> Observed:
+def sparsify(messages: Observed, sparsity: float) -> Observed:
     """Sets a share of the entries of each message to zero, the smallest ones in magnitude.
 
     A message is ``values[i]``: an example's whole Jacobian, or one gradient. Entries are chosen as by the clients of
@@ -95,14 +95,14 @@ def sparsify(seen: Observed, sparsity: float) -> Observed:
     entries are nonzero than should stay, all count as kept, except those that were not sent before.
 
     Args:
-        seen: The messages.
+        messages: Jacobians or gradients; entries may be zero already.
         sparsity: Share of the entries that become zero, in [0, 1).
 
     Raises:
         ValueError: The sparsity is outside [0, 1).
     """
     check_sparsity(sparsity)
-    return _sparsified(float(sparsity), seen)
+    return _sparsified(float(sparsity), messages)
 
 
 @partial(jax.jit, static_argnums=0)
@@ -112,7 +112,7 @@ def _sparsified(sparsity: float, messages: Observed) -> Observed:
     return Observed(jnp.where(sent, values, 0), sent)
 
 
-def shuffle_rows(seen: Observed, order: Int[AnyArray, "m"]) -> Observed:
+def shuffle_rows(messages: Observed, order: Int[AnyArray, "m"]) -> Observed:
     """Permutes the examples of messages: row ``i`` of the result is row ``order[i]``.
 
     CP-NTK-FL permutes "rows and columns in synchronization" (Yue et al., 2022, section 4.2). Its update ``sum_j
@@ -122,13 +122,13 @@ def shuffle_rows(seen: Observed, order: Int[AnyArray, "m"]) -> Observed:
     as before, and the derivatives by the last layer's biases reveal the order of the outputs.
 
     Args:
-        seen: Messages of m examples.
+        messages: Messages of m examples.
         order: Permutation of the examples, [m].
     """
-    return jax.tree.map(lambda leaf: leaf[order], seen)
+    return jax.tree.map(lambda leaf: leaf[order], messages)
 
 
-def shuffle_weights(seen: Observed, order: Int[AnyArray, "P"]) -> Observed:
+def shuffle_weights(messages: Observed, order: Int[AnyArray, "P"]) -> Observed:
     """Permutes the weights alike for all examples and outputs: column ``p`` of the result is column ``order[p]``.
 
     The paper (Yue et al., 2022) claims that "considering the high dimensionality of the neural network weight" the
@@ -137,7 +137,7 @@ def shuffle_weights(seen: Observed, order: Int[AnyArray, "P"]) -> Observed:
     so to which pixel, a column belongs, until a client reveals examples to the server: ``order_from_known``.
 
     Args:
-        seen: Messages of P weights.
+        messages: Messages of P weights.
         order: Permutation of the weights, [P].
     """
-    return jax.tree.map(lambda leaf: leaf[..., order], seen)
+    return jax.tree.map(lambda leaf: leaf[..., order], messages)
