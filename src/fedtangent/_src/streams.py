@@ -97,7 +97,7 @@ def model_keys(init: Key, num_models: int) -> Key:
 
 
 def schedule_keys(schedule: Key) -> tuple[Key, Key]:
-    """Returns two keys from a run's key of its schedule: for its first state, and for drawing its cohorts."""
+    """Splits the key of a run's schedule into two keys: for the schedule's first state, and for drawing cohorts."""
     first, sample = _split(schedule, 2)
     return first, sample
 

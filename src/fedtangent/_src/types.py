@@ -247,11 +247,11 @@ class Model(NamedTuple):
     Attributes:
         name: Name of the network in tables and figures.
         init: ``key -> params``.
-        apply: ``(params, x [n, ...]) -> outputs [n, C]``.
+        apply: ``(params, x [n, ...]) -> outputs [n, C]``, or [n, T, C] for a network with outputs at T positions.
         kernel: Analytic kernel of the network; None if no formula is known.
         output_size: Number of outputs C.
-        structure: Layout of the weights, from which ``kernels.empirical`` builds the kernel without a Jacobian; it may
-            have a method ``descend``. None if the layout is unknown.
+        structure: Layout of the weights, from which ``kernels.empirical_ntk`` builds the kernel without a Jacobian
+            where it can; it may have a method ``descend``. None if the layout is unknown.
         at_width: Builds the same network with hidden layers of another width, at least 1; None if it has no such width.
         is_linear: Whether the network is linear in its parameters, so that ``kernel`` is exact at any width.
         loss: Name of the loss that the network is usually trained with if targets are classes.

@@ -255,7 +255,10 @@ class Forecast(NamedTuple):
 
     @property
     def loss(self) -> float:
-        """The test loss after the last round at the best rate, as a mean over the initial functions."""
+        """The test loss after the last round at the best rate, as a mean over the initial functions.
+
+        Without test examples it is the training loss; without a search for rates it is that at the run's rate.
+        """
         return float(self.best.mean("test", self.plan.loss)[-1])
 
     def __repr__(self) -> str:

@@ -386,8 +386,9 @@ def _history(
     test: Float[np.ndarray, "r K E m C"],
     ensemble: Float[np.ndarray, "r E m C"],
 ) -> History:
-    """Computes the metrics of outputs of E draws as a ``History``: their means over draws, and bands.
+    """Computes the metrics of outputs of E draws as a ``History``: means over draws and, for several draws, bands.
 
+    Without test examples it has training metrics only.
     ``ensemble`` is the prediction at the test points; at the training points it is the mean over the K models. Rounds
     and bytes come from ``networks``.
     """

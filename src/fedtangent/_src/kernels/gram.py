@@ -114,8 +114,8 @@ def analytic(model: Model, x1: ArrayLike, x2: ArrayLike | None = None, get: str 
             of these names for a named tuple of both blocks, with None for a kernel without its name in ``get``.
 
     Raises:
-        ValueError: A model without an analytic kernel, another ``get``, or inputs that are not batches of examples of
-            one shape.
+        ValueError: A model without an analytic kernel, another ``get``, inputs that are not batches of examples of one
+            shape, or too little memory for a pair of images.
     """
     if model.kernel is None:
         raise ValueError(f"model: got {model.name!r}, must have an analytic kernel (kernels.empirical_ntk needs none)")

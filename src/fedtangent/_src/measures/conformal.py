@@ -151,7 +151,8 @@ def conformal_predictor(
         The predictor, with its threshold and the methods ``sets``, ``covers`` and ``coverage``.
 
     Raises:
-        ValueError: An argument is out of range, or the score does not fit the prediction.
+        ValueError: An argument is out of range, has another shape or numbers that are not finite; or the score does not
+            fit the prediction, or would divide by a standard deviation of 0.
 
     Example:
 

@@ -18,7 +18,8 @@ def conformal_scores(prediction: Predicted, targets: Num[AnyArray, "n *C"], scor
     - "probability": ``1 - p(y | x)`` (Sadinle et al., 2019).
     - "adaptive": the probability of all classes that are at least as likely as y, y included (Romano et al., 2020,
       without their randomisation). It is 1 for the least likely class: if more targets than the share ``alpha`` are
-      that class, sets hold every class and cover too often.
+      that class, sets hold every class and cover too often. Of equally likely classes, one of smaller index counts as
+      more likely.
     - "residual": the largest ``|y_c - mean_c|`` over the outputs c.
     - "normalised": as "residual", with each difference divided by the standard deviation of the ensemble's models, or
       of the Gaussian (Lei et al., 2018).
@@ -54,7 +55,7 @@ def class_scores(prediction: Predicted, score: str) -> Float64[np.ndarray, "n C"
         score: "probability" or "adaptive".
 
     Raises:
-        ValueError: The prediction is a Gaussian, has one output, or is not finite.
+        ValueError: The prediction is a Gaussian, has one output, or gives probabilities that are not finite.
     """
     if isinstance(prediction, Gaussian):
         raise ValueError(f"score: got {score!r} for a Gaussian, allowed are {', '.join(REGRESSION)}")

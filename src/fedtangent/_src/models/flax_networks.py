@@ -300,11 +300,12 @@ def _note(
     kwargs: dict[str, PyTree],
     context: InterceptorContext,
 ) -> PyTree:
-    """Intercepts a call of a flax method: records a layer in ``uses`` and returns zeros in place of its output.
+    """Intercepts a call of a flax method: records a plain layer in ``uses`` and returns zeros in place of its output.
 
-    With the zeros, the network's output no longer depends on weights that are used in layers only. ``leaves`` are all
-    parameters of the network. ``context`` describes the call of ``method``, as ``flax.linen.intercept_methods`` passes
-    it.
+    A plain layer is a dense or convolutional layer that ``_is_plain`` accepts and whose weights are among ``leaves``.
+    Any other call returns its output unchanged. With the zeros, the network's output no longer depends on weights that
+    are used in layers only. ``leaves`` are all parameters of the network. ``context`` describes the call of ``method``,
+    as ``flax.linen.intercept_methods`` passes it.
     """
     output = method(*args, **kwargs)
     layer = _called_layer(args, kwargs, context)

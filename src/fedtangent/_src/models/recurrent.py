@@ -78,10 +78,10 @@ def _previous(states: Array) -> Array:
 
 
 def _backward(saved: PyTree, by_hidden: Array) -> tuple[Array, Array]:
-    """Computes the gradients of an LSTM layer by the arguments ``z`` and ``kernel`` of ``_layer``.
+    """Computes the gradients of the loss with respect to the arguments ``z`` and ``kernel`` of ``_layer``.
 
-    ``saved`` are all states of the forward pass and the recurrent kernel. ``by_hidden`` is the gradient by the hidden
-    states, [T, B, H].
+    ``saved`` has all states of the forward pass and the recurrent kernel. ``by_hidden`` is the gradient of the loss
+    with respect to the hidden states, [T, B, H].
     """
     (hidden, cell, gates, candidate), kernel = saved
     transposed = kernel.T
@@ -231,8 +231,9 @@ def lstm(
     vocabulary), which a run checks, and returns logits of the next character. There is no analytic kernel.
 
     Cells follow Gers et al. (2000): gates ``i, f, o`` and candidate ``g``, in this order along the kernels' last axis;
-    ``c = f c + i g``, ``h = o tanh(c)``. Weights start as in Keras (Glorot uniform input kernels, orthogonal recurrent
-    kernels, forget bias 1), embeddings uniform in [-0.05, 0.05].
+    ``c = f c + i g``, ``h = o tanh(c)``. Each gate's kernels are drawn on their own: Glorot uniform for inputs,
+    orthogonal for hidden states. (Keras draws one kernel for all four gates, with numbers up to twice as small.) The forget bias
+    starts at 1, other biases at 0, embeddings uniform in [-0.05, 0.05].
 
     Args:
         vocabulary: Number of characters.

@@ -507,7 +507,10 @@ def _draw(study: Study, curves: Sequence[Curve], title: str, name: str) -> None:
 
 
 def _remarks_on(study: Study, curves: Sequence[Curve], rate: float) -> tuple[str, ...]:
-    """Returns remarks on choices that DeepLin's paper leaves open, and on its conditions that fail here."""
+    """Returns remarks on the table's columns, on choices that DeepLin's paper leaves open, and on its conditions.
+
+    They name the width and the step size that the theorem needs. ``rate`` is the step size of the runs.
+    """
     settings, data, limit = study.settings, problem(study, study.seeds[0]), stable_rate(study)
     steps = max(rate / c.constants.step_limit() for c in curves)
     width = max(c.constants.least_width() for c in curves)

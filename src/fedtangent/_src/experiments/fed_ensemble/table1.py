@@ -84,6 +84,8 @@ class ScanCurve(NamedTuple):
     """Bias and variance in closed form for each K, for one choice of settings and initial weights of variance 1.
 
     Attributes:
+        data_seed: Seed of the data and of their division into clients.
+        local_steps: Steps that a client takes in a round.
         budget: "rounds" if ``length`` counts rounds, "ages" if it counts ages of K rounds, in which every client trains
             every model once.
         length: Length of the training.

@@ -74,7 +74,10 @@ CURVES = "NTK-FL outperforms all baseline FL algorithms and is close to the idea
 
 @dataclass(frozen=True)
 class BaselineSettings:
-    """The settings of all methods in NTK-FL's experiments; defaults are the paper's, or ours where it gives none."""
+    """The settings of all methods in NTK-FL's experiments.
+
+    Defaults are the paper's, or ours where it gives none; the loss is that of its authors' code.
+    """
 
     methods: tuple[str, ...] = within(METHODS, of=tuple(LABELS))
     partition: str = within("dirichlet", of=("dirichlet", "writers", "shifted", "given"))

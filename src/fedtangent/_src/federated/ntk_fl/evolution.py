@@ -332,10 +332,11 @@ def ntk_server(
         learning_rate: Step size eta of gradient descent, a number or a schedule of the round.
         evolution: Candidate numbers of steps, kernel, method and loss of the evolution.
         validation: Examples x, y by whose loss the number of steps is chosen; None: by the loss on the pooled examples.
-        pool_size: The most examples that are pooled, which is the size of the kernel; ``info["examples_dropped"]``
-            counts the others. None: all, padding included. ``subsample.largest_sample`` is a size that drops none.
-        shuffle: Whether a server between clients and aggregation permutes the rows of Jacobians, outputs and targets
-            together (section 4.2), by the round's key; the update stays the same up to rounding.
+        pool_size: Largest number of examples that are pooled, which bounds the kernel's size;
+            ``info["examples_dropped"]`` counts the others. None: all, padding included. ``subsample.largest_sample`` is
+            a size that drops none.
+        shuffle: Whether the pooled examples are permuted by the round's key. This stands for a server between clients
+            and aggregation (section 4.2), and changes the update only by rounding.
 
     Raises:
         ValueError: ``validation`` that does not fit the network, or a ``pool_size`` below 1.

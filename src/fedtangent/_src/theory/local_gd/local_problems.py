@@ -127,8 +127,9 @@ def projected(gram: Gram, across: Vector, mask: Mask, parameters: tuple[Array, .
 
     A [n, d] has the node's inputs times their labels. The local model is ``w + A' b``, where the dual variables b [n]
     solve ``min_{b >= 0} 1/2 b' A A' b - b' (1 - A w)``, by a primal-dual interior-point method with Mehrotra's
-    predictor (Nocedal and Wright, 2006, algorithm 16.4). Returns b and its error, the larger of two numbers: the
-    worst violation of a margin, and an upper bound, from the duality gap, of the relative error of ``A' b``.
+    predictor (Nocedal and Wright, 2006, algorithm 16.4). Returns b and its error, the largest of three numbers: the
+    worst violation of a margin, an upper bound, from the duality gap, of the relative error of ``A' b``, and an
+    estimate of the rounding errors in both.
 
     Args:
         gram: ``A A'``, [n, n].

@@ -252,6 +252,9 @@ def linear_rate(kernel: ArrayLike, learning_rate: float) -> float:
     Args:
         kernel: Tangent kernel [N, N] at the start of the round.
         learning_rate: eta of gradient descent on ``1/(2 N) |f - y|^2``.
+
+    Raises:
+        ValueError: ``kernel`` is not a finite symmetric matrix.
     """
     matrix = symmetric("kernel", kernel)
     eigenvalues = np.linalg.eigvalsh(matrix)
