@@ -232,8 +232,8 @@ def lstm(
 
     Cells follow Gers et al. (2000): gates ``i, f, o`` and candidate ``g``, in this order along the kernels' last axis;
     ``c = f c + i g``, ``h = o tanh(c)``. Each gate's kernels are drawn on their own: Glorot uniform for inputs,
-    orthogonal for hidden states. (Keras draws one kernel for all four gates, with numbers up to twice as small.) The forget bias
-    starts at 1, other biases at 0, embeddings uniform in [-0.05, 0.05].
+    orthogonal for hidden states. (Keras draws one kernel for all four gates, with numbers up to twice as small.) The
+    forget bias starts at 1, other biases at 0, embeddings uniform in [-0.05, 0.05].
 
     Args:
         vocabulary: Number of characters.
