@@ -100,7 +100,7 @@ def seed(value: object, name: str = "seed") -> int:
     return whole(name, value, 0, MAX_SEED)
 
 
-# How a user makes a value of a type, for error messages.
+# The types that compiled programs are kept by (``has_hash``), and how a user makes a value of each, for error messages.
 MADE_BY = {
     "Model": ", such as models.mlp(64, 10), or models.from_flax(module, ..) for a network of your own",
     "Algorithm": ", such as fed_avg(model, schedule, ..), or the result of a recipe of your own",
@@ -123,7 +123,7 @@ def instance(name: str, value: object, of: type) -> None:
 
 
 def has_hash(name: str, value: object) -> None:
-    """Raises ``ValueError`` if ``value`` has no hash, by which the compiled programs that compute it are found again.
+    """Raises ``ValueError`` if ``value`` has no hash, by which compiled programs are kept and found again.
 
     Args:
         name, value: Name of the argument, for the error message, and the value that the user passed.
@@ -131,8 +131,8 @@ def has_hash(name: str, value: object) -> None:
     try:
         hash(value)
     except TypeError as error:
-        allowed = "must consist of functions, or of objects with a hash, such as frozen dataclasses"
-        raise ValueError(f"{name}: got {shown(value)}, which has an {error}; {allowed}") from error
+        allowed = "must have a hash, as functions and frozen dataclasses do"
+        raise ValueError(f"{name}: got {shown(value)}, {allowed} ({error})") from error
 
 
 def flag(name: str, value: object) -> bool:

@@ -149,7 +149,7 @@ def get_loss(name: str | Loss) -> Loss:
     """Returns the loss function called ``name``; a user's own loss function is returned unchanged.
 
     Raises:
-        ValueError: An unknown name; the message lists the allowed names. Or an object without a hash.
+        ValueError: The name is unknown, and the message lists the allowed names; or the function has no hash.
     """
     if callable(name):
         has_hash("loss", name)

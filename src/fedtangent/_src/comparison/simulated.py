@@ -388,9 +388,8 @@ def _history(
 ) -> History:
     """Computes the metrics of outputs of E draws as a ``History``: means over draws and, for several draws, bands.
 
-    Without test examples it has training metrics only.
-    ``ensemble`` is the prediction at the test points; at the training points it is the mean over the K models. Rounds
-    and bytes come from ``networks``.
+    Without test examples it has training metrics only. ``ensemble`` is the prediction at the test points; at the
+    training points it is the mean over the K models. Rounds and bytes come from ``networks``.
     """
     labels = None if problem.labels_test is None else np.argmax(problem.y_train, axis=-1)
     splits = {"train": (train, train.mean(axis=1), problem.y_train, labels)}

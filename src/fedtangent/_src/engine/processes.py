@@ -95,7 +95,7 @@ def use_cores(host_devices: int = 0) -> None:
     does nothing if a device was already used, or if XLA_FLAGS sets a number of host devices.
 
     Raises:
-        ValueError: A negative number, or more than there are cores, also if the function would do nothing.
+        ValueError: ``host_devices`` is negative or more than there are cores; this is checked first.
     """
     cores = usable_cores()
     if not 0 <= host_devices <= cores:

@@ -151,8 +151,8 @@ def conformal_predictor(
         The predictor, with its threshold and the methods ``sets``, ``covers`` and ``coverage``.
 
     Raises:
-        ValueError: An argument is out of range, has another shape or numbers that are not finite; or the score does not
-            fit the prediction, or would divide by a standard deviation of 0.
+        ValueError: An argument is out of range, has a wrong shape, or is not finite; the score does not fit the
+            prediction; or a standard deviation that the score divides by is 0.
 
     Example:
 

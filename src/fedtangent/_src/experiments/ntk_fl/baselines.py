@@ -76,7 +76,8 @@ CURVES = "NTK-FL outperforms all baseline FL algorithms and is close to the idea
 class BaselineSettings:
     """The settings of all methods in NTK-FL's experiments.
 
-    Defaults are the paper's, or ours where it gives none; the loss is that of its authors' code.
+    Defaults are the paper's, or ours where it gives none. But the baselines minimise the cross entropy, as in the code
+    of its authors; the paper has the squared error.
     """
 
     methods: tuple[str, ...] = within(METHODS, of=tuple(LABELS))
